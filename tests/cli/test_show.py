@@ -126,8 +126,8 @@ def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
     first, second, *_ = said.splitlines()
     assert first == (
         f"forgotten: committed as sequence {one['record']['sequence']} of 'org/1', but its key was evicted after "
-        "86400000 ms (policy ledger), and its client too (its last sequence is 0 now): a retry with client sequence 1 "
-        "is a new write, a higher one is refused"
+        "86400000 ms (policy ledger), and so was its client (whose last sequence is now 0): a retry with client "
+        "sequence 1 is a new write, a higher one is refused"
     )
     assert second == f"key evicted:    lane {lane}, position {position}, {format_utc(times[position])}"
     # Its key is used again: the record is still found by its place.
@@ -200,11 +200,11 @@ def test_show_reports_leases(place: Path | str) -> None:
     sample_log.append(place, failed, result(4, scope="campaign/9"), now_ms=now_ms)
     status, said = show(place, key(1).hex(), "--scope", "campaign/9")
     assert status == 1
-    assert said.startswith("leased: no record yet: work on it goes on under lease 1, for ")
+    assert said.startswith("leased: no record yet: the work runs under lease 1, which lasts ")
     assert "\nlease:          worker, fence 1, until " in said
     status, said = show(place, key(2).hex(), "--scope", "campaign/9")
     assert status == 1
-    assert "work on it under lease 2 failed, and nobody has taken it over yet" in said
+    assert "the work under lease 2 failed, and no caller has taken it over yet" in said
 
 
 def test_show_escapes_control_characters_of_a_body(place: Path | str) -> None:

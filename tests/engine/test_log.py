@@ -165,9 +165,9 @@ async def test_read_and_erase_accept_one_selector(open_log: Open) -> None:
     async with open_log() as log:
         with pytest.raises(TypeError, match="use partition"):
             await log.read(partitions=text)
-        with pytest.raises(ValueError, match="name one of"):
+        with pytest.raises(ValueError, match="only one of"):
             await log.read(partition="a", stream="s")
-        with pytest.raises(ValueError, match="name one of"):
+        with pytest.raises(ValueError, match="only one of"):
             log.follow(partitions=["a"], partition="b")
         with pytest.raises(ValueError, match="one of key, partition and stream"):
             await log.erase()

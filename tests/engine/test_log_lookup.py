@@ -100,7 +100,7 @@ async def test_lookup_reports_keys_forgotten_by_eviction(open_log: Open) -> None
         assert found.status is Status.FORGOTTEN
         assert found.why == (
             f"committed as sequence 1 of {ORGANISATION!r}, but its key was evicted after {DAY_MS} ms (policy ledger), "
-            "and its client too (its last sequence is 0 now): a retry with client sequence 1 is a new write, "
+            "and so was its client (whose last sequence is now 0): a retry with client sequence 1 is a new write, "
             "a higher one is refused"
         )
         other = await log.lookup(key(2), policy=LEDGER, scope=ORGANISATION, client="c2")
@@ -153,22 +153,22 @@ async def test_lookup_reports_leases_and_how_they_ended(open_log: Open) -> None:
         clock.advance(400)
         assert await look(1) == (
             Status.LEASED,
-            "no record yet: work on it goes on under lease 1, for 600 ms more",
+            "no record yet: the work runs under lease 1, which lasts 600 ms more",
         )
         await log.submit(Release(policy=RUNS, scope=CAMPAIGN, key=key(2), holder="ann", fence=2, failure=b"boom"))
         await log.submit(Release(policy=RUNS, scope=CAMPAIGN, key=key(3), holder="ann", fence=3))
         assert await look(2) == (
             Status.LEASED,
-            "no record: work on it under lease 2 failed, and nobody has taken it over yet",
+            "no record: the work under lease 2 failed, and no caller has taken it over yet",
         )
         assert await look(3) == (
             Status.LEASED,
-            "no record: work on it under lease 3 was given up, and nobody has taken it over yet",
+            "no record: the work under lease 3 was released, and no caller has taken it over yet",
         )
         clock.advance(700)
         assert await look(1) == (
             Status.LEASED,
-            "no record: lease 1 ended 100 ms ago, and nobody has taken it over yet",
+            "no record: lease 1 expired 100 ms ago, and no caller has taken it over yet",
         )
         await log.submit(result(1, "ann", 1))
         assert (await look(1))[0] is Status.COMMITTED

@@ -150,8 +150,8 @@ async def test_low_disk_space_refuses_new_writes_until_a_tenth_more_is_free(
             store.free = None
             assert_committed(await log.submit(event(3)))
     assert [record.message for record in caplog.records if record.name == "oncelog.engine"] == [
-        "no new writes are taken: less than 1000 bytes of the disk are free",
-        "new writes are taken again; this is over: less than 1000 bytes of the disk are free",
+        "new writes are refused: less than 1000 bytes of the disk are free",
+        "new writes are accepted again; this reason has ended: less than 1000 bytes of the disk are free",
     ]
 
 

@@ -375,7 +375,7 @@ async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() 
     [
         ({"log": 17}, TypeError, "not int"),
         ({"log": None}, TypeError, "not NoneType"),
-        ({"scope": "ann"}, TypeError, "scope is a function"),
+        ({"scope": "ann"}, TypeError, "scope must be a function"),
         ({"methods": "POST"}, TypeError, "methods is a list"),
         ({"in_flight": "never"}, ValueError, "'wait' or 'raise'"),
         ({"request_bytes_max": 0}, ValueError, "request_bytes_max"),

@@ -226,7 +226,7 @@ class TestAsyncFunctions:
             for kind, first in (("stubborn", StubbornError), ("group", ExceptionGroup)):
                 with pytest.raises(first):
                     await work(kind)
-                with pytest.raises(ResultError, match="cannot be made again"):
+                with pytest.raises(ResultError, match="cannot be rebuilt"):
                     await work(kind)
         assert calls.times == 2
 

@@ -38,7 +38,7 @@ class TestDecorating:
         def work() -> Any: ...
 
         work.__annotations__["return"] = kind
-        with pytest.raises(TypeError, match="cannot be kept as JSON"):
+        with pytest.raises(TypeError, match="cannot be stored as JSON"):
             once(oncelog.open_blocking(":memory:"), name="work")(work)
 
     @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ class TestDecorating:
         def work():  # type: ignore[no-untyped-def]
             return 1
 
-        with pytest.raises(TypeError, match="does not say what it returns"):
+        with pytest.raises(TypeError, match="has no return type"):
             once(oncelog.open_blocking(":memory:"), name="work")(work)
 
     def test_async_function_with_blocking_log_and_the_reverse_are_refused(self) -> None:

@@ -196,7 +196,7 @@ async def test_objection_rejects_only_its_own_event(module: str, tmp_path: Path)
     # A returned text is an objection; any other value except None is a fault of the validator.
     assert [one["errors"][0]["message"] for one in others if "errors" in one] == [
         "said so",
-        "the application's validation is at fault",
+        "the application's validation returned an invalid result",
     ]
     assert others[2]["committed_id"] == 3
 

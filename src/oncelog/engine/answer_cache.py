@@ -1,7 +1,7 @@
-"""Caches of answers: a retry of a recent write, or a repeated call, is answered without the store.
+"""Caches of answers: retries of recent writes and repeated calls get their answers without the store.
 
-An entry is added when its write is durable, never before. It is served only while the log certainly remembers its key:
-the caches compare ages alone, which is stricter than any eviction.
+An entry is added when its write is durable, never before. A cache serves an entry only while the log certainly
+remembers its key: it compares ages alone, which is stricter than any eviction.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Attestation(Struct, frozen=True):
 
 
 class _CachedBlock(Struct, frozen=True, gc=False):
-    """Has tuples only: the garbage collector scans lists again and again, but stops tracking such tuples."""
+    """Block with the data of its proofs, in tuples: unlike lists, the garbage collector stops tracking them."""
 
     block: Block
     tree: MerkleTree
@@ -58,7 +58,7 @@ class _RetentionCache:
         """Newest known log time. Forgotten keys stay forgotten when the clock is set back."""
 
     def advance(self, log_time_ms: int) -> None:
-        """Take note of a newer log time."""
+        """Record a newer log time."""
         self.log_time_ms = max(self.log_time_ms, log_time_ms)
 
     def _is_expired(self, retention: Retention, receipt: Receipt, now_ms: int) -> bool:
@@ -67,16 +67,16 @@ class _RetentionCache:
 
 
 class AnswerCache(_RetentionCache):
-    """Answers by identity, at most `entries_max`; the least recently used one is dropped first.
+    """Answers by identity, at most `entries_max`. The least recently used answer is dropped first.
 
-    The data of proofs is cached by block. A proof is computed when a caller asks for it.
+    The data of proofs is cached by block. `find_attestation` computes a proof from it.
     """
 
     def __init__(self, entries_max: int, ttl_ms: int) -> None:
         super().__init__(ttl_ms)
         self._entries_max = entries_max
         self.answers: dict[KeyIdentity, Remembered] = {}
-        """Oldest first. The committer tests membership here, which is faster than a method."""
+        """Oldest first. The committer tests membership in this dict directly, because a method call costs more."""
         self._blocks: dict[tuple[int, int], _CachedBlock] = {}
         self._leaves = 0
         self.erasures = 0
@@ -137,7 +137,7 @@ class AnswerCache(_RetentionCache):
     def _shrink(self) -> None:
         too_many = len(self.answers) - self._entries_max
         if too_many > 0:
-            # More than needed, so that it happens rarely: to find its oldest entry, a dict passes all deleted ones.
+            # Drop more than needed, so that this happens rarely: a dict scans all deleted slots for its oldest entry.
             for identity in list(islice(self.answers, too_many + self._entries_max // SHRINK_DIVISOR)):
                 del self.answers[identity]
         if self._leaves > self._entries_max:
@@ -172,7 +172,7 @@ class WorkResult(Struct, frozen=True):
 
 
 class ResultCache(_RetentionCache):
-    """Results of work, at most `bytes_max` bytes; the least recently used one is dropped first.
+    """Results of work, at most `bytes_max` bytes. The least recently used result is dropped first.
 
     Any thread may call `get`.
     """
@@ -185,14 +185,14 @@ class ResultCache(_RetentionCache):
         self._results: OrderedDict[KeyIdentity, WorkResult] = OrderedDict()
         self._bytes = 0
         self.generation = 0
-        """Incremented by every `clear`: a result that was read before one must not be added after it."""
+        """Incremented by every `clear`. A result that was read before a `clear` must not be added afterwards."""
 
     def get(self, policy: Policy, identity: KeyIdentity) -> WorkResult | None:
         """Return the result of an identity, if it is cached and certainly not forgotten."""
         with self._lock:
             result = self._results.get(identity)
             if result is None or (result.policy is not policy and result.policy != policy):
-                return None  # the log refuses another policy with the same name
+                return None  # the log refuses a second policy with the same name
             if self._is_expired(policy.retention, result.receipt, self._clock.wall_ms()):
                 self._drop(identity)
                 return None
@@ -225,12 +225,12 @@ class ResultCache(_RetentionCache):
 
 
 class CacheUpdater:
-    """Keeps the caches of a log up to date with other processes: with their erasures, and their log time."""
+    """Polls the store for erasures by other processes, and for their log time, and updates the caches of a log."""
 
     def __init__(
         self, store: Store, answers: AnswerCache, results: ResultCache, drop_buffered: Callable[[], None]
     ) -> None:
-        """`drop_buffered` is called with each `clear`: subscribers must not get erased bodies either."""
+        """`drop_buffered` is called by each `clear`: subscribers must not get erased bodies either."""
         self._store = store
         self._answers = answers
         self._results = results
@@ -238,12 +238,12 @@ class CacheUpdater:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Poll the store from now on, because a cache has an entry."""
+        """Start to poll the store, because a cache has an entry."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll())
 
     def put_result(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
-        """As `ResultCache.put`; poll the store from now on."""
+        """Add a result as `ResultCache.put` does, and start to poll the store."""
         self._results.put(identity, result, generation)
         self.start()
 
@@ -253,7 +253,7 @@ class CacheUpdater:
             self._task.cancel()
 
     def clear(self) -> None:
-        """Drop everything in memory that may have been erased."""
+        """Drop cached answers, results and buffered records, because bodies were erased."""
         self._answers.clear()
         self._results.clear()
         self._drop_buffered()
@@ -266,13 +266,13 @@ class CacheUpdater:
                 erasures = await self._store.erasures()
                 heads = await self._store.heads()
             except LogReplacedError as error:
-                logger.log(level, "answers in memory are dropped: %s", error)
-                level = logging.DEBUG  # logged once
+                logger.log(level, "cached answers are dropped: %s", error)
+                level = logging.DEBUG  # a repetition is not a warning
                 self.clear()
                 continue
             except Exception:  # callers of `submit` get the error
-                logger.log(level, "the log could not be looked at for erasures", exc_info=True)
-                level = logging.DEBUG  # logged once an outage
+                logger.log(level, "polling the log for erasures failed", exc_info=True)
+                level = logging.DEBUG  # one warning per outage
                 continue
             level = logging.WARNING
             newest_ms = max((head.log_time_ms for head in heads.values()), default=0)

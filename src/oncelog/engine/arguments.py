@@ -1,4 +1,4 @@
-"""Checks of the arguments with which an application reads, looks up and erases."""
+"""Checks the arguments of reads, look-ups and erasures."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -24,34 +24,35 @@ async def resolve_cursor(store: Store, cursor: int | Cursor | str, stream: str |
         cursor = Cursor.parse(cursor)
     if type(cursor) is int:
         if cursor < 0:
-            raise ValueError(f"a cursor must be from 0 on, not {cursor}")
+            raise ValueError(f"a cursor must be at least 0, not {cursor}")
         return cursor
     if not isinstance(cursor, Cursor):
-        raise TypeError(f"a cursor is a number, a Cursor or its text, not {type(cursor).__name__}")
+        raise TypeError(f"a cursor must be a number, a Cursor or its text, not {type(cursor).__name__}")
     if cursor.epoch != store.epoch:
         page = await store.read(Query(lane=lane, stream=stream, limit=1))
         raise HistoryChangedError(
-            f"the cursor belongs to epoch {cursor.epoch}, but this log's is {store.epoch}: its history has changed, "
-            "so read again from a point that you know, or from 0",
+            f"the cursor belongs to epoch {cursor.epoch}, but the log is in epoch {store.epoch}: its history has "
+            "changed, so read again from a known position, or from 0",
             store.epoch,
             page.newest,
         )
     if cursor.order != format_order(stream, lane):
-        raise ValueError(f"the cursor is of {cursor.order or 'lane 0'!r}, and would mean nothing here")
+        expected = format_order(stream, lane) or "lane 0"
+        raise ValueError(f"the cursor is a place in {cursor.order or 'lane 0'!r}, not in {expected!r}")
     return cursor.position
 
 
 def normalize_partitions(partition: str | None, partitions: Sequence[str], stream: str | None) -> tuple[str, ...]:
     """Return the partitions of a query in normal form. Raises TypeError, ValueError or CanonicalError."""
     if isinstance(partitions, str):
-        raise TypeError("partitions is a list of names; for one name use partition")
+        raise TypeError("partitions must be a list of names; use partition for a single name")
     if sum((partition is not None, bool(partitions), stream is not None)) > 1:
-        raise ValueError("name one of partition, partitions and stream")
+        raise ValueError("only one of partition, partitions and stream may be given")
     if stream is not None:
         check_text(stream, "$.stream")
     normal = normal_partitions((partition,) if partition is not None else partitions)
     if len(normal) > PARTITIONS_MAX:
-        raise ValueError(f"partitions must be at most {PARTITIONS_MAX} different ones, not {len(normal)}")
+        raise ValueError(f"partitions must have at most {PARTITIONS_MAX} different names, not {len(normal)}")
     return normal
 
 
@@ -62,9 +63,9 @@ def check_lane(lane: int, settings: Settings) -> None:
 
 
 def check_integer(number: object, name: str) -> int:
-    """Return the number. Raises TypeError for anything but a whole number."""
+    """Return the number. Raises TypeError unless it is an integer."""
     if type(number) is not int:
-        raise TypeError(f"{name} is a whole number, not {number!r}")
+        raise TypeError(f"{name} must be a whole number, not {number!r}")
     return number
 
 
@@ -77,7 +78,7 @@ def build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | 
     """Return the identity of a key. Raises TypeError, ValueError or CanonicalError for a wrong argument."""
     raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
     if type(raw) is not bytes:
-        raise TypeError(f"a key is bytes or a UUID, not {type(key).__name__}")
+        raise TypeError(f"a key must be bytes or a UUID, not {type(key).__name__}")
     check_text(scope, "$.scope")
     check_text(client, "$.client")
     return (policy.name, scope, client if policy.client_sequence else "", raw)

@@ -1,4 +1,4 @@
-"""Audit records of a log: acts that wait for their commit, and pages of recorded acts (CO-43)."""
+"""Audit records of a log (CO-43): a queue of acts that wait for their commit, and pages of recorded acts."""
 
 import asyncio
 import logging
@@ -22,19 +22,19 @@ from oncelog.storage.clock import Clock
 logger: Final = logging.getLogger("oncelog.engine")
 
 QUEUED_ACTS_MAX: Final = 1000
-"""Acts that wait for a commit, such as on a full disk. Further ones are only logged."""
+"""Maximum number of acts that wait for a commit, such as on a full disk. Further acts go to the process log only."""
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
 CLOSE_S: Final = 2.0
-"""How long a log that is closed tries to record the acts that wait."""
+"""How long `close` tries to record the waiting acts."""
 SCAN_RECORDS_MAX: Final = 1000
-"""Audit records that one page reads at most, whether or not they match."""
+"""Maximum number of audit records that one page reads, including records that do not match."""
 LOG_ACTOR: Final = "system:log"
-"""Actor of acts that the log itself does: no new writes while the disk is full."""
+"""Actor of acts of the log itself, such as refusing new writes while the disk is full."""
 UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
-"""The act may be possible all the same, without its record."""
+"""Errors of a transaction with an audit record. Without the record the transaction may succeed."""
 NAMED_TENANTS_MAX: Final = 20
-"""Tenants that the record of a change of quotas names; it counts all."""
+"""Maximum number of tenants that the record of a quota change names. Its counts include all tenants."""
 NAME_CHARACTERS_SHOWN: Final = 64
 _READ_RECORDS: Final = 200
 _CURSOR_CHARACTERS_MAX: Final = 2**20
@@ -43,9 +43,9 @@ _EPOCH: Final = re.compile("[0-9a-f]+")
 
 
 class ActQueue:
-    """Commits acts in the order of their arrival, again and again until they are recorded.
+    """Commits acts in the order of their arrival, and retries until each is recorded.
 
-    It is in memory: an act that waits is lost with the process, and stands in the server's log only.
+    The queue is in memory: if the process ends, a waiting act remains in the server's log output only.
     """
 
     def __init__(self, submit: Callable[[Item], Awaitable[Verdict]], clock: Clock, is_full: Callable[[], bool]) -> None:
@@ -63,14 +63,14 @@ class ActQueue:
     def put(self, act: RecordAct) -> None:
         """Record an act soon, with the present time. Does not wait."""
         if len(self._queue) >= QUEUED_ACTS_MAX:
-            logger.error("%s by %s is not recorded: %d acts wait already", act.act, act.actor, QUEUED_ACTS_MAX)
+            logger.error("%s by %s is not recorded: %d acts are waiting", act.act, act.actor, QUEUED_ACTS_MAX)
             return
         self._queue.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
         if self._is_started:
             self._ensure_running()
 
     def start(self) -> None:
-        """Begin to commit: the log is open. Acts that are put before wait for this."""
+        """Start to commit, because the log is open. Earlier acts wait for this call."""
         self._is_started = True
         self._ensure_running()
 
@@ -80,7 +80,7 @@ class ActQueue:
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def wait_idle(self) -> None:
-        """Return when no act waits."""
+        """Wait until no act waits."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -92,7 +92,7 @@ class ActQueue:
             if self._task is not None:
                 self._task.cancel()
         for act in self._queue:
-            logger.error("%s by %s is not recorded: the log was closed before it could be", act.act, act.actor)
+            logger.error("%s by %s is not recorded: the log was closed before its commit", act.act, act.actor)
 
     async def _run(self) -> None:
         pause_s, has_logged = PAUSE_S_MIN, False
@@ -112,9 +112,9 @@ class ActQueue:
             self._task = None
 
     async def _try_record(self, act: RecordAct) -> str | None:
-        """Return why an act cannot be recorded now; None if it is done, or never can be."""
+        """Return why an act cannot be recorded now; None if it was recorded or can never be recorded."""
         if self._is_full():
-            return "the disk is full"  # a commit that fails would fail the others of its batch
+            return "the disk is full"  # a failing commit would fail the other writes of its batch
         try:
             verdict = await self._submit(act)
         except OncelogError as error:
@@ -159,7 +159,7 @@ def _diff_limits(old: Tenant, new: Tenant) -> dict[str, JsonValue]:
 
 
 class AuditFilter(Struct, frozen=True, kw_only=True):
-    """Which acts a reader asks for. Empty fields match all."""
+    """Selects acts. Empty fields match all acts."""
 
     act: str = ""
     actor: str = ""
@@ -167,10 +167,10 @@ class AuditFilter(Struct, frozen=True, kw_only=True):
     target: str = ""
     since_ms: int = 0
     until_ms: int | None = None
-    """Acts at this time and later are left out."""
+    """End of the time range, exclusive."""
 
     def matches(self, entry: AuditEntry) -> bool:
-        """Return whether an act is one of those."""
+        """Return whether an act is selected."""
         return (
             self.act in ("", entry.act)
             and self.actor in ("", entry.actor)
@@ -182,7 +182,7 @@ class AuditFilter(Struct, frozen=True, kw_only=True):
 
 
 def entry_to_json(entry: AuditEntry) -> dict[str, JsonValue]:
-    """Return an act as the command line and HTTP show it."""
+    """Return the JSON object of an act for the command line and HTTP."""
     return {
         "time_ms": entry.time_ms,
         "act": entry.act,
@@ -198,17 +198,17 @@ def entry_to_json(entry: AuditEntry) -> dict[str, JsonValue]:
 
 
 class AuditPage(Struct, frozen=True):
-    """Some acts by log time, and how to go on."""
+    """Some acts by log time, and the place at which the next page begins."""
 
     entries: list[AuditEntry]
     after: Mapping[int, int]
     """The position in each lane up to which audit records were read."""
     has_more: bool
-    """More records may follow. A page can be empty and have more: not every record matches."""
+    """Whether more records may follow. An empty page can have more, because some records do not match."""
 
 
 class AuditScan:
-    """Collects a page from the reads of a store."""
+    """Collects the matching acts of several reads into a page."""
 
     def __init__(self, after: Mapping[int, int], limit: int, audit_filter: AuditFilter) -> None:
         self.after = dict(after)
@@ -220,11 +220,11 @@ class AuditScan:
 
     @property
     def next_read_count(self) -> int:
-        """How many records to read next."""
+        """Number of records to read next."""
         return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read_count)
 
     def add(self, records: Sequence[Record], requested: int) -> AuditPage | None:
-        """Take the records of a read that asked for `requested` records, and return the page once it is complete."""
+        """Add the result of a read with the limit `requested`, and return the page once it is complete."""
         for record in records:
             entry = decode_audit_entry(record)
             if self._filter.matches(entry):
@@ -239,12 +239,12 @@ class AuditScan:
 
 
 def encode_cursor(epoch: str, after: Mapping[int, int]) -> str:
-    """Encode the place of a reader: the epoch, and a position for each lane."""
+    """Encode a cursor: the epoch, and a position for each lane."""
     return _SEPARATOR.join([epoch, *(f"{lane}-{position}" for lane, position in sorted(after.items()))])
 
 
 def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
-    """Decode a cursor. Raises ValueError for another text, and HistoryChangedError for another epoch."""
+    """Decode a cursor. Raises ValueError if it is malformed, and HistoryChangedError if it has another epoch."""
     if not text:
         return {}
     of_epoch, *places = text[:_CURSOR_CHARACTERS_MAX].split(_SEPARATOR)
@@ -259,5 +259,5 @@ def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
     if of_epoch != epoch and (len(of_epoch) != len(epoch) or _EPOCH.fullmatch(of_epoch) is None):
         raise ValueError("must be a cursor of an earlier page")
     if of_epoch != epoch:
-        raise HistoryChangedError("the cursor is of another history; read from the beginning", epoch, 0)
+        raise HistoryChangedError("the cursor belongs to another history; read from the beginning", epoch, 0)
     return after

@@ -1,15 +1,17 @@
-"""When the next group commit begins: at once, unless further callers are expected. `committer` forms the batch.
+"""Decides when the next group commit begins: at once, or after a short wait for further callers.
 
-Clients whose writes were answered by one commit tend to submit again together. Without a wait, the first of them would
-get a transaction of its own while the others queue. So a batch waits for half of them, for as long as they keep
-arriving. A lone submission, or one that comes much later, commits at once: there is no timer on the idle path.
+Clients whose writes were answered by one commit tend to submit again together. Without a wait, the first of these
+submissions would form a batch alone, and the others would queue behind it. The scheduler therefore waits until half of
+the callers have returned, while submissions keep arriving. A single submission, or one that arrives much later, commits
+at once: the idle path has no timer.
 
-A transaction has a fixed cost, which its items share. While the thread of the event loop is busy, small batches would
-leave it less time. Then a batch waits for as many callers as the previous one had, or until it is large enough.
+The items of a transaction share its fixed cost. While the event loop's thread is busy, small batches would cost it
+more time. The scheduler then waits until as many callers have returned as the previous batch had, or until the batch is
+large enough.
 
-When one transaction holds the writes of all callers, the thread is idle while it is made durable. Then the batch is
-split in two halves (pipelining): one is made durable while the other is answered and submits again. The additional
-transaction pays off only on a fast disk; on a slow one the callers stay in one batch.
+When one transaction holds the writes of all callers, the thread is idle while the disk syncs. The scheduler then splits
+the callers into two halves (pipelining): while one half is made durable, the other half is answered and submits again.
+The additional transaction pays off on a fast disk only; on a slow disk all callers stay in one batch.
 """
 
 import asyncio
@@ -19,58 +21,61 @@ from collections.abc import Callable
 from typing import Final
 
 RETURNING_CALLERS_MIN: Final = 16
-"""With fewer callers no batch waits."""
+"""A batch waits only if the previous commit had at least this many callers."""
 RETURN_WINDOW_S: Final = 0.01
-"""A submission that arrives later after a commit does not count as a caller that returns from it."""
+"""Time after a commit in which a submission counts as a returning caller."""
 IDLE_GAP_S: Final = 0.001
 """Idle gap that ends the wait."""
 IDLE_GAP_BUSY_S: Final = 0.002
 """Idle gap while the thread is busy: callers then arrive at longer intervals."""
 WAIT_S_MAX: Final = 0.01
-"""Longest wait."""
+"""Maximum wait of a batch."""
 BUSY_CPU_FRACTION: Final = 0.7
-"""A thread that computes for more than this part of the time has none to spare,"""
+"""The thread counts as busy above this share of CPU time."""
 BATCH_ITEMS_TARGET: Final = 64
-"""and so many share what a transaction costs well enough."""
+"""Batch size that spreads the fixed cost of a transaction well enough."""
 PIPELINE_CALLERS_MIN: Final = 2 * BATCH_ITEMS_TARGET
-"""So many are committed in two halves, if they would all wait for one commit."""
+"""Pipelining starts with this many callers, so that each half reaches `BATCH_ITEMS_TARGET`."""
 FAST_COMMIT_RATIO: Final = 3
-"""A commit that leaves the thread idle for less than so many times the time of answering is a quick one: most of it is
-writing, and takes half of that for half as many."""
+"""A commit is fast if the thread's idle time during it is below this multiple of the time for sending the answers.
+
+A fast commit spends most of its time on writing, so half as many items take about half the time.
+"""
 IDLE_FRACTION_MAX: Final = 0.35
-"""Halves during whose commits the thread has nothing to do for more than this part of the time are better together."""
+"""Pipelining ends when the thread is idle for more than this fraction of a pipelined commit."""
 
 
 class BatchScheduler:
-    """Of one committer. `has_full_batch` says whether more callers than the `count_queued` are worth waiting for."""
+    """Schedules the batches of one committer."""
 
     def __init__(self, count_queued: Callable[[], int], has_full_batch: Callable[[], bool]) -> None:
+        """`count_queued` returns the number of queued callers; `has_full_batch` ends the wait of a busy thread."""
         self._count_queued = count_queued
         self._has_full_batch = has_full_batch
         self._finished_s = 0.0
         self._expected_callers = 0
-        """So many waited when the last batch was settled, in it and behind it."""
+        """Callers that the last batch answered, and callers that were queued at that moment."""
         self._started_s = self._started_cpu_s = self._reply_s = 0.0
         self._can_pipeline = False
-        """Nobody came while the last batch was made durable, and that was quick."""
+        """Whether the last commit was fast and no submission arrived during it."""
         self._pipelined_batches = 0
-        """How many of them have been committed by turns."""
+        """Pipelined batches in a row; 0 while all callers are in one batch."""
         self._is_leaving_pipeline = False
-        """Two halves are to come together again."""
+        """Whether the next batch waits for both halves."""
         self._is_busy = False
         self._finished_cpu_s = math.inf
-        """The processor time of this thread by then: of the first batch nothing can be said."""
+        """CPU time of this thread when the last batch ended. Infinite before the first one: the thread is not busy."""
         self._wakeup: asyncio.Future[None] | None = None
         self.is_waiting = False
         """Whether `wait` is active: the committer then calls `notify_arrival` for each new submission."""
 
     def start_batch(self) -> None:
-        """A batch is about to be committed."""
+        """Measure from here: a batch is about to be committed."""
         self._started_s, self._started_cpu_s = time.perf_counter(), time.thread_time()
         self._reply_s = self._started_s - self._finished_s
 
     def finish_batch(self, callers: int) -> None:
-        """A batch of so many has been answered."""
+        """Measure the batch that has just been answered, with this number of callers."""
         now_s, computed_s = time.perf_counter(), time.thread_time()
         committing_s = now_s - self._started_s
         idle_s = committing_s - (computed_s - self._started_cpu_s)
@@ -81,14 +86,14 @@ class BatchScheduler:
         self._can_pipeline = (
             not queued and idle_s < FAST_COMMIT_RATIO * self._reply_s and self._reply_s <= RETURN_WINDOW_S
         )
-        # During the first of them there is nobody to be answered.
+        # The first pipelined commit is left out: no answers are sent during it, so the thread is idle.
         self._is_leaving_pipeline = self._pipelined_batches > 1 and idle_s > IDLE_FRACTION_MAX * committing_s
         self._pipelined_batches = (
             self._pipelined_batches + 1 if self._pipelined_batches and queued and not self._is_leaving_pipeline else 0
         )
 
     def should_pipeline(self, waiting: int) -> bool:
-        """Whether only half of those who wait should be committed next."""
+        """Return whether the next batch should hold only half of the waiting callers."""
         if (
             waiting < PIPELINE_CALLERS_MIN
             or not self._can_pipeline
@@ -99,7 +104,7 @@ class BatchScheduler:
         return True
 
     def notify_arrival(self) -> None:
-        """Another one has come."""
+        """End the wait if the new submission completes the batch."""
         if self._wakeup is not None and self._has_enough_callers:
             _wake(self._wakeup)
 
@@ -125,11 +130,11 @@ class BatchScheduler:
 
     @property
     def is_within_window(self) -> bool:
-        """Not for ever: those who come one by one may be others."""
+        """Whether the longest wait is not over yet: new submissions may come from callers that do not return."""
         return time.perf_counter() - self._finished_s <= RETURN_WINDOW_S + WAIT_S_MAX
 
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Returns when enough of them are there, or no more come."""
+        """Wait until enough callers have returned, or no further ones arrive."""
         queued = 0
         while queued < self._count_queued() and not self._has_enough_callers and self.is_within_window:
             queued = self._count_queued()
@@ -142,7 +147,7 @@ class BatchScheduler:
                 self._wakeup = None
                 self.is_waiting = False
                 timer.cancel()
-            # A timer comes before what has arrived meanwhile, and a loop that was busy reading is not silence.
+            # The loop runs timers before it reads sockets: let it read submissions that arrived in the meantime.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 

@@ -67,9 +67,10 @@ class BlockingLeaseManager(BlockingLeaseManagerBase):
     def release(self, lease: HeldLease, error: Exception | None = None) -> None:
         """As `LeaseManager.release`.
 
-        End a lease without a result. The release continues if its caller is cancelled, or waits for too long.
+        End a lease without a result.
 
-        With an error, the callers that wait for the work get it. Without one, one of them takes over.
+        Callers that wait for the work get `error`. Without an error, one of them takes over. The release continues when
+        its caller is cancelled, or after `RELEASE_WAIT_S`.
         """
         self._portal.call(self._lease_manager.release, lease, error)
 
@@ -84,49 +85,49 @@ class BlockingStateReader(BlockingObject):
     def lane(self, scope: str) -> int:
         """As `StateReader.lane`.
 
-        The lane of a scope's records and blocks.
+        Return the lane of the records and blocks of a scope.
         """
         return self._state_reader.lane(scope)
 
     def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """As `StateReader.client`.
 
-        Where a client stands in a scope; None for one never seen, or evicted. Without a policy: in a ledger.
+        Return the entry of a client in a scope; None if it is unknown or evicted. Default policy: the ledger's.
         """
         return self._portal.call(self._state_reader.client, scope, client, policy)
 
     def entity(self, scope: str, key: str) -> Entity | None:
         """As `StateReader.entity`.
 
-        An entity as it stands; None where there is none, or it has expired.
+        Return an entity; None if it does not exist or has expired.
         """
         return self._portal.call(self._state_reader.entity, scope, key)
 
     def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """As `StateReader.entities`.
 
-        Entities by key: those that begin with the prefix and come after a key.
+        Return entities in the order of their keys: keys with a prefix, after a given key.
         """
         return self._portal.call(self._state_reader.entities, scope, prefix=prefix, after=after, limit=limit)
 
     def newest(self, scope: str) -> int:
         """As `StateReader.newest`.
 
-        The newest sequence of a stream; 0 before the first.
+        Return the newest sequence of a stream; 0 if it is empty.
         """
         return self._portal.call(self._state_reader.newest, scope)
 
     def horizon(self, scope: str) -> int | None:
         """As `StateReader.horizon`.
 
-        The tombstone horizon of a gateway, as a clock reading; None before tombstones were dropped.
+        Return the tombstone horizon of a gateway, as a clock reading; None if no tombstones were dropped.
         """
         return self._portal.call(self._state_reader.horizon, scope)
 
     def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
         """As `StateReader.newest_and_horizon`.
 
-        The newest sequence and the tombstone horizon of a gateway, both of one moment.
+        Return the newest sequence and the tombstone horizon of a gateway from one snapshot.
         """
         return self._portal.call(self._state_reader.newest_and_horizon, scope)
 
@@ -140,86 +141,86 @@ class BlockingStateReader(BlockingObject):
     def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """As `StateReader.row`.
 
-        A merged row as it stands, deleted or not; None where there never was one.
+        Return a merged row, which may be deleted; None if it never existed or its tombstone was dropped.
         """
         return self._portal.call(self._state_reader.row, scope, table, row_id)
 
     def rows(self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500) -> RowPage:
         """As `StateReader.rows`.
 
-        Merged rows by table and row id, deleted ones too: of one table, or of all.
+        Return merged rows of one table or of all tables, by table and row id, including deleted rows.
         """
         return self._portal.call(self._state_reader.rows, scope, table=table, after=after, limit=limit)
 
     def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """As `StateReader.relationship`.
 
-        The version that made a relationship; None where there is none.
+        Return the version that created a relationship; None if it does not exist.
         """
         return self._portal.call(self._state_reader.relationship, scope, resource, relation, subject)
 
     def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `StateReader.relationships`.
 
-        Relationships by resource, relation and subject.
+        Return a page of relationships, by resource, relation and subject.
         """
         return self._portal.call(self._state_reader.relationships, query)
 
     def find_membership(self, scope: str, member: str) -> Membership | None:
         """As `StateReader.find_membership`.
 
-        A stream as one of its members sees it, all of one moment; None for everybody else.
+        Return the membership of a member in a stream, from one snapshot; None if it is not a member.
         """
         return self._portal.call(self._state_reader.find_membership, scope, member)
 
     def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
         """As `StateReader.members_among`.
 
-        Return those of some pairs of stream and name that are members, all of one moment.
+        Return the pairs of stream and name that are memberships, from one snapshot.
         """
         return self._portal.call(self._state_reader.members_among, identities)
 
     def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """As `StateReader.members`.
 
-        Members of a stream by name, each with its role and what it has acknowledged.
+        Return members of a stream by name, each with its role and its acknowledged sequence.
         """
         return self._portal.call(self._state_reader.members, scope, after=after, limit=limit)
 
     def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
         """As `StateReader.memberships`.
 
-        Streams of a member by name, of those whose names begin with the prefix.
+        Return the streams of a member whose names have a prefix, by name.
         """
         return self._portal.call(self._state_reader.memberships, member, prefix=prefix, after=after, limit=limit)
 
     def record(self, lane: int, position: int) -> Record | None:
         """As `StateReader.record`.
 
-        The record at a place; None where there is none.
+        Return the record at a position of a lane; None if there is no record.
         """
         return self._portal.call(self._state_reader.record, lane, position)
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
         """As `StateReader.find_attestation`.
 
-        What proves a record, if its block is still in this process's memory.
+        Return the proof of a record if its block is cached in this process.
 
-        With a time, only if the record is then younger than `limits.cache_ttl_ms`: for answers to retries.
+        With `now_ms`, return None also for a record older than `limits.cache_ttl_ms`, as for answers to retries.
         """
         return self._portal.run(self._state_reader.find_attestation, receipt, now_ms)
 
     def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
         """As `StateReader.blocks`.
 
-        Blocks of the scope's lane above a height, in order, each with the positions of the scope's records in it.
+        Return blocks of the scope's lane above a height, each with the positions of the scope's records in it.
         """
         return self._portal.call(self._state_reader.blocks, scope, after, limit)
 
     def follow_blocks(self, scope: str, after: int = 0) -> Iterator[Sequence[ScopedBlock]]:
         """As `StateReader.follow_blocks`.
 
-        All of them, then those to come, each once and in order. Leave the loop with `break`.
+        Iterate over all blocks above a height and all later ones, each once, in order. Leave the loop with `break`.
         """
         return self._iterate(self._state_reader.follow_blocks(scope, after))
 
@@ -234,7 +235,7 @@ class BlockingLog(BlockingLogBase):
     def close(self) -> None:
         """As `Log.close`.
 
-        Takes nothing more, finishes what was accepted, ends all followers, lets the store go.
+        Refuse further calls, commit the accepted writes, end all followers and close the store.
         """
         super().close()
 
@@ -242,7 +243,7 @@ class BlockingLog(BlockingLogBase):
     def policies(self) -> Mapping[str, Policy]:
         """As `Log.policies`.
 
-        All policies that the log knows, by name.
+        All policies of the log, by name.
         """
         return self._log.policies
 
@@ -250,7 +251,7 @@ class BlockingLog(BlockingLogBase):
     def leases(self) -> BlockingLeaseManager:
         """As `Log.leases`.
 
-        Work that is done once. `oncelog.once`, `Runs` and the middleware stand on it.
+        Leases for work that runs once. `oncelog.once`, `Runs` and the middleware use them.
         """
         return BlockingLeaseManager(self._log.leases, self._portal)
 
@@ -258,7 +259,7 @@ class BlockingLog(BlockingLogBase):
     def state(self) -> BlockingStateReader:
         """As `Log.state`.
 
-        What the records have left: clients, entities, relationships, blocks.
+        State that the records produced: clients, entities, rows, relationships, members and blocks.
         """
         return BlockingStateReader(self._log.state, self._portal)
 
@@ -270,39 +271,40 @@ class BlockingLog(BlockingLogBase):
     def read_only(self) -> str:
         """As `Log.read_only`.
 
-        Why this process takes no new writes for now; empty if it does.
+        Why this process refuses new writes; empty if it accepts them.
         """
         return self._log.read_only
 
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
         """As `Log.set_read_only`.
 
-        Whether this process takes new writes. What is known is answered all the same, and all can be read.
+        Let this process refuse or accept new writes. A read-only log still answers reads and retries.
         """
         self._portal.run(self._log.set_read_only, is_read_only, actor)
 
     def record(self, act: RecordAct) -> None:
         """As `Log.record`.
 
-        Record an act that happened outside of the log, soon: it waits in memory while the log cannot be written.
+        Record an act that happened outside the log. The act waits in memory while the log is not writable.
         """
         self._portal.run(self._log.record, act)
 
     def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
         """As `Log.set_tenants`.
 
-        The log has these quotas from now on, whoever writes to it. False if they are those that it has.
+        Replace the quotas of the log, for all processes. Return False if they are already set.
 
-        What a new tenant has already is counted, once: that takes a look at every record.
+        The usage of a new tenant is counted once, which reads every record.
         """
         return self._portal.call(self._log.set_tenants, tenants, actor)
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`.
 
-        What becomes of a write, once that is durable: Committed, Replayed or Refused; never an exception for it.
+        Submit a write and return its verdict when it is durable: Committed, Replayed or Refused.
 
-        Raises StoreUnavailableError when the disk fails, and ClockJumpedError: submit again under the same identity.
+        Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a jump of the clock. The outcome is
+        unknown then: submit the write again under the same identity.
         """
         return self._portal.call(self._log.submit, item)
 
@@ -311,9 +313,9 @@ class BlockingLog(BlockingLogBase):
     ) -> list[Verdict]:
         """As `Log.submit_many`.
 
-        One verdict an item, in order. `mode` says what a refused one means for the others.
+        Submit several writes and return their verdicts in order. `mode` says how a refusal affects the other items.
 
-        With `is_admitted_whole`, nothing of the request happens where a rate or quota refuses one new item.
+        With `is_admitted_whole`, a rate limit or quota that refuses one new item refuses all new items.
         """
         return self._portal.call(self._log.submit_many, items, mode, is_admitted_whole=is_admitted_whole)
 
@@ -330,10 +332,10 @@ class BlockingLog(BlockingLogBase):
     ) -> int:
         """As `Log.erase`.
 
-        Erases the content of records: of one identity, of a partition, or of a stream. Gives how many had one.
+        Erase the bodies of records: of an identity, a partition or a stream. Return the number of erased bodies.
 
-        Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased. Every transaction
-        that erases something records it, with the `actor`. `scope` is that of the key, as for `lookup`.
+        Position, identity, fingerprint and hashes remain; a retry gets its answer, marked as erased. Each transaction
+        that erases bodies records the act with the `actor`. `scope` is the scope of the key, as in `lookup`.
         """
         return self._portal.call(
             self._log.erase,
@@ -362,10 +364,10 @@ class BlockingLog(BlockingLogBase):
 
         Drop the bodies of a stream's deltas up to a sequence, or of all but the newest; then drop old deleted rows.
 
-        Ids, sequences, hashes and the rows that exist stay. It can be repeated, goes on where it was interrupted, and
-        stops at `limit`. A deleted row is dropped when its DELETE has no body any more, was committed
-        `tombstone_age_ms` ago (`limits.tombstone_age_ms` if not given), and was read by every named consumer of the
-        stream. At most `rows_max` rows are read: pass `next_row` of the result on as `after_row` to read the others.
+        Ids, sequences, hashes and existing rows remain. A call drops at most `limit` bodies, and continues where an
+        earlier call stopped. A deleted row is dropped when its DELETE has no body any more, is older than
+        `tombstone_age_ms` (default: `limits.tombstone_age_ms`), and was read by every named consumer of the stream. A
+        call reads at most `rows_max` rows: to read further rows, pass `next_row` of the result as `after_row`.
         """
         return self._portal.call(
             self._log.compact,
@@ -384,14 +386,16 @@ class BlockingLog(BlockingLogBase):
     ) -> Applied | Refused:
         """As `Log.commit_cursor`.
 
-        Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it.
+        Store the cursor of a consumer in the log. None removes it.
+
+        A cursor before the stored one is refused, except with `rewind`.
         """
         return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)
 
     def confirm_clock(self) -> None:
         """As `Log.confirm_clock`.
 
-        Believes the wall clock as it is, after a jump stopped commits.
+        Accept the current time of the wall clock, after a jump stopped new writes.
         """
         self._portal.call(self._log.confirm_clock)
 
@@ -399,14 +403,14 @@ class BlockingLog(BlockingLogBase):
     def epoch(self) -> str:
         """As `Log.epoch`.
 
-        The history that cursors belong to: new when a backup is restored.
+        Name of the history that cursors belong to. Restoring a backup starts a new epoch.
         """
         return self._log.epoch
 
     def previous_epochs(self) -> tuple[str, ...]:
         """As `Log.previous_epochs`.
 
-        Return the epochs that restores have ended. The history of this log continues theirs.
+        Return the epochs that restores have ended. The history of the log continues from each of them.
         """
         return self._portal.call(self._log.previous_epochs)
 
@@ -414,7 +418,7 @@ class BlockingLog(BlockingLogBase):
     def settings(self) -> Settings:
         """As `Log.settings`.
 
-        What the log was made with.
+        Settings with which the log was created.
         """
         return self._log.settings
 
@@ -422,7 +426,7 @@ class BlockingLog(BlockingLogBase):
     def limits(self) -> Limits:
         """As `Log.limits`.
 
-        What this process holds at most.
+        Limits of the log in this process.
         """
         return self._log.limits
 
@@ -439,9 +443,9 @@ class BlockingLog(BlockingLogBase):
     ) -> Reading:
         """As `Log.read`.
 
-        A page of records after a cursor: of one partition or several, of a stream, or of a whole lane.
+        Read a page of records after a cursor: of one or several partitions, of a stream, or of a lane.
 
-        Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
+        Raises HistoryChangedError for a cursor of another epoch, and for a cursor ahead of the log.
         """
         return self._portal.call(
             self._log.read,
@@ -466,10 +470,11 @@ class BlockingLog(BlockingLogBase):
     ) -> Iterator[Record]:
         """As `Log.follow`.
 
-        All records after a cursor, then those to come, each once and in order, until the log is closed. Leave the loop
-        with `break`.
+        Iterate over all records after a cursor, and over later records as they are committed, until the log is closed.
+        Leave the loop with `break`.
 
-        With `consumer` it begins where that consumer's kept cursor is (`commit_cursor`).
+        Each record is returned once and in order. With `consumer`, the iterator starts at the stored cursor of that
+        consumer (`commit_cursor`).
         """
         return self._iterate(
             self._portal.run(
@@ -488,63 +493,63 @@ class BlockingLog(BlockingLogBase):
     ) -> Outcome:
         """As `Log.lookup`.
 
-        Return what became of an identity, and why.
+        Return the status of an identity and the reason for it.
 
-        Without a `scope` the identity is looked up in that of the whole log. If tenants of the log have separate ids,
-        an unknown event may belong to one of them: then this raises LookupError. Pass
-        `event_scope("acme")` for events of the tenant `acme`, or `""` for events of no such tenant.
+        Without a `scope`, the identity is looked up in the scope of the whole log. If tenants of the log have separate
+        ids, an unknown event may belong to one of them, and the look-up raises LookupError. Pass `event_scope("acme")`
+        for events of the tenant `acme`, or `""` for events outside these tenants.
         """
         return self._portal.call(self._log.lookup, key, policy=policy, scope=scope, client=client)
 
     def prove(self, receipt: Receipt) -> Proven:
         """As `Log.prove`.
 
-        The proof that a record stands in the chain. Raises LookupError for a receipt of another log.
+        Return the proof that a record is in the chain of blocks. Raises LookupError for a receipt of another log.
         """
         return self._portal.call(self._log.prove, receipt)
 
     def heads(self) -> Mapping[int, LaneHead]:
         """As `Log.heads`.
 
-        The newest of everything, lane by lane.
+        Return the head of each lane.
         """
         return self._portal.call(self._log.heads)
 
     def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
         """As `Log.cursor_of`.
 
-        The cursor that a consumer kept.
+        Return the stored cursor of a consumer; None if there is no such consumer.
         """
         return self._portal.call(self._log.cursor_of, consumer, stream)
 
     def consumers(self) -> list[Consumer]:
         """As `Log.consumers`.
 
-        All named consumers, with how far each is behind.
+        Return all named consumers, each with its cursor and lag.
         """
         return self._portal.call(self._log.consumers)
 
     def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Log.usage`.
 
-        The tenants that the log counts for, and what each of them has.
+        Return the tenants that have quotas, and the usage of each.
         """
         return self._portal.call(self._log.usage)
 
     def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
         """As `Log.audit`.
 
-        Return a page of the acts that were recorded, in all lanes, by log time.
+        Return a page of the recorded acts of all lanes, by log time.
 
-        `after` is the text of an earlier page's place (`audit_cursor`). Raises ValueError and HistoryChangedError for
-        another one.
+        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for another text, and
+        HistoryChangedError for a cursor of another epoch.
         """
         return self._portal.call(self._log.audit, after, limit, wanted)
 
     def audit_cursor(self, page: AuditPage) -> str:
         """As `Log.audit_cursor`.
 
-        Return the text with which the next page begins.
+        Return the cursor after which the next page begins.
         """
         return self._log.audit_cursor(page)
 

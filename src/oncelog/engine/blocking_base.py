@@ -1,4 +1,7 @@
-"""What the blocking log does otherwise than the log: followers end with it, and work runs on the caller's thread."""
+"""Bases of the blocking log and lease manager, for methods that cannot be generated.
+
+Closing the blocking log ends the iterators of its followers, and work runs in the caller's thread.
+"""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
@@ -30,7 +33,7 @@ class BlockingLogBase(BlockingResource):
         return self._iterate_until_closed(super()._iterate(iterator))
 
     def _iterate_until_closed(self, records: Iterator[T]) -> Iterator[T]:
-        """As with `Log.follow`, closing the log ends every follower, wherever its loop is."""
+        """End the iterator without an error when the log is closed, as `Log.follow` does."""
         try:
             yield from records
         except ClosedError:
@@ -39,20 +42,20 @@ class BlockingLogBase(BlockingResource):
 
 
 class BlockingLeaseManagerBase(BlockingObject):
-    """Base of `BlockingLeaseManager`: what runs on the caller's thread."""
+    """Base of `BlockingLeaseManager`: methods that run in the caller's thread."""
 
     def __init__(self, lease_manager: LeaseManager, portal: Portal) -> None:
         super().__init__(portal)
         self._lease_manager = lease_manager
 
     def recall(self, work: Work) -> WorkResult | None:
-        """As `LeaseManager.recall`, without a change of threads."""
-        if self._portal.is_forked:  # a thread of the other process may have held the lock of the cache
+        """As `LeaseManager.recall`, in the caller's thread."""
+        if self._portal.is_forked:  # a thread of the parent process may have held the lock of the cache
             raise _build_closed_error()
         return self._lease_manager.recall(work)
 
     def begin(self, work: Work) -> WorkResult | HeldLease:
-        """As `LeaseManager.begin`. The keys of the caller's work are active in the event loop, too."""
+        """As `LeaseManager.begin`. The active keys of the caller's thread are active in the event loop, too."""
         results: list[WorkResult | HeldLease] = []
         active = active_keys.get()
 
@@ -64,12 +67,12 @@ class BlockingLeaseManagerBase(BlockingObject):
         try:
             return self._portal.call(begin)
         except BaseException:
-            if results and isinstance(results[0], HeldLease):  # interrupted with the lease on its way
+            if results and isinstance(results[0], HeldLease):  # interrupted after the lease was granted
                 self._portal.call(self._lease_manager.release, results[0])
             raise
 
     def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[WorkResult, T]:
-        """As `LeaseManager.run`. `call` is called in the caller's thread."""
+        """As `LeaseManager.run`. `call` runs in the caller's thread."""
         try:
             with mark_active(lease):
                 body, value = call()
@@ -80,7 +83,7 @@ class BlockingLeaseManagerBase(BlockingObject):
 
 
 def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callable[P, B]:
-    """Return a function that takes what `open_log` takes, and returns what `build` makes of its log."""
+    """Return a function with the parameters of `open_log` that returns `build(log)`."""
 
     @wraps(open_log)
     def open_blocking(*args: P.args, **kwargs: P.kwargs) -> B:

@@ -1,9 +1,9 @@
-"""The committer: forms batches (group commit), hands each to the store, and answers.
+"""The committer: forms batches (group commit), commits each to the store, and answers the submissions.
 
-While one transaction is being made durable, submissions queue for the next batch (`_form_batch`). A lone submission
-commits at once. Equal submissions in flight wait for one outcome. When the queue is full, new writes are answered as
-busy, and retries of known writes are still answered. If a batch fails for a reason that is not the store's, it is
-bisected until the submission at fault fails alone. A write that the store cannot hold is refused for good.
+While one transaction is being made durable, submissions queue for the next batch (`_form_batch`). A single submission
+commits at once. Equal submissions in flight share one outcome. When the queue is full, the committer refuses new writes
+as busy and still answers retries of known writes. If a batch fails because of one of its submissions, the committer
+bisects it until that submission fails alone. It refuses a write that the store cannot hold permanently.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ RETRY_AFTER_MS_MIN: Final = 10
 UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"
 
 _LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
-"""Refusals that say nothing against the write itself: a later retry may be accepted."""
+"""Refusals because of a limit, not because of the write itself: a later retry may be accepted."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -72,13 +72,13 @@ class VerdictSink(Protocol[T_contra]):
     """
 
     def done(self) -> bool:
-        """Whether the outcome is not wanted any more."""
+        """Return whether the outcome is no longer needed."""
 
     def set_result(self, result: T_contra, /) -> None:
-        """Take the verdict, which is durable."""
+        """Receive the verdict, which is durable."""
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Take the error that leaves the outcome unknown."""
+        """Receive the error after which the outcome is unknown."""
 
 
 ItemSink = VerdictSink[Verdict]
@@ -89,17 +89,17 @@ class _QueueEntry(Struct, eq=False, gc=False):
     """A submission in the queue or in flight, and the sinks that wait for its outcome."""
 
     request: Item | Request
-    """A single item, or several that belong together."""
+    """A single item, or a request of several items."""
     sink: VerdictSink[Any]
     """An `ItemSink` for a single item, else a `RequestSink`."""
     bytes: int
     identity: KeyIdentity | None = None
-    """Of a single submission: equal ones may join it."""
+    """Identity of a single submission, which equal submissions may join."""
     joined_sinks: list[ItemSink] | None = None
     is_known_only: bool = False
-    """The queue was full when it arrived: it is answered if it is known, and refused as busy otherwise."""
+    """Whether the queue was full when it arrived: it is answered if it is known, and refused as busy otherwise."""
     is_settled: bool = False
-    """Its sinks have the outcome."""
+    """Whether its sinks have the outcome."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -108,7 +108,7 @@ class _QueueEntry(Struct, eq=False, gc=False):
 
 
 class _EntryQueue:
-    """Submissions that wait for a batch. The load includes those in flight, until they have their outcome."""
+    """Submissions that wait for a batch. `items` and `bytes` include submissions in flight, until they are settled."""
 
     __slots__ = ("bytes", "entries", "items")
 
@@ -144,7 +144,7 @@ class Committer:
         self._queue = _EntryQueue()
         self._known_only_queue = _EntryQueue()
         self._batch: list[_QueueEntry] = []
-        """Being committed."""
+        """Entries that are being committed."""
         self._in_flight: dict[KeyIdentity | None, _QueueEntry] = {}
         self._items_max = limits.queue_items_max
         self._bytes_max = limits.queue_bytes_max
@@ -155,15 +155,15 @@ class Committer:
         self._batch_bytes_target = min(limits.batch_bytes_max, limits.queue_bytes_max) // 2
         self._scheduler = BatchScheduler(self._queue.__len__, self._has_full_batch)
         self._failed_batches = 0
-        """Batches in a row that the store did not commit. The first one and the end of the row are logged."""
+        """Failed batches in a row. The committer logs the first failure and the end of the row."""
         self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
         self.on_batch: Callable[[int, float], None] | None = None
-        """Called after every group commit with the number of its items and its duration in seconds."""
+        """Called after every group commit with its number of items and its duration in seconds."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a future of the log's event loop, to be used as a sink."""
+        """Return a future of the log's event loop for use as a sink."""
         return (self._loop or self._get_loop()).create_future()
 
     @overload
@@ -175,7 +175,7 @@ class Committer:
     def submit(self, item: Item, sink: ItemSink | None = None) -> Verdict | asyncio.Future[Verdict] | None:
         """Return the verdict of an item if it is known now; else the sink gets it when it is durable.
 
-        Without a sink, a future is created and returned. Retries do not pay for one: they are the fastest path.
+        Without a sink, an item that must wait gets a new future. Retries need none: they are the fastest path.
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
@@ -228,19 +228,19 @@ class Committer:
         return None
 
     def _answer_from_cache(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
-        """Return the cached answer of a retry, unless only the store may decide."""
-        # Callers that are not members must not learn that the id is known, and a malformed item is refused first.
+        """Return the cached answer of a retry; None if the store must decide."""
+        # A caller that is not a member must not learn that the id is known, and a malformed item is refused first.
         if item.policy.members_only or check_item(item) is not None:
             return None
         remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
         if remembered is None:
             return None
         if remembered.fingerprint != item.fingerprint and item.policy.name == EVENTS.name:
-            return None  # only the store knows whether another scope has the event (core.rules.duplicates)
+            return None  # only the store can tell whether another scope has the event (core.rules.duplicates)
         return answer_known_key(item, remembered)
 
     def _can_join(self, item: Item, identity: KeyIdentity | None) -> bool:
-        """Whether an equal submission is in flight, whose outcome this one may wait for."""
+        """Return whether an item may share the outcome of an equal submission in flight."""
         if not isinstance(item, Submission) or item.policy.members_only or self._joined_count >= self._items_max:
             return False
         return check_item(item) is None and self._in_flight[identity].request == item
@@ -252,7 +252,7 @@ class Committer:
         in_flight.joined_sinks.append(sink)
 
     def submit_request(self, request: Request, sink: RequestSink) -> list[Verdict] | None:
-        """Return the verdicts of items that belong together if they are known now; else None, as `submit`."""
+        """Return the verdicts of a request if they are known now; else the sink gets them when they are durable."""
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not request.items:
@@ -281,7 +281,7 @@ class Committer:
         return None
 
     def _answer_all_from_cache(self, request: Request) -> list[Verdict] | None:
-        """Return the answers of a request if all of them are cached."""
+        """Return the answers of a request; None unless all are cached."""
         if request.mode is not Mode.EACH:
             return None
         answers: list[Verdict] = []
@@ -295,7 +295,7 @@ class Committer:
         return answers
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
-        """Return what is remembered of keys, if all are cached and any caller may know it; else None."""
+        """Return the cached answers of keys; None unless all are cached and may be shown to any caller."""
         if self._is_closing or policy.members_only or policy.client_sequence:
             return None
         now_ms = self._clock.wall_ms()
@@ -310,16 +310,16 @@ class Committer:
 
     @property
     def queue_length(self) -> int:
-        """Number of writes without an outcome."""
+        """Number of writes that are not settled."""
         return self._queue.items
 
     async def close(self) -> None:
-        """Refuse further submissions, and wait until those that were accepted have their outcome."""
+        """Refuse further submissions, and wait until all accepted ones are settled."""
         self._is_closing = True
         await self.wait_idle()
 
     async def wait_idle(self) -> None:
-        """Wait until all submissions that were accepted have their outcome."""
+        """Wait until all accepted submissions are settled."""
         while self._drain_task is not None:
             await asyncio.wait([self._drain_task])
 
@@ -331,7 +331,7 @@ class Committer:
 
     def _has_room(self, queue: _EntryQueue, size: int, items: int) -> bool:
         if not queue.items:
-            return True  # a single request has limits of its own, which were checked
+            return True  # `_check_request_size` has checked the limits of a single request
         return queue.items + items <= self._items_max and queue.bytes + size <= self._bytes_max
 
     def _refuse_busy(self) -> Refused:
@@ -341,7 +341,7 @@ class Committer:
         return Refused(Reason.BUSY, message, retry_after_ms=retry_after_ms)
 
     def _get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the only event loop that uses the log. Cached, because asking for it costs a system call."""
+        """Return the only event loop that uses the log. Cached, because `get_running_loop` makes a system call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -368,7 +368,7 @@ class Committer:
                     self._batch = self._form_batch(self._known_only_queue)
                     await self._commit(self._batch)
         except BaseException:
-            # No task commits after this one, so no caller may be left waiting.
+            # No other task will commit: settle all submissions, so that no caller waits forever.
             waiting = [*self._batch, *self._queue.entries, *self._known_only_queue.entries]
             self._queue.entries.clear()
             self._known_only_queue.entries.clear()
@@ -380,11 +380,11 @@ class Committer:
             self._batch = []
 
     def _has_full_batch(self) -> bool:
-        """Whether a batch is large enough as it is, or the queue admits no more."""
+        """Return whether the queue holds a large enough batch, or is close to its limits."""
         return self._queue.items >= self._batch_items_target or self._queue.bytes >= self._batch_bytes_target
 
     def _form_batch(self, queue: _EntryQueue) -> list[_QueueEntry]:
-        """Remove the next batch from a queue, in the order of arrival: all of it, or as much as fits."""
+        """Remove the next batch from a queue in the order of arrival: all entries, or as many as the limits allow."""
         limits, entries = self._limits, queue.entries
         batch: list[_QueueEntry] = []
         if queue.items <= limits.batch_items_max and queue.bytes <= limits.batch_bytes_max:
@@ -404,7 +404,7 @@ class Committer:
         return batch
 
     async def _commit(self, batch: Sequence[_QueueEntry], clock_error: ClockJumpedError | None = None) -> None:
-        """Commit a batch and settle its entries. While new writes are refused, only known ones get their answers."""
+        """Commit a batch and settle its entries. While new writes are refused, only known writes are answered."""
         refusal = self._get_refusal(clock_error)
         requests = [entry.request for entry in batch]
         if refusal is not None:
@@ -417,7 +417,7 @@ class Committer:
             self._failed_batches += 1
             self._write_gate.notify_failure(error)
             if isinstance(error, LogReplacedError):
-                self._cache.clear()  # its answers belong to the replaced history
+                self._cache.clear()  # the cached answers belong to the replaced history
             self._fail(batch, error)
         except Exception as error:  # noqa: BLE001 - no error of one submission may fail the others
             if isinstance(error, ClockJumpedError) and clock_error is None:
@@ -429,7 +429,7 @@ class Committer:
                 await self._commit(batch[:middle], clock_error)
                 await self._commit(batch[middle:], clock_error)
             elif isinstance(error, UnstorableError):
-                # Not the details of the cause, which quote the rejected row.
+                # Leave out the details of the cause, which quote the rejected row.
                 reason = str(error.__cause__ or "").partition("\n")[0]
                 logger.warning("a request cannot be stored: %s: %s", error, reason)
                 await self._commit_bisected(batch[0], requests[0], refusal)
@@ -459,7 +459,7 @@ class Committer:
     async def _commit_bisected(
         self, entry: _QueueEntry, request_or_item: Item | Request, refusal: Refused | None
     ) -> None:
-        """Commit the items of a request that the store can hold, and refuse the others for good."""
+        """Commit the items of a request that the store can hold, and refuse the other items permanently."""
         request = request_or_item if isinstance(request_or_item, Request) else Request((request_or_item,))
         try:
             verdicts = await self._bisect_request(request)
@@ -473,9 +473,9 @@ class Committer:
         self._settle([entry], verdicts, refusal)
 
     async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
-        """The verdicts of a request, divided wherever the store cannot hold one of its items.
+        """Bisect a request around items that the store cannot hold, and return the verdicts.
 
-        In the mode UNTIL_REFUSED there may be none after a refusal.
+        In the mode UNTIL_REFUSED the verdicts may end after the first refusal.
         """
         items = request.items
         if not is_known_bad:
@@ -495,8 +495,8 @@ class Committer:
             return verdicts
         verdicts = verdicts + await self._bisect_request(replace(request, items=items[middle:]), is_known_bad=False)
         if request.is_admitted_whole and 0 < sum(map(_is_limit_refusal, verdicts)) < len(verdicts):
-            # A part was committed before the next one met a limit. A retry finds it, and is admitted as a whole.
-            raise StoreUnavailableError("a limit was met while the request was being divided; submit it again")
+            # One half was committed before the other met a limit. A retry finds it, and is admitted as a whole.
+            raise StoreUnavailableError("a limit was reached while the request was being bisected; submit it again")
         return verdicts
 
     def _notify_subscribers(self, result: BatchResult) -> None:
@@ -516,10 +516,10 @@ class Committer:
         *,
         is_cacheable: bool = False,
     ) -> None:
-        """Send the entries of a batch their verdicts, and free their places in the queue.
+        """Send the verdicts of a batch to its sinks, and free the places of its entries in the queue.
 
-        `refusal` replaces the verdict NOT_KNOWN; `clock_error` does so for a single item. Without them the queue was
-        full when a known-only entry arrived.
+        `refusal` replaces the verdict NOT_KNOWN, and for single items `clock_error` does. Without both, a known-only
+        entry arrived while the queue was full, and is refused as busy.
         """
         remaining = iter(verdicts)
         for entry in batch:
@@ -546,7 +546,7 @@ class Committer:
         return (refusal or self._refuse_busy()) if _is_not_known(verdict) else verdict
 
     def _cache_answer(self, entry: _QueueEntry, verdict: Replayed) -> None:
-        """Cache an answer of the store for the next retry."""
+        """Cache an answer from the store for the next retry."""
         item = entry.request
         if entry.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
@@ -574,7 +574,7 @@ def _send(sink: VerdictSink[T], outcome: T) -> None:
         if not sink.done():
             sink.set_result(outcome)
     except Exception:
-        logger.exception("a receiver could not take its verdict")
+        logger.exception("a sink failed to receive its verdict")
 
 
 def _send_error(entry: _QueueEntry, error: Exception) -> None:
@@ -583,16 +583,16 @@ def _send_error(entry: _QueueEntry, error: Exception) -> None:
             if not sink.done():
                 sink.set_exception(error)
         except Exception:
-            logger.exception("a receiver could not take its error")
+            logger.exception("a sink failed to receive its error")
 
 
 def _check_item(item: object) -> None:
     if not isinstance(item, Item):
-        raise TypeError(f"what is submitted must be a Submission or another item, not {type(item).__name__}")
+        raise TypeError(f"a submitted item must be a Submission or another Item, not {type(item).__name__}")
 
 
 def count_payload_bytes(submission: Submission) -> int:
-    """Return the bytes of a submission's body, operations and columns, without names and keys."""
+    """Return the bytes of the body, values and columns of a submission, without names and keys."""
     size = len(submission.body)
     for operation in submission.operations:
         if isinstance(operation, SetEntity):
@@ -603,7 +603,7 @@ def count_payload_bytes(submission: Submission) -> int:
 
 
 def _group_into_requests(entries: Sequence[Item | Request]) -> list[Request]:
-    """Merge consecutive single items into one request, in which each has its own outcome."""
+    """Merge consecutive single items into one request, in which each item has a separate outcome."""
     if Request not in set(map(type, entries)):
         return [Request(tuple(cast("Sequence[Item]", entries)))]
     requests: list[Request] = []
@@ -633,7 +633,7 @@ def _is_not_known(verdict: Verdict) -> bool:
 
 
 def _wrap_validate(validate: Validate) -> Validate:
-    """Return a validation that does not raise: the text of an error is the objection."""
+    """Return a validation that does not raise: the text of an error becomes the objection."""
 
     def validate_safely(submission: Submission) -> str | None:
         try:
@@ -643,8 +643,8 @@ def _wrap_validate(validate: Validate) -> Validate:
             return str(error) or type(error).__name__
         if objection is None or isinstance(objection, str):
             return objection
-        logger.warning("validate returned %s: it must return a text or None", type(objection).__name__)
-        return "the application's validation is at fault"
+        logger.warning("validate must return a text or None, not %s", type(objection).__name__)
+        return "the application's validation returned an invalid result"
 
     return validate_safely
 

@@ -1,9 +1,9 @@
-"""Erasure of records' bodies: of one identity, of a stream, of a partition, or of deltas that a compaction drops.
+"""Erases the bodies of records: of an identity, a stream or a partition, or of deltas that a compaction drops.
 
 Each transaction erases at most `ERASE_RECORDS` bodies and records the act with its actor. Afterwards `scrub` waits
 until the erased bytes have left the disk.
 
-A compaction then reads the rows of the gateway, and drops deleted ones that no reader needs any more.
+After a compaction, the eraser reads the rows of the gateway and drops deleted rows that no reader needs any more.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from oncelog.errors import CanonicalError, StoreUnavailableError
 from oncelog.storage.store import Consumer, Query, RowPage, Store
 
 ERASE_RECORDS = 500
-"""Records that one transaction erases."""
+"""Maximum number of records that one transaction erases."""
 SCRUB_ATTEMPTS = 200
 SCRUB_PAUSE_S = 0.05
-"""Together ten seconds for emptying the write-ahead log between commits."""
+"""Pause between the attempts: ten seconds in total for emptying the write-ahead log between commits."""
 COMPACTION_CONSUMER: Final = "oncelog.compaction"
-"""The consumer whose cursor is the sequence up to which a stream is compacted."""
+"""Consumer whose cursor is the sequence up to which a stream is compacted."""
 _PAGE_BYTES_MAX: Final = 8 * 2**20
 
 Submit = Callable[[Item], Awaitable[Verdict]]
@@ -70,7 +70,7 @@ class Eraser:
         self._clear_caches = clear_caches
 
     async def erase_identity(self, identity: KeyIdentity, actor: str) -> int:
-        """Erase the body of the record of an identity. Return how many bodies were erased."""
+        """Erase the bodies of an identity. Return how many were erased."""
         async with self._purge():
             key_status = await self._store.get_key_status(identity)
             record = key_status.record
@@ -93,7 +93,7 @@ class Eraser:
             return await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
 
     async def erase_partition(self, partition: str, actor: str) -> int:
-        """Erase the bodies of a partition in all lanes: records of streams may be in it, too."""
+        """Erase the bodies of a partition in all lanes, because it may contain records of streams, too."""
         async with self._purge():
             partitions = normal_partitions((partition,))
             act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
@@ -161,7 +161,7 @@ class Eraser:
         await self.scrub()
 
     async def _erase(self, lane: int, positions: Sequence[int], act: RecordAct) -> int:
-        """Erase bodies and record it in one transaction, or record it later if it cannot be recorded now."""
+        """Erase bodies and record the act in the same transaction, or later if it cannot be recorded now."""
         try:
             return await self._store.erase(lane, positions, act)
         except UNRECORDABLE:
@@ -171,7 +171,7 @@ class Eraser:
             return erased
 
     async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
-        """Erase the bodies of all records of a query, or of those of one policy. Return how many were erased."""
+        """Erase the bodies of the records of a query, or of those under one policy. Return how many were erased."""
         erased = 0
         while True:
             page = await self._store.read(query)
@@ -188,7 +188,7 @@ class Eraser:
     async def _commit_fold(self, fold: FoldRows) -> None:
         """Commit the digests of rows, before the bodies of their deltas are dropped.
 
-        Without them, as on a full disk, `verify` cannot check these rows; the bodies are dropped all the same.
+        The bodies are dropped even if this commit fails, as on a full disk. `verify` then cannot check these rows.
         """
         if not fold.rows:
             return
@@ -196,18 +196,18 @@ class Eraser:
             await _apply(self._submit, fold)
 
     async def scrub(self) -> None:
-        """Wait until no erased bytes are on the disk, also those of an earlier call that failed.
+        """Wait until no erased bytes are on the disk, including those of an earlier call that failed.
 
         Raises:
-            StoreUnavailableError: a reader keeps the old state of the log.
+            StoreUnavailableError: a reader holds an old snapshot of the log.
         """
         for _ in range(SCRUB_ATTEMPTS):
             if await self._store.scrub():
                 return
             await asyncio.sleep(SCRUB_PAUSE_S)
         raise StoreUnavailableError(
-            "it is erased, but a reader (a backup, a verification) holds on to the log as it was, so that its bytes "
-            "are still on the disk; erase it again when the reader is done"
+            "the content is erased, but its bytes are still on the disk, because a reader (a backup, a verification) "
+            "holds an old snapshot of the log; erase it again when the reader is done"
         )
 
 
@@ -222,14 +222,14 @@ async def _apply(submit: Submit, item: FoldRows | DropTombstones) -> Applied:
 
 
 def build_fold(scope: str, records: Sequence[Record]) -> FoldRows:
-    """Return the fold of the rows that some deltas of a stream changed, before their bodies are dropped."""
+    """Return the fold of the rows that these deltas of a stream changed, before their bodies are dropped."""
     rows: dict[tuple[str, str], None] = {}
     ranges: list[tuple[int, int]] = []
     for record in records:
         try:
             delta = decode_stored_delta(record.body)
         except (CanonicalError, msgspec.MsgspecError):
-            continue  # written by an application: its row is unknown, and no fold covers it
+            continue  # an application wrote it in another format: its row is unknown, and no fold covers it
         rows[delta.table, delta.row_id] = None
         if ranges and ranges[-1][1] == record.sequence - 1:
             ranges[-1] = (ranges[-1][0], record.sequence)
@@ -249,7 +249,7 @@ async def sweep_tombstones(  # noqa: PLR0913 - each is passed by name
     rows_max: int,
     actor: str = "",
 ) -> Compacted:
-    """Read at most `rows_max` rows after a table and row id, and drop the deleted ones that `core.tombstones` lets go.
+    """Read at most `rows_max` rows after a table and row id, and drop deleted rows that `core.tombstones` allows.
 
     `upto` is the sequence up to which the stream is compacted.
     """

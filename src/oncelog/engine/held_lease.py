@@ -1,4 +1,4 @@
-"""Work that is done once: what identifies it, the lease that a caller holds, and the errors of a refusal."""
+"""Work that runs once: its identity, the lease that a caller holds, and the errors of a refusal."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ from oncelog.errors import (
 )
 
 KIND_CHARACTERS_MAX: Final = 200
-"""Of the name of an error, as those in other processes are told it."""
+"""Maximum length of an error's class name in a stored failure."""
 
 
 class WorkKey(TypedDict):
-    """Fields of the items that claim, renew, complete and release a lease."""
+    """Fields that identify the work in items that claim, renew, complete or release a lease."""
 
     policy: Policy
     scope: str
@@ -37,7 +37,7 @@ class WorkKey(TypedDict):
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """What is to be done once."""
+    """A piece of work that runs once."""
 
     policy: Policy
     scope: str
@@ -45,25 +45,25 @@ class Work(Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     lease_ms: int = LEASE_MS_DEFAULT
     run_ms_max: int = RUN_MS_MAX_DEFAULT
-    """How long its lease is renewed."""
+    """Maximum run time. The lease is not renewed after it."""
     waits: bool = True
-    """Whether to wait for another caller who does it already, or to raise InFlightError."""
+    """Whether to wait for a caller that is doing the work, or to raise InFlightError."""
     wait_ms: int | None = None
-    """How long to wait at most; None for as long as it takes."""
+    """Maximum time to wait; None for no limit."""
 
     @property
     def identity(self) -> KeyIdentity:
-        """Under what it is remembered and leased."""
+        """Identity of the work in the log: of its lease and of its result."""
         return (self.policy.name, self.scope, "", self.key)
 
 
 def build_key_fields(work: Work) -> WorkKey:
-    """Return the fields that all items for a piece of work have in common."""
+    """Return the fields that identify a piece of work in its items."""
     return {"policy": work.policy, "scope": work.scope, "key": work.key}
 
 
 class HeldLease:
-    """The right to do a piece of work, until it is completed, failed or given back."""
+    """The right to do a piece of work until it is completed or released."""
 
     __slots__ = ("_outcome", "fence", "holder", "is_lost", "renewed_until_s", "work")
 
@@ -74,11 +74,14 @@ class HeldLease:
         self.renewed_until_s = 0.0
         """When the work reaches its maximum run time, by `time.monotonic`."""
         self.is_lost = False
-        """Another caller has taken over; what this one does is for nothing."""
+        """Whether another caller has taken over. The result of this caller will be refused."""
         self._outcome: asyncio.Future[WorkResult | None] | None = None
 
     async def wait_outcome(self) -> WorkResult | None:
-        """For those who wait in this process: None if nothing came of it and the next one may try."""
+        """Wait for the holder's result. Return None if the lease ended without one: a waiting caller may try then.
+
+        Raises the error of the work if it failed.
+        """
         if self._outcome is None:
             self._outcome = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self._outcome)
@@ -93,16 +96,16 @@ class HeldLease:
         if isinstance(outcome, StopIteration):  # no future accepts it
             outcome = RuntimeError(f"the work raised {outcome!r}")
         self._outcome.set_exception(outcome)
-        self._outcome.exception()  # retrieved: asyncio logs no error if all waiting callers have been cancelled
+        self._outcome.exception()  # retrieve it: otherwise asyncio logs it when all waiting callers were cancelled
 
 
 active_keys: Final[ContextVar[tuple[KeyIdentity, ...]]] = ContextVar("active_keys", default=())
-"""What is being done in this task or thread: it must not wait for itself."""
+"""Keys of the work that runs in this task or thread. Waiting for one of them would be a deadlock."""
 
 
 @contextmanager
 def mark_active(lease: HeldLease) -> Iterator[None]:
-    """Around the work itself."""
+    """Add the key of a lease to the active keys while its work runs."""
     token = active_keys.set((*active_keys.get(), lease.work.identity))
     try:
         yield
@@ -111,12 +114,12 @@ def mark_active(lease: HeldLease) -> Iterator[None]:
 
 
 def to_work_error(verdict: Verdict) -> WorkError:
-    """What a refusal is for those who call functions and await results, not verdicts."""
+    """Return the exception for a refusal. Callers of functions do not see verdicts."""
     if not isinstance(verdict, Refused):
-        return WorkError(f"the log answered with {verdict!r}")
+        return WorkError(f"unexpected verdict: {verdict!r}")
     match verdict.reason:
         case Reason.IDENTITY_REUSED:
-            return ConflictError("this key was used for something else; nothing was done")
+            return ConflictError("this key was used for other work; nothing was done")
         case Reason.IN_FLIGHT:
             return InFlightError(verdict.message, verdict.retry_after_ms)
         case Reason.RUN_FAILED:
@@ -132,18 +135,18 @@ def to_work_error(verdict: Verdict) -> WorkError:
 
 
 def build_in_flight_error() -> InFlightError:
-    """For who has waited long enough."""
-    return InFlightError("another caller still works on it")
+    """Return the error of a caller whose maximum wait is over."""
+    return InFlightError("another caller is still doing this work")
 
 
 def build_erased_error() -> ResultErasedError:
-    """Return the error of a caller whose work was done, but whose result was erased."""
-    return ResultErasedError("it was done, but what it said has been erased since")
+    """Return the error of a caller whose work was done earlier, and whose result has been erased."""
+    return ResultErasedError("the work was done, but its result has been erased since")
 
 
 def build_lease_lost_error() -> LeaseLostError:
-    """For who comes too late."""
-    return LeaseLostError("another caller has taken over; what this one did was not kept")
+    """Return the error of a caller that completes its work after it lost the lease."""
+    return LeaseLostError("another caller has taken over; the result of this call was not stored")
 
 
 class _Failure(Struct):
@@ -152,11 +155,11 @@ class _Failure(Struct):
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """What those in other processes are told of an error. Whatever it is, it has a form."""
+    """Encode an error for callers in other processes, at most `FAILURE_BYTES_MAX` bytes."""
     try:
         message = str(error).encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001 - it is the application's
-        message = "its text cannot be made"
+    except Exception:  # noqa: BLE001 - `__str__` of the application's class may raise anything
+        message = "str() of the error failed"
     kind = type(error).__name__[:KIND_CHARACTERS_MAX].encode("utf-8", "replace").decode()
     while True:
         failure = msgspec.json.encode(_Failure(kind, message))
@@ -169,5 +172,5 @@ def _decode_failure(failure: bytes) -> RunFailedError:
     try:
         decoded = msgspec.json.decode(failure, type=_Failure)
     except msgspec.MsgspecError:
-        return RunFailedError("unknown", "it left no word")
+        return RunFailedError("unknown", "the error was not recorded")
     return RunFailedError(decoded.kind, decoded.message)

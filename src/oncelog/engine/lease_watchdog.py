@@ -1,9 +1,9 @@
 """Leases that this process holds, and their renewal while the event loop is blocked.
 
-The event loop renews leases in rounds (`engine.leases`). A function that blocks the loop stops the rounds as well. The
-watchdog is a thread that notices a missing round and renews the leases by itself, through a second store on the same
-log. It runs only while leases are held, and opens the second store only while the loop is blocked. It ends when the
-loop is closed, because work of a closed loop never completes.
+The event loop renews leases in rounds (`engine.leases`). A function that blocks the event loop also stops the rounds.
+The watchdog is a thread with a second event loop. It notices a late round and renews the leases through a second store
+on the same log. The thread runs only while leases are held, and opens the second store only while the first event loop
+is blocked. It ends when the first event loop is closed, because the work of a closed loop never completes.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from oncelog.storage.store import BatchResult, Store
 logger: Final = logging.getLogger("oncelog.work")
 
 ROUNDS_PER_LEASE: Final = 4
-"""Rounds of renewals in the time that a lease lasts."""
+"""Renewal rounds per lease duration."""
 LATE_ROUNDS: Final = 2
-"""The loop counts as blocked when a round is late by another one: half of a lease is left to renew it."""
+"""The event loop counts as blocked after this many round intervals without a round. Half of the lease is left then."""
 LATE_S_MIN: Final = 0.05
-"""A busy machine delays a round by that much. Leases of less than a tenth of a second are too short to be saved."""
+"""Delay of a round that is normal on a busy machine. Leases below a tenth of a second are too short to be renewed."""
 RETRIES_PER_LEASE: Final = 8
-"""Attempts in the time that a lease lasts, while the second store fails."""
+"""Attempts per lease duration while the second store fails."""
 PAUSE_S_MIN: Final = 0.001
-"""Between two checks: a thread that wakes up too early would take the loop for free."""
+"""Margin of the thread's sleep. Without it the thread could wake before the round is late, and see no blocked loop."""
 
 
 class LeaseGroup:
-    """Leases of one length that this process holds. Any thread may use it.
+    """Leases of one duration that this process holds. Any thread may use the group.
 
-    A lease is due from its second round on: when a fourth to a half of its time is over.
+    A lease is due from its second round on, when a quarter to a half of its duration is over.
     """
 
     def __init__(self, lease_ms: int) -> None:
@@ -43,31 +43,31 @@ class LeaseGroup:
         self.round_s = lease_ms / 1000 / ROUNDS_PER_LEASE
         self.timer: asyncio.TimerHandle | None = None
         self._leases: dict[HeldLease, bool] = {}
-        """Leases, and whether each is due in the next round."""
+        """Held leases; the value tells whether the lease is due in the next round."""
         self._lock = threading.Lock()
         self.renewed_s = time.monotonic()
-        """When the last round began."""
+        """Start of the last round."""
 
     def __len__(self) -> int:
         return len(self._leases)
 
     @property
     def late_s(self) -> float:
-        """The moment from which on the event loop counts as blocked."""
+        """Moment at which the event loop starts to count as blocked."""
         return self.renewed_s + max(LATE_ROUNDS * self.round_s, LATE_S_MIN)
 
     def add(self, lease: HeldLease) -> None:
-        """Add a lease that was granted just now."""
+        """Add a new lease."""
         with self._lock:
             self._leases[lease] = False
 
     def remove(self, lease: HeldLease) -> bool:
-        """Return whether the lease was still here."""
+        """Remove a lease. Return whether the group contained it."""
         with self._lock:
             return self._leases.pop(lease, None) is not None
 
     def begin_round(self) -> list[HeldLease]:
-        """Return the leases that are due. Younger leases are due in the next round."""
+        """Start a round and return the leases that are due. All other leases are due in the next round."""
         with self._lock:
             due = [lease for lease, is_due in self._leases.items() if is_due]
             self._leases = dict.fromkeys(self._leases, True)
@@ -80,20 +80,20 @@ class LeaseGroup:
             return list(self._leases)
 
     def remove_overrun(self) -> list[HeldLease]:
-        """Remove the leases whose work has reached its maximum run time: they are not renewed any more."""
+        """Remove and return the leases whose work has reached its maximum run time. They are not renewed any more."""
         now_s = time.monotonic()
         overrun = [lease for lease in self.list_leases() if now_s >= lease.renewed_until_s and self.remove(lease)]
         for lease in overrun:
             run_s_max = lease.work.run_ms_max / 1000
-            logger.warning("work has run for %g s (run_s_max): its lease is not renewed any more", run_s_max)
+            logger.warning("work has run for %g s (run_s_max); its lease is not renewed any more", run_s_max)
         return overrun
 
     def remove_lost(self, lease: HeldLease, verdict: Verdict) -> bool:
-        """Remove a lease that another caller has taken over, by the verdict of its renewal. Return whether it was."""
+        """Remove a lease if its renewal was refused because another caller has taken over. Return whether it was."""
         if not (isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST and self.remove(lease)):
             return False
         lease.is_lost = True
-        logger.warning("a lease was lost while its work was being done: %s", verdict.message)
+        logger.warning("a lease was lost while its work was running: %s", verdict.message)
         return True
 
 
@@ -106,7 +106,7 @@ def build_renewal(lease: HeldLease) -> Renew:
 class LeaseWatchdog:
     """Renews leases from a thread while the event loop is blocked.
 
-    The event loop calls `on_lost` with a lease that was lost, or whose work has reached its maximum run time.
+    The blocked event loop later calls `on_lost` for each lease that was lost or has reached its maximum run time.
     """
 
     def __init__(self, store: Store, on_lost: Callable[[HeldLease], None]) -> None:
@@ -117,9 +117,9 @@ class LeaseWatchdog:
         """Event loop that runs the renewal rounds."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        """The thread that was started last."""
+        """Newest thread. It waits for the end of the previous one."""
         self._thread_loop: asyncio.AbstractEventLoop | None = None
-        """Event loop of that thread, once it runs."""
+        """Event loop of the newest thread; None until the thread runs."""
         self._is_running = False
         self._is_closed = False
         # Only the thread uses the following attributes.
@@ -127,14 +127,14 @@ class LeaseWatchdog:
         self._commit: asyncio.Task[BatchResult] | None = None
         self._second_store: Store | None = None
         self._retry_s = 0.0
-        """When to try again after a failure."""
+        """Earliest moment of the next attempt after a failure."""
         self._failure_level = logging.WARNING
-        """Level of the next log line about a failure: WARNING for the first failure in a row."""
+        """Log level of the next failure: WARNING for the first failure in a row."""
 
     def watch(self, group: LeaseGroup) -> None:
-        """Watch the rounds of a group until `unwatch`. Called on the event loop."""
+        """Watch the rounds of a group until `unwatch`. Called in the event loop."""
         if self._store.create_sibling() is None:
-            return  # no other process or thread can take over
+            return  # only this event loop can reach the log, so no other caller can take over
         self._loop = asyncio.get_running_loop()
         with self._lock:
             self._groups.append(group)
@@ -148,13 +148,13 @@ class LeaseWatchdog:
         self._notify()
 
     def unwatch(self, group: LeaseGroup) -> None:
-        """Stop watching a group. The thread ends when it has nothing to watch."""
+        """Stop watching a group. The thread ends when no group is left."""
         with self._lock, suppress(ValueError):
             self._groups.remove(group)
         self._notify()
 
     async def close(self) -> None:
-        """End the thread, with any renewal that is under way, and close the second store."""
+        """Cancel a running renewal, end the thread and close the second store."""
         with self._lock:
             self._is_closed = True
         self._notify()
@@ -162,7 +162,7 @@ class LeaseWatchdog:
             await asyncio.to_thread(self._thread.join)
 
     def _notify(self) -> None:
-        """Wake the thread. A thread that has no event loop yet reads the groups when it starts."""
+        """Wake the thread. A thread without an event loop reads the groups when it starts."""
         if self._thread_loop is not None:
             with suppress(RuntimeError):  # the thread has ended
                 self._thread_loop.call_soon_threadsafe(self._wake)
@@ -195,7 +195,7 @@ class LeaseWatchdog:
             await self._close_second_store()
 
     def _list_groups(self) -> list[LeaseGroup]:
-        """Return the groups to watch. Without any, the thread ends, and the next `watch` starts another one."""
+        """Return the groups to watch. Without groups the thread ends, and the next `watch` starts another thread."""
         with self._lock:
             if self._is_closed or (self._loop is not None and self._loop.is_closed()):
                 self._groups.clear()
@@ -206,12 +206,12 @@ class LeaseWatchdog:
         """Renew the leases whose round is late."""
         late = [group for group in groups if time.monotonic() >= group.late_s]
         if not late:
-            await self._close_second_store()  # the loop renews its leases again
+            await self._close_second_store()  # the first event loop runs its rounds again
         for group in late:
             began_s = time.monotonic()
             try:
                 await self._renew(group)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
+            except Exception as error:  # noqa: BLE001 - the next attempt may succeed
                 logger.log(self._failure_level, "the event loop is blocked, and its leases are not renewed: %s", error)
                 self._failure_level = logging.DEBUG
                 self._retry_s = time.monotonic() + group.round_s * ROUNDS_PER_LEASE / RETRIES_PER_LEASE
@@ -235,7 +235,7 @@ class LeaseWatchdog:
                     self._loop.call_soon_threadsafe(self._on_lost, lease)
 
     async def _commit_renewals(self, leases: Sequence[HeldLease]) -> BatchResult:
-        """Renew leases through a second store, which the first renewal opens."""
+        """Renew leases through the second store. The first renewal opens it."""
         if self._second_store is None:
             store = self._store.create_sibling()
             if store is None:
@@ -249,5 +249,5 @@ class LeaseWatchdog:
         if store is not None:
             try:
                 await store.close()
-            except Exception as error:  # noqa: BLE001 - the renewals are durable already
+            except Exception as error:  # noqa: BLE001 - the renewals are already durable
                 logger.debug("the store of the lease watchdog was not closed: %s", error)

@@ -1,12 +1,13 @@
-"""Acquires, renews and releases leases, and waits for work of others. `core.rules.leases` decides when a lease expires.
+"""Acquires, renews and releases leases, and waits for the work of other callers.
 
-The key is claimed before the work begins, so that one caller at a time does it, in whatever process. While it goes on
-its lease is renewed. Its result is committed under the lease's fencing number, so that a caller who lost the lease
-cannot. `core.plan` decides; this module submits the claims, renewals and results. While a function blocks the event
-loop, `engine.lease_watchdog` renews the leases.
+The lease manager claims the key before the work begins, so that one caller at a time does it, in all processes. It
+renews the lease while the work runs. It commits the result with the fence of the lease, so that the log refuses the
+result of a caller that lost its lease. `core.plan` decides; this module submits the claims, renewals and results.
+`core.rules.leases` decides when a lease expires. While a function blocks the event loop, `engine.lease_watchdog` renews
+the leases.
 
 Callers of one process that want the same key share one claim. Callers in other processes poll with growing pauses,
-because the end of a lease is not announced.
+because the log does not announce the end of a lease.
 """
 
 import asyncio
@@ -62,11 +63,11 @@ logger: Final = logging.getLogger("oncelog.work")
 
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
-"""Between two looks at work that another process does."""
+"""Pause between two claims while another process does the work."""
 CLAIMS_MAX: Final = 3
-"""Claims in a row for a lease that may have ended before this process learned that it was granted."""
+"""Maximum number of claims in a row while each lease may have expired before this process saw its grant."""
 RELEASE_WAIT_S: Final = 1.0
-"""So long a caller waits for its lease to be given back. It is tried for as long as the lease lasts."""
+"""How long a caller waits for the release of its lease. The release is retried until the lease expires."""
 T = TypeVar("T")
 Submit = Callable[[Item], Awaitable[Verdict]]
 CacheResult = Callable[[KeyIdentity, WorkResult, int], None]
@@ -98,15 +99,15 @@ class LeaseManager:
     async def begin(self, work: Work) -> WorkResult | HeldLease:
         """Return the stored result, or a lease to do the work. End the lease with `complete`, `release` or `run`.
 
-        This reads the store: call `recall` first.
+        Call `recall` first, because this method accesses the store.
 
-        Raises ConflictError, InFlightError, RunFailedError, ResultErasedError and BusyError; if another caller in this
-        process did the work meanwhile and failed, its error.
+        Raises ConflictError, InFlightError, RunFailedError, ResultErasedError and BusyError. If another caller in this
+        process did the work during the wait and failed, raises the error of that work.
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
         if work.identity in active_keys.get():
-            raise WorkError("the work calls itself with its own key, and would wait for itself")
+            raise WorkError("the work calls itself with its own key, which would be a deadlock")
         deadline = None if work.wait_ms is None else asyncio.get_running_loop().time() + work.wait_ms / 1000
         while True:
             local_lease = self._local_leases.get(work.identity)
@@ -121,12 +122,12 @@ class LeaseManager:
         try:
             return await self._complete(lease, body)
         except asyncio.CancelledError:
-            # The submission is on its way all the same. Repeated under the same identity, it gets its verdict.
+            # The submission was sent before the cancellation. Repeated under the same identity, it gets its verdict.
             self._start_task(self._complete(lease, body))
             raise
 
     async def run(self, lease: HeldLease, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[WorkResult, T]:
-        """Do the work and end the lease. `call` returns the body to store, and a value for the caller."""
+        """Do the work and end the lease. `call` returns the body to store and a value for the caller."""
         try:
             with mark_active(lease):
                 body, value = await call()
@@ -136,14 +137,15 @@ class LeaseManager:
         return await self.complete(lease, body), value
 
     async def release(self, lease: HeldLease, error: Exception | None = None) -> None:
-        """End a lease without a result. The release continues if its caller is cancelled, or waits for too long.
+        """End a lease without a result.
 
-        With an error, the callers that wait for the work get it. Without one, one of them takes over.
+        Callers that wait for the work get `error`. Without an error, one of them takes over. The release continues when
+        its caller is cancelled, or after `RELEASE_WAIT_S`.
         """
         await asyncio.wait([self._start_task(self._release(lease, error))], timeout=RELEASE_WAIT_S)
 
     async def close(self) -> None:
-        """Wait until results that are being committed are stored. Leases of unfinished work are not renewed again."""
+        """Wait until finished results are stored. Leases of unfinished work are not renewed any more."""
         self._is_closing = True
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -164,7 +166,7 @@ class LeaseManager:
         try:
             result = await self._acquire(lease, deadline)
         except BaseException as error:
-            # Other errors are those of this caller: one of the callers that wait tries next.
+            # Other errors concern this caller alone: one of the waiting callers tries next.
             self._finish(lease, error if isinstance(error, RunFailedError) else None)
             raise
         if result is None:
@@ -173,7 +175,7 @@ class LeaseManager:
         return result
 
     async def _acquire(self, lease: HeldLease, deadline: float | None) -> WorkResult | None:
-        """Claim the lease until it is granted (None), or until the work is done."""
+        """Claim the lease until it is granted. Return the result instead if another caller completes the work."""
         work = lease.work
         pause_s = PAUSE_S_MIN
         waited_for = 0
@@ -186,7 +188,7 @@ class LeaseManager:
                 lease.fence = verdict.fence
                 claims += 1
                 if claims < CLAIMS_MAX and monotonic() - claimed_s > work.lease_ms / 2000:
-                    # The event loop was blocked meanwhile: another caller may have taken over and be done.
+                    # The event loop was blocked during the claim: another caller may have taken over and completed.
                     waited_for = 0
                     continue
                 self._track(lease)
@@ -198,7 +200,7 @@ class LeaseManager:
             if not isinstance(verdict, Refused) or verdict.reason is not Reason.IN_FLIGHT:
                 raise to_work_error(verdict)
             if not work.waits:
-                raise InFlightError("another caller works on it", verdict.retry_after_ms)
+                raise InFlightError("another caller is doing this work", verdict.retry_after_ms)
             waited_for = verdict.current
             await _pause(min(pause_s, max(verdict.retry_after_ms, 1) / 1000), deadline)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
@@ -215,13 +217,13 @@ class LeaseManager:
         try:
             return await self._submit(claim)
         except asyncio.CancelledError:
-            # The claim is on its way all the same. If it is granted, this caller will not do the work.
+            # The claim was sent before the cancellation. If it is granted, no caller would do the work.
             self._start_task(self._release_unused_claim(lease, claim))
             raise
 
     async def _release_unused_claim(self, lease: HeldLease, claim: Claim) -> None:
         with suppress(OncelogError):
-            verdict = await self._submit(claim)  # repeated by its holder, it gets the same lease
+            verdict = await self._submit(claim)  # a claim repeated by its holder gets the same lease
             if isinstance(verdict, Granted):
                 lease.fence = verdict.fence
                 await self._release(lease, None)
@@ -250,7 +252,7 @@ class LeaseManager:
             if isinstance(verdict, Replayed):
                 result = await self._read(work.policy, verdict)
         except Exception:
-            self._finish(lease)  # the outcome is unknown, so the lease is left to expire
+            self._finish(lease)  # the outcome is unknown: leave the lease until it expires
             raise
         if isinstance(verdict, Committed):
             result = WorkResult(work.policy, verdict.receipt, work.fingerprint, body)
@@ -266,7 +268,7 @@ class LeaseManager:
         return result
 
     async def _submit_with_retry(self, item: Submission | Release, timeout_ms: int) -> Verdict:
-        """Submit the end of work, and retry for a while: a finished result would be lost otherwise."""
+        """Submit a result or a release, and retry until the timeout: a finished result would be lost otherwise."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_ms / 1000
         pause_s = PAUSE_S_MIN
@@ -277,8 +279,8 @@ class LeaseManager:
             except (StoreUnavailableError, ClockJumpedError) as error:
                 if self._is_closing or clock() + pause_s > deadline:
                     raise
-                logger.log(level, "the end of a piece of work was not committed and is tried again: %s", error)
-                level = logging.DEBUG  # the first failure is a warning
+                logger.log(level, "the result or release of work was not committed; retrying: %s", error)
+                level = logging.DEBUG  # only the first failure is a warning
             else:
                 if not _is_busy(verdict) or clock() + pause_s > deadline:
                     return verdict
@@ -293,9 +295,9 @@ class LeaseManager:
         try:
             verdict = await self._submit_with_retry(release, work.lease_ms)
             if isinstance(verdict, Refused):
-                logger.warning("a lease could not be given back and will end by itself: %s", verdict.message)
-        except OncelogError as trouble:
-            logger.warning("a lease could not be given back and will end by itself: %s", trouble)
+                logger.warning("a lease was not released and will expire: %s", verdict.message)
+        except OncelogError as failed:
+            logger.warning("a lease was not released and will expire: %s", failed)
         finally:
             self._finish(lease, error)
 
@@ -345,7 +347,7 @@ class LeaseManager:
         try:
             verdict = await self._submit(build_renewal(lease))
         except OncelogError as error:
-            logger.debug("a lease could not be renewed and is tried again: %s", error)  # the committer logs the cause
+            logger.debug("a lease was not renewed; retrying: %s", error)  # the committer logs the cause
         else:
             if group.remove_lost(lease, verdict):
                 self._finish(lease)
@@ -361,10 +363,10 @@ class LeaseManager:
     def _forget_task(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.debug("ended with %r", task.exception())
+            logger.debug("background work ended with %r", task.exception())
 
     async def shield(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine that continues if the caller is cancelled, so that the outcome of finished work is kept."""
+        """Await a coroutine that continues when the caller is cancelled, so that finished results are stored."""
         return await asyncio.shield(self._start_task(coroutine))
 
 

@@ -1,4 +1,4 @@
-"""The limits of a running log: named, with a default, and all of them can be set."""
+"""Limits of a running log. Each has a name and a default, and can be set."""
 
 from msgspec import Struct
 
@@ -8,45 +8,45 @@ _MIB = 2**20
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a log in one process holds at most. What lies beyond gets an answer that says so; nothing is dropped."""
+    """Limits of a log in one process. A request beyond a limit gets an error that names the limit."""
 
     body_bytes_max: int = 16 * _MIB
-    """Of one write."""
+    """Bytes of one write."""
     request_items_max: int = 10_000
-    """Of one `submit_many`."""
+    """Items of one `submit_many`."""
     queue_items_max: int = 10_000
-    """Writes that wait for their commit. Beyond it new ones are answered as busy."""
+    """Writes that wait for their commit. Further new writes are refused as busy."""
     queue_bytes_max: int = 64 * _MIB
     batch_items_max: int = 1000
-    """Of one group commit; a request is never divided."""
+    """Items of one group commit. A request is never divided."""
     batch_bytes_max: int = 8 * _MIB
     cache_entries_max: int = 100_000
-    """Answers kept in memory, the least recently used one goes first. 0 keeps none."""
+    """Cached answers; the least recently used answer is dropped first. 0 disables the cache."""
     cache_ttl_ms: int = 86_400_000
     results_bytes_max: int = 16 * _MIB
-    """Results of work kept in memory (`once`, `Runs`, the middleware). 0 keeps none."""
+    """Bytes of cached results of work (`once`, `Runs`, the middleware). 0 disables the cache."""
     page_records_max: int = 1000
-    """A page that is asked for with more has this many."""
+    """Records of a page. A larger `limit` of a read is reduced to this number."""
     page_bytes_max: int = 8 * _MIB
     subscriptions_max: int = 10_000
     subscription_records_max: int = 1000
-    """Records that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    """Queued records of one reader. A reader is warned at half of this number, and closed above it."""
     subscription_bytes_max: int = 8 * _MIB
     poll_ms: int = 50
-    """How often a log with readers looks for what other processes have committed."""
+    """Interval at which a log with readers polls for commits of other processes."""
     clock_jump_ms_max: int = 600_000
-    """How far the wall clock may run ahead of the steady one between two commits."""
+    """How far the wall clock may run ahead of the monotonic clock between two commits."""
     tombstone_age_ms: int = 30 * 86_400_000
-    """Compaction drops deleted rows whose DELETE was committed this long ago. A client that was offline for longer may
-    lose what it edited before."""
+    """Age of the DELETE from which on compaction drops a deleted row. A client that was offline for longer may lose its
+    earlier edits."""
     postgres_connect_ms: int = 5_000
-    """How long to wait for a session with a database."""
+    """Timeout for opening a session with a database."""
     postgres_lane_ms: int = 5_000
-    """A gateway that holds a lane and says nothing for so long loses it to the others."""
+    """Time after which a silent server loses a lane that it has locked."""
     postgres_commit_ms: int = 30_000
-    """How long to wait for the answer to a COMMIT before its outcome is found out on another session."""
+    """Timeout of a COMMIT. Afterwards another session finds out its outcome."""
     postgres_patience_ms: int = 15_000
-    """For so long a batch whose session was lost is tried again on others; then those who wait are told."""
+    """How long a batch whose session was lost is retried on other sessions. Afterwards its callers get the error."""
 
     def __post_init__(self) -> None:
         may_be_zero = ("cache_entries_max", "results_bytes_max", "tombstone_age_ms")

@@ -1,4 +1,4 @@
-"""The log that an application opens.
+"""The log that an application opens: its life cycle, writes and operator functions.
 
 async with oncelog.open("app.db") as log:
     verdict = await log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
@@ -72,9 +72,9 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 
 class Log(LogReader):
-    """One log in this process. Made by `oncelog.open`, used in one event loop, inside `async with`."""
+    """A log in this process. `oncelog.open` creates it; use it in one event loop, inside `async with`."""
 
-    def __init__(  # noqa: PLR0913 - each of them is asked for by its name
+    def __init__(  # noqa: PLR0913 - all are keyword arguments
         self,
         store: Store,
         *,
@@ -118,7 +118,7 @@ class Log(LogReader):
 
     async def __aenter__(self) -> Self:
         if self._was_opened:
-            raise ClosedError("a log is opened once; make another with `oncelog.open(…)`")
+            raise ClosedError("a log can be opened only once; create another one with `oncelog.open(…)`")
         await self._store.open()
         try:
             await self._policies.declare_all()
@@ -140,12 +140,12 @@ class Log(LogReader):
         await self.close()
 
     async def close(self) -> None:
-        """Takes nothing more, finishes what was accepted, ends all followers, lets the store go."""
+        """Refuse further calls, commit the accepted writes, end all followers and close the store."""
         if self._is_open:
             self._is_open = False
             self._close_task = asyncio.get_running_loop().create_task(self._close())
         if self._close_task is not None:
-            await asyncio.shield(self._close_task)  # who does not want to wait for it does not keep it from being done
+            await asyncio.shield(self._close_task)  # the log is closed even if the caller is cancelled
 
     async def _close(self) -> None:
         try:
@@ -160,24 +160,24 @@ class Log(LogReader):
 
     @property
     def policies(self) -> Mapping[str, Policy]:
-        """All policies that the log knows, by name."""
+        """All policies of the log, by name."""
         return self._policies.by_name
 
     @property
     def leases(self) -> LeaseManager:
-        """Work that is done once. `oncelog.once`, `Runs` and the middleware stand on it."""
+        """Leases for work that runs once. `oncelog.once`, `Runs` and the middleware use them."""
         return self._lease_manager
 
     @property
     def state(self) -> StateReader:
-        """What the records have left: clients, entities, relationships, blocks."""
+        """State that the records produced: clients, entities, rows, relationships, members and blocks."""
         return self._state_reader
 
     # --- for operators
 
     @property
     def write_gate(self) -> WriteGate:
-        """Whether new writes are taken, why not, and how full the disk is: for servers."""
+        """Whether the log accepts new writes, why not, and how full the disk is. For servers."""
         return self._write_gate
 
     books = alias_property("Log.books", "state")
@@ -190,21 +190,21 @@ class Log(LogReader):
 
     @property
     def evictions(self) -> int:
-        """Evictions at the positions that this process has committed: for servers."""
+        """Number of evictions at positions that this process has committed. For servers."""
         return self._evictions
 
     @property
     def client_evictions(self) -> int:
-        """Entries of forgotten clients that this process has deleted from the store, in later commits: for servers."""
+        """Number of entries of forgotten clients that commits of this process have deleted. For servers."""
         return self._evicted_clients
 
     @property
     def read_only(self) -> str:
-        """Why this process takes no new writes for now; empty if it does."""
+        """Why this process refuses new writes; empty if it accepts them."""
         return self._write_gate.message
 
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
-        """Whether this process takes new writes. What is known is answered all the same, and all can be read."""
+        """Let this process refuse or accept new writes. A read-only log still answers reads and retries."""
         self._write_gate.set_read_only(is_read_only=is_read_only, actor=actor)
 
     def _record_read_only(self, is_read_only: bool, reason: str, actor: str) -> None:
@@ -212,13 +212,13 @@ class Log(LogReader):
         self.record(RecordAct(act=act, actor=actor or LOG_ACTOR, details=canonical({"reason": reason})))
 
     def record(self, act: RecordAct) -> None:
-        """Record an act that happened outside of the log, soon: it waits in memory while the log cannot be written."""
+        """Record an act that happened outside the log. The act waits in memory while the log is not writable."""
         self._act_queue.put(act)
 
     async def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
-        """The log has these quotas from now on, whoever writes to it. False if they are those that it has.
+        """Replace the quotas of the log, for all processes. Return False if they are already set.
 
-        What a new tenant has already is counted, once: that takes a look at every record.
+        The usage of a new tenant is counted once, which reads every record.
         """
         self._check_open()
         check_tenants(tenants)
@@ -235,7 +235,7 @@ class Log(LogReader):
                 self.record(act)
         if is_changed and before:
             logger.warning(
-                "the quotas of the log are others from now on: of %d tenants %d are gone or changed, and there are %d",
+                "quotas replaced: of %d tenants, %d were removed or changed; %d are active now",
                 len(before),
                 len(set(before) - set(tenants)),
                 len(tenants),
@@ -245,9 +245,10 @@ class Log(LogReader):
     # --- writing
 
     async def submit(self, item: Item) -> Verdict:
-        """What becomes of a write, once that is durable: Committed, Replayed or Refused; never an exception for it.
+        """Submit a write and return its verdict when it is durable: Committed, Replayed or Refused.
 
-        Raises StoreUnavailableError when the disk fails, and ClockJumpedError: submit again under the same identity.
+        Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a jump of the clock. The outcome is
+        unknown then: submit the write again under the same identity.
         """
         if not self._has_policy(item):
             await self._policies.declare(item)
@@ -255,9 +256,9 @@ class Log(LogReader):
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     def submit_nowait(self, item: Item, receiver: VerdictSink[Verdict]) -> Verdict | None:
-        """As `submit`, for servers that have no task to wait in: the verdict if it is known already, else None.
+        """Submit a write without waiting, for servers. Return its verdict if it is known now, else None.
 
-        Then the receiver is told it when it is durable. The policy must be one that the log knows.
+        After None, the receiver gets the verdict when it is durable. Raises PolicyError for an undeclared policy.
         """
         if not self._has_policy(item):
             raise PolicyError("the policy must be declared when the log is opened")
@@ -271,14 +272,14 @@ class Log(LogReader):
         *,
         is_admitted_whole: bool = False,
     ) -> list[Verdict] | None:
-        """As `submit_many`, in the same way."""
+        """Submit several writes without waiting: `submit_many` in the way of `submit_nowait`."""
         items = tuple(items)
         if not all(map(self._has_policy, items)):
             raise PolicyError("the policy must be declared when the log is opened")
         return self._committer.submit_request(Request(items, mode, is_admitted_whole), receiver)
 
     async def _submit_work(self, item: Item) -> Verdict:
-        """As `submit`, also while the log is being closed: what was begun is to be ended."""
+        """As `submit`, but also while the log is being closed, so that running work can end."""
         if not self._was_opened:
             self._check_open()
         if not self._policies.knows(item):
@@ -289,9 +290,9 @@ class Log(LogReader):
     async def submit_many(
         self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
     ) -> list[Verdict]:
-        """One verdict an item, in order. `mode` says what a refused one means for the others.
+        """Submit several writes and return their verdicts in order. `mode` says how a refusal affects the other items.
 
-        With `is_admitted_whole`, nothing of the request happens where a rate or quota refuses one new item.
+        With `is_admitted_whole`, a rate limit or quota that refuses one new item refuses all new items.
         """
         items = tuple(items)
         for item in items:
@@ -302,7 +303,7 @@ class Log(LogReader):
         return await future if verdicts is None else verdicts
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
-        """What is remembered of some keys, if all of them are in memory: for servers, which have checked who asks."""
+        """Return the cached answers of some keys; None unless all are cached. For servers, after authorization."""
         self._check_open()
         return self._committer.recall(policy, scope, keys)
 
@@ -317,23 +318,23 @@ class Log(LogReader):
         stream: str | None = None,
         actor: str = APPLICATION_ACTOR,
     ) -> int:
-        """Erases the content of records: of one identity, of a partition, or of a stream. Gives how many had one.
+        """Erase the bodies of records: of an identity, a partition or a stream. Return the number of erased bodies.
 
-        Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased. Every transaction
-        that erases something records it, with the `actor`. `scope` is that of the key, as for `lookup`.
+        Position, identity, fingerprint and hashes remain; a retry gets its answer, marked as erased. Each transaction
+        that erases bodies records the act with the `actor`. `scope` is the scope of the key, as in `lookup`.
         """
         self._check_open()
         if (key is not None) + (partition is not None) + (stream is not None) != 1:
-            raise ValueError("erase takes one of key, partition and stream")
+            raise ValueError("erase needs exactly one of key, partition and stream")
         if key is not None:
             if scope is None and policy.name == EVENTS.name:
-                await self.lookup(key)  # raises LookupError if the id may be a tenant's
+                await self.lookup(key)  # raises LookupError if the id may belong to a tenant
             return await self._eraser.erase_identity(build_identity(policy, scope or "", client, key), actor)
         if stream is not None:
             return await self._eraser.erase_stream(stream, actor)
         return await self._eraser.erase_partition(partition or "", actor)
 
-    async def compact(  # noqa: PLR0913 - each of them is asked for by its name
+    async def compact(  # noqa: PLR0913 - all but the first are keyword arguments
         self,
         scope: str,
         *,
@@ -347,14 +348,14 @@ class Log(LogReader):
     ) -> Compacted:
         """Drop the bodies of a stream's deltas up to a sequence, or of all but the newest; then drop old deleted rows.
 
-        Ids, sequences, hashes and the rows that exist stay. It can be repeated, goes on where it was interrupted, and
-        stops at `limit`. A deleted row is dropped when its DELETE has no body any more, was committed
-        `tombstone_age_ms` ago (`limits.tombstone_age_ms` if not given), and was read by every named consumer of the
-        stream. At most `rows_max` rows are read: pass `next_row` of the result on as `after_row` to read the others.
+        Ids, sequences, hashes and existing rows remain. A call drops at most `limit` bodies, and continues where an
+        earlier call stopped. A deleted row is dropped when its DELETE has no body any more, is older than
+        `tombstone_age_ms` (default: `limits.tombstone_age_ms`), and was read by every named consumer of the stream. A
+        call reads at most `rows_max` rows: to read further rows, pass `next_row` of the result as `after_row`.
         """
         self._check_open()
         if (upto is None) == (keep is None):
-            raise ValueError("compact takes one of upto and keep")
+            raise ValueError("compact needs exactly one of upto and keep")
         age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else tombstone_age_ms
         if type(age_ms) is not int or not 0 <= age_ms <= STORED_INTEGER_MAX:
             raise ValueError(f"tombstone_age_ms must be a whole number from 0 to {STORED_INTEGER_MAX}, not {age_ms!r}")
@@ -370,16 +371,16 @@ class Log(LogReader):
         )
 
     def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
-        """Tells the watcher of every group commit: how many writes, how many seconds. It must not raise."""
+        """Call a function after every group commit with the number of writes and the duration. It must not raise."""
         self._committer.on_batch = watcher
 
     async def wait_idle(self) -> None:
-        """Wait until no write waits for its commit."""
+        """Wait until all accepted writes have their verdict."""
         await self._committer.wait_idle()
 
     @property
     def queue_length(self) -> int:
-        """Writes that wait for their commit."""
+        """Number of writes that wait for their commit."""
         return self._committer.queue_length
 
     # --- named consumers
@@ -387,15 +388,18 @@ class Log(LogReader):
     async def commit_cursor(
         self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
-        """Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it."""
+        """Store the cursor of a consumer in the log. None removes it.
+
+        A cursor before the stored one is refused, except with `rewind`.
+        """
         position = None if cursor is None else await resolve_cursor(self._store, cursor, stream or None)
         verdict = await self.submit(SetCursor(consumer, position, stream, rewind))
         if not isinstance(verdict, Applied | Refused):
-            raise TypeError(f"a cursor was answered with {verdict!r}")
+            raise TypeError(f"unexpected verdict of a cursor: {verdict!r}")
         return verdict
 
     async def confirm_clock(self) -> None:
-        """Believes the wall clock as it is, after a jump stopped commits."""
+        """Accept the current time of the wall clock, after a jump stopped new writes."""
         await self._open_store.confirm_clock()
 
     # --- inside
@@ -426,7 +430,7 @@ class Log(LogReader):
             )
 
 
-def open_log(  # noqa: PLR0913 - each of them is asked for by its name
+def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     path: str | os.PathLike[str],
     *,
     policies: Sequence[Policy] = (),
@@ -439,13 +443,16 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     actor: str = APPLICATION_ACTOR,
     file_mode: int = OWNER_ONLY,
 ) -> Log:
-    """A log in the file at `path`, made there if there is none; `:memory:` is one that is gone when it is closed.
+    """Return the log in the file at `path`; opening it creates the file if it does not exist.
 
-    An address, `postgresql://user@host/database`, is one in a database (`pip install oncelog[postgres]`).
-    `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with,
-    `room` how full its disk may become, `tenants` the new quotas of the log (None keeps its quotas),
-    `actor` the actor of that change.
-    `file_mode` is the mode of a file that is created: 0o600, or 0o640 or 0o660 for a group. Raises SettingsError.
+    `:memory:` is a log that is lost when it is closed. An address, `postgresql://user@host/database`, is a log in a
+    database (`pip install oncelog[postgres]`).
+
+    `policies` are the policies of the application, and `validate` checks its new writes. `settings` applies to a new
+    log. `room` limits the use of the disk. `tenants` replaces the quotas of the log (None keeps them), and `actor` is
+    the actor of that change. `file_mode` is the mode of a new file: 0o600, or 0o640 or 0o660 for a group.
+
+    Raises SettingsError for an address or a file mode that is not supported.
     """
     limits = limits or Limits()
     store = _build_store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))

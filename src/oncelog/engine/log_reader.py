@@ -41,21 +41,21 @@ class LogReader:
 
     @property
     def epoch(self) -> str:
-        """The history that cursors belong to: new when a backup is restored."""
+        """Name of the history that cursors belong to. Restoring a backup starts a new epoch."""
         return self._store.epoch
 
     async def previous_epochs(self) -> tuple[str, ...]:
-        """Return the epochs that restores have ended. The history of this log continues theirs."""
+        """Return the epochs that restores have ended. The history of the log continues from each of them."""
         return await self._store.previous_epochs()
 
     @property
     def settings(self) -> Settings:
-        """What the log was made with."""
+        """Settings with which the log was created."""
         return self._store.settings
 
     @property
     def limits(self) -> Limits:
-        """What this process holds at most."""
+        """Limits of the log in this process."""
         return self._limits
 
     # --- reading
@@ -71,9 +71,9 @@ class LogReader:
         upto: int | None = None,
         limit: int = 500,
     ) -> Reading:
-        """A page of records after a cursor: of one partition or several, of a stream, or of a whole lane.
+        """Read a page of records after a cursor: of one or several partitions, of a stream, or of a lane.
 
-        Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
+        Raises HistoryChangedError for a cursor of another epoch, and for a cursor ahead of the log.
         """
         check_lane(lane, self._open_store.settings)
         page = await self._store.read(
@@ -97,7 +97,7 @@ class LogReader:
     async def read_views(
         self, show: EncodeViews, *, partitions: Sequence[str], after: int = 0, upto: int | None = None, limit: int = 500
     ) -> RecordViewPage:
-        """As `read`, of events in partitions of lane 0, as `show` makes them of what readers are shown: for servers."""
+        """Read a page of events of partitions as views, which `show` encodes. For servers."""
         query = Query(
             partitions=normalize_partitions(None, partitions, None),
             after=after,
@@ -117,9 +117,10 @@ class LogReader:
         after: int | Cursor | str = 0,
         consumer: str | None = None,
     ) -> Follower:
-        """All records after a cursor, then those to come, each once and in order, until it is closed.
+        """Iterate over all records after a cursor, and over later records as they are committed, until it is closed.
 
-        With `consumer` it begins where that consumer's kept cursor is (`commit_cursor`).
+        Each record is returned once and in order. With `consumer`, the iterator starts at the stored cursor of that
+        consumer (`commit_cursor`).
         """
         partitions = normalize_partitions(partition, partitions, stream)
         return Follower(_flatten(self._follow_batches(partitions, stream, after, lane, consumer)))
@@ -127,7 +128,7 @@ class LogReader:
     def follow_several(
         self, *, partitions: Sequence[str] = (), stream: str | None = None, after: int | Cursor | str = 0
     ) -> AsyncGenerator[Sequence[Record], None]:
-        """As `follow`, of lane 0 or a stream, with all that has come at a time: for servers. Close it (`aclosing`)."""
+        """Follow lane 0 or a stream in batches of records, for servers. Close the iterator with `aclosing`."""
         return self._follow_batches(normalize_partitions(None, partitions, stream), stream, after)
 
     def _follow_batches(
@@ -143,7 +144,7 @@ class LogReader:
             start = after
             if consumer is not None:
                 if lane:
-                    raise ValueError("a consumer keeps a cursor of lane 0 or of a stream, not of another lane")
+                    raise ValueError(f"a consumer has a cursor of lane 0 or of a stream, not of lane {lane}")
                 start = await self.cursor_of(consumer, stream or "") or after
             return await self._build_query(partitions, stream, lane, start, FOLLOW_RECORDS)
 
@@ -171,28 +172,30 @@ class LogReader:
     async def subscribe(
         self, *, partitions: Sequence[str] = (), stream: str | None = None, lane: int = 0
     ) -> Subscription:
-        """The live part alone, with a bounded queue that the caller empties: for servers that feed many readers."""
+        """Subscribe to later records only. The caller empties the bounded queue of the subscription. For servers."""
         check_lane(lane, self._open_store.settings)
         if stream is not None:
             lane = compute_lane(stream, self.settings.lanes)
         return await self._tailers.subscribe(lane, normalize_partitions(None, partitions, stream), stream)
 
     async def listen(self, listener: RecordListener, lane: int = 0) -> int:
-        """Hands every record of a lane after the position that it gives to the listener, in order, as they come.
+        """Deliver all records of a lane after the returned position to a listener, in order and as they are committed.
 
-        For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
+        For servers that distribute records themselves: the delivery has no queue and no task, and loses nothing.
+        `unlisten` ends it.
         """
         check_lane(lane, self._open_store.settings)
         return await self._tailers.listen(lane, listener)
 
     def unlisten(self, listener: RecordListener, lane: int = 0) -> None:
-        """The listener gets nothing more."""
+        """End the delivery to a listener."""
         self._tailers.unlisten(lane, listener)
 
     async def listen_members(self, listener: MemberListener) -> None:
-        """Tells the listener from now on of whoever comes, goes or acknowledges something, in whatever stream.
+        """Deliver all later changes and acknowledgements of members, of all streams, to a listener.
 
-        What this process commits is told at once and before the records that came with it, what others do soon.
+        Changes by this process are delivered at once, before the records of the same commit. Changes by other processes
+        are delivered after the next poll.
         """
         self._check_open()
         await self._tailers.listen_members(listener)
@@ -200,11 +203,11 @@ class LogReader:
     async def lookup(
         self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str | None = None, client: str = ""
     ) -> Outcome:
-        """Return what became of an identity, and why.
+        """Return the status of an identity and the reason for it.
 
-        Without a `scope` the identity is looked up in that of the whole log. If tenants of the log have separate ids,
-        an unknown event may belong to one of them: then this raises LookupError. Pass
-        `event_scope("acme")` for events of the tenant `acme`, or `""` for events of no such tenant.
+        Without a `scope`, the identity is looked up in the scope of the whole log. If tenants of the log have separate
+        ids, an unknown event may belong to one of them, and the look-up raises LookupError. Pass `event_scope("acme")`
+        for events of the tenant `acme`, or `""` for events outside these tenants.
         """
         key_status = await self._open_store.get_key_status(build_identity(policy, scope or "", client, key))
         outcome = describe_outcome(policy, key_status)
@@ -217,41 +220,41 @@ class LogReader:
         if owners:
             raise LookupError(
                 f"{len(owners)} tenants of this log have separate ids, and the event may belong to one of them: pass "
-                f'scope, such as oncelog.event_scope("{owners[0]}"), or scope="" for an event of no such tenant'
+                f'scope, such as oncelog.event_scope("{owners[0]}"), or scope="" for an event outside these tenants'
             )
 
     async def prove(self, receipt: Receipt) -> Proven:
-        """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
+        """Return the proof that a record is in the chain of blocks. Raises LookupError for a receipt of another log."""
         block, evidence = await self._open_store.block(receipt.lane, receipt.height)
         proven = prove_position(block, evidence, receipt.position)
         if proven is None or proven.record.receipt != receipt:
-            raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
+            raise LookupError(f"the receipt does not belong to this log: {receipt}")
         return proven
 
     async def heads(self) -> Mapping[int, LaneHead]:
-        """The newest of everything, lane by lane."""
+        """Return the head of each lane."""
         return await self._open_store.heads()
 
     async def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
-        """The cursor that a consumer kept."""
+        """Return the stored cursor of a consumer; None if there is no such consumer."""
         for known_consumer in await self.consumers():
             if (known_consumer.name, known_consumer.scope) == (consumer, stream):
                 return Cursor(known_consumer.cursor, self.epoch, format_order(stream or None, 0))
         return None
 
     async def consumers(self) -> list[Consumer]:
-        """All named consumers, with how far each is behind."""
+        """Return all named consumers, each with its cursor and lag."""
         return await self._open_store.consumers()
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """The tenants that the log counts for, and what each of them has."""
+        """Return the tenants that have quotas, and the usage of each."""
         return await self._open_store.usage()
 
     async def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
-        """Return a page of the acts that were recorded, in all lanes, by log time.
+        """Return a page of the recorded acts of all lanes, by log time.
 
-        `after` is the text of an earlier page's place (`audit_cursor`). Raises ValueError and HistoryChangedError for
-        another one.
+        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for another text, and
+        HistoryChangedError for a cursor of another epoch.
         """
         self._check_open()
         scan = AuditScan(decode_cursor(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
@@ -262,7 +265,7 @@ class LogReader:
                 return page
 
     def audit_cursor(self, page: AuditPage) -> str:
-        """Return the text with which the next page begins."""
+        """Return the cursor after which the next page begins."""
         return encode_cursor(self.epoch, page.after)
 
     @property

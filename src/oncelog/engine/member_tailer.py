@@ -1,7 +1,7 @@
-"""Delivers changes of members in a lane by revision, as records are delivered by position.
+"""Delivers changes of members in a lane by revision, as the tailer delivers records by position.
 
-Changes of this process are delivered at once. A poll finds the changes of others: it compares the revision of the lane,
-and reads the new changes from the store.
+Changes by this process are delivered at once. A poll finds changes by other processes: it compares the revision of the
+lane, and the member tailer reads the new changes from the store.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ class MemberListener(Protocol):
     """Receives changes of members."""
 
     def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
-        """Take changes with the state after them. A change may arrive twice. Must not raise, and must be fast."""
+        """Handle changes, each with the state after it. A change may arrive twice. Must not raise, and must be fast."""
 
 
 class LaneReader(ABC):
-    """Reads what is new in a lane: a task runs while the store has more than was delivered."""
+    """Reads new records or changes of a lane. Its task runs while the store has more than was delivered."""
 
     def __init__(self, lane: int, name: str) -> None:
         self.lane = lane
         self._name = name
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
-        """Of the newest read. A `Tailer` counts it in the next poll."""
+        """Error of the newest read. The next poll of a `Tailer` counts it."""
         self._failed_polls = 0
 
     @property
@@ -46,7 +46,7 @@ class LaneReader(ABC):
 
     @abstractmethod
     async def _read_next(self) -> bool:
-        """Read and deliver. Return False if the store does not have what was announced."""
+        """Read and deliver. Return False if the store does not have the announced records or changes."""
 
     def _wake(self) -> None:
         if self._task is None and self._has_more:
@@ -66,7 +66,7 @@ class LaneReader(ABC):
 
 
 class MemberTailer(LaneReader):
-    """The reader of changes in a lane. It is idle without listeners."""
+    """Reader of the member changes of a lane. It is idle without listeners."""
 
     def __init__(self, store: Store, lane: int) -> None:
         super().__init__(lane, f"members of lane {lane}")
@@ -85,7 +85,7 @@ class MemberTailer(LaneReader):
         return self.is_behind(self._newest)
 
     def reset(self, revision: int) -> None:
-        """Continue after a revision: the lane went back to it, or the first listener begins there."""
+        """Continue after a revision: after a rewind of the lane, or at the start of the first listener."""
         self.revision = self._newest = revision
 
     async def wait_for_revision(self, revision: int) -> None:
@@ -98,7 +98,7 @@ class MemberTailer(LaneReader):
                 raise self._error
 
     def notify_commit(self, changes: Changes, head: LaneHead) -> None:
-        """Take changes that this process committed. They are delivered as they are if no others came in between."""
+        """Deliver changes of a commit by this process, or poll if another process committed in between."""
         if self._task is None and head.revision == self.revision + 1:
             self.revision = head.revision
             self._newest = max(self._newest, head.revision)
@@ -124,7 +124,7 @@ class MemberTailer(LaneReader):
             listener.deliver_changes(changes)
 
     def poll(self, newest: int) -> None:
-        """Take the revision of the lane."""
+        """Read up to a revision of the lane."""
         self._newest = max(self._newest, newest)
         self._wake()
 
@@ -136,7 +136,7 @@ class MemberTailer(LaneReader):
 
     async def _read_next(self) -> bool:
         newest = self._newest
-        # Names are not empty, so this place is before all changes of the next revision.
+        # Names are not empty, so this cursor sorts before all changes of the next revision.
         start_revision = self.revision
         place: MemberCursor = (start_revision + 1, "", "", 0)
         while True:
@@ -146,7 +146,7 @@ class MemberTailer(LaneReader):
                 place = changes[-1].cursor
             if len(changes) < PAGE_CHANGES:
                 break
-        # A full page may end within a revision; after the last page nothing is left of the revisions in it.
+        # A full page may end within a revision; the last page completes its revisions.
         if self.revision == start_revision:  # not reset meanwhile
             self.revision = max(newest, place[0] - (0 if changes else 1))
         return True

@@ -1,4 +1,4 @@
-"""Outcome of one identity for `Log.lookup`: committed, forgotten, leased or unknown, and why."""
+"""Outcome of an identity for `Log.lookup`: committed, forgotten, leased or unknown, with the reason in words."""
 
 from enum import Enum
 from typing import Final
@@ -14,20 +14,20 @@ NEVER_COMMITTED: Final = "no record: it was never committed here, or it was refu
 
 
 class Status(Enum):
-    """Where an identity stands."""
+    """Status of an identity."""
 
     COMMITTED = "committed"
     """Its write is in the log, and a retry gets its answer."""
     FORGOTTEN = "forgotten"
-    """Its write is in the log, but the identity has been forgotten since: it would be taken as new."""
+    """Its write is in the log, but the identity has been forgotten: a retry would be a new write."""
     LEASED = "leased"
-    """Somebody works on it."""
+    """A caller holds or held a lease on it, and has stored no result."""
     UNKNOWN = "unknown"
-    """There is nothing under it."""
+    """The log has neither a record nor a lease of it."""
 
 
 class Outcome(Struct, frozen=True):
-    """What became of an identity."""
+    """Status of an identity, the reason in words, and its record."""
 
     status: Status
     why: str
@@ -37,7 +37,7 @@ class Outcome(Struct, frozen=True):
 
 
 def describe_outcome(policy: Policy, key_status: KeyStatus) -> Outcome:
-    """Puts what a store knows into words."""
+    """Describe the stored state of a key."""
     record, lease = key_status.record, key_status.lease
     log_time_ms = max(key_status.head.log_time_ms, key_status.time_ms)
     if record is not None:
@@ -77,28 +77,25 @@ def _describe_forgotten(policy: Policy, record: Record, key_status: KeyStatus) -
 
 
 def _describe_sequence_retry(policy: Policy, sequence: int, key_status: KeyStatus) -> str:
-    """Describe the answer to a retry whose key is unknown: its sequence decides (core.sequences)."""
+    """Describe the answer to a retry whose key is unknown. Its client sequence decides (core.sequences)."""
     entry = key_status.client_entry
     if entry is not None and not policy.retention.remembers(entry.last_seen_ms, 0, key_status.head.eviction_time_ms):
         entry = None
     last = 0 if entry is None else entry.sequence
     as_new = f"a retry with client sequence {last + 1} is a new write"
     if sequence > last:
-        return f", and its client too (its last sequence is {last} now): {as_new}, a higher one is refused"
+        return f", and so was its client (whose last sequence is now {last}): {as_new}, a higher one is refused"
     return (
-        f": a retry with client sequence {sequence} is answered as already committed if it is equal to the client's "
-        f"newest write with that sequence, and refused otherwise; {as_new}"
+        f": a retry with client sequence {sequence} is answered as already committed if it equals the client's newest "
+        f"write with that sequence, and refused otherwise; {as_new}"
     )
 
 
 def _describe_lease(lease: Lease, log_time_ms: int) -> str:
     if not lease.holder:
-        failed = "failed" if lease.failed_fence == lease.fence else "was given up"
-        return f"no record: work on it under lease {lease.fence} {failed}, and nobody has taken it over yet"
-    if log_time_ms < lease.until_ms:
-        return (
-            f"no record yet: work on it goes on under lease {lease.fence}, for {lease.until_ms - log_time_ms} ms more"
-        )
-    return (
-        f"no record: lease {lease.fence} ended {log_time_ms - lease.until_ms} ms ago, and nobody has taken it over yet"
-    )
+        failed = "failed" if lease.failed_fence == lease.fence else "was released"
+        return f"no record: the work under lease {lease.fence} {failed}, and no caller has taken it over yet"
+    left_ms = lease.until_ms - log_time_ms
+    if left_ms > 0:
+        return f"no record yet: the work runs under lease {lease.fence}, which lasts {left_ms} ms more"
+    return f"no record: lease {lease.fence} expired {-left_ms} ms ago, and no caller has taken it over yet"

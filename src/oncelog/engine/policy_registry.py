@@ -1,4 +1,4 @@
-"""The policies of one log: those that are built in, those of the application, and those that the log already knows."""
+"""Policies of a log: built-in policies, policies of the application, and policies that the log has stored."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from oncelog.storage.store import Store
 
 
 class PolicyRegistry:
-    """Declares policies in the store, which keeps their first declaration for good."""
+    """Declares policies in the store, which keeps the first declaration of each name permanently."""
 
     def __init__(self, store: Store, policies: Sequence[Policy]) -> None:
         self._store = store
@@ -19,11 +19,11 @@ class PolicyRegistry:
         self.by_name: Mapping[str, Policy] = {}
 
     async def declare_all(self) -> None:
-        """Declare the policies when the log is opened. The log keeps the time to live that its ledgers began with.
+        """Declare the policies when the log is opened. The time to live of its ledgers never changes.
 
         Raises:
-            PolicyError: the log knows another policy by one of the names.
-            SettingsError: a ledger policy with another time to live was requested.
+            PolicyError: the log has another policy with one of the names.
+            SettingsError: the requested ledger policy has another time to live than that of the log.
         """
         requested = self._requested_ledger
         known = await self._store.declare([policy for policy in self._initial if policy is not requested])
@@ -32,8 +32,8 @@ class PolicyRegistry:
         stored = known[LEDGER.name]
         if requested is not None and requested != stored:
             raise SettingsError(
-                f"the log was made with a time to live of {stored.retention.ttl_ms} ms for ledgers and cannot be "
-                f"opened with {requested.retention.ttl_ms} ms. Leave it out to open the log with what it has."
+                f"the log was created with a time to live of {stored.retention.ttl_ms} ms for ledgers and cannot be "
+                f"opened with {requested.retention.ttl_ms} ms. Without a ledger policy it opens with its own."
             )
         self.by_name = {**known, **{policy.name: policy for policy in self._initial}}
 
@@ -43,7 +43,7 @@ class PolicyRegistry:
         return self.by_name[LEDGER.name]
 
     def knows(self, item: Item) -> bool:
-        """Return whether the log knows the item's policy, if it has one, by its name."""
+        """Return whether the policy of an item is declared. Items without a policy need no declaration."""
         policy: Policy | None = getattr(item, "policy", None)
         if policy is None:
             return True
@@ -51,7 +51,7 @@ class PolicyRegistry:
         return known is policy or known == policy
 
     async def declare(self, item: Any) -> None:
-        """Declare the policy of an item at its first use. Raises PolicyError if the name stands for another policy."""
+        """Declare the policy of an item at its first use. Raises PolicyError if the name is taken."""
         policy: Policy = item.policy
         known = await self._store.declare([policy])
         self.by_name = {**known, **self.by_name, policy.name: policy}

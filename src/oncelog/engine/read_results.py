@@ -1,4 +1,4 @@
-"""Results of reading a log: pages, followers, cursors and proofs."""
+"""Results of reads: pages, followers, cursors and proofs."""
 
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -15,19 +15,19 @@ __all__ = ["Compacted", "Cursor", "Follower", "Proven", "Reading", "format_order
 
 
 class Reading(Struct, frozen=True):
-    """A page of records, and how to go on."""
+    """A page of records, and the cursor after which the next page begins."""
 
     records: list[Record]
     cursor: Cursor
-    """Read on after this. Behind the last page it is the bound, also where no record matched."""
+    """Start of the next page. After the last page it is `upto`, even if no record matched."""
     upto: int
-    """The bound: pass it on with the cursor, and paging ends however fast the log grows."""
+    """Position at which paging ends. Pass it with the cursor: paging then ends although the log grows."""
     has_more: bool
     newest: int
 
 
 class Follower:
-    """Async iterator over records. Close it where a loop ends before the log: `async with log.follow(…) as records`."""
+    """Async iterator over records. Close it after an early end of the loop: `async with log.follow(…) as records`."""
 
     def __init__(self, records: AsyncGenerator[Record, None]) -> None:
         self._records = records
@@ -52,7 +52,7 @@ class Follower:
 
 
 class Proven(Struct, frozen=True):
-    """A record's place in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
+    """Proof of a record in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
 
     record: Record
     salt: bytes
@@ -63,7 +63,7 @@ class Proven(Struct, frozen=True):
 
 
 def prove_position(block: Block, evidence: Sequence[Evidence], position: int) -> Proven | None:
-    """Return the proof of the record at a position of a block; None if the block does not contain the position."""
+    """Return the proof of the record at a position; None if the block does not contain the position."""
     index = position - block.first_position
     if not 0 <= index < len(evidence):
         return None
@@ -73,24 +73,24 @@ def prove_position(block: Block, evidence: Sequence[Evidence], position: int) ->
 
 
 class Compacted(Struct, frozen=True):
-    """How far a stream has been compacted."""
+    """Result of a compaction of a stream."""
 
     deltas: int
-    """Whose bodies were dropped now."""
+    """Number of deltas whose bodies this call dropped."""
     upto: int
-    """The sequence up to which nothing has a body any more."""
+    """Sequence up to which all bodies of deltas are dropped."""
     has_more: bool = False
-    """It stopped early, at its limit: there is more to compact."""
+    """Whether the call stopped at its limit."""
     dropped: int = 0
-    """Deleted rows that were dropped now, with their tombstones."""
+    """Number of deleted rows that this call dropped, with their tombstones."""
     next_row: tuple[str, str] | None = None
-    """Table and row id after which to look for more deleted rows (`after_row`); None if all rows were read."""
+    """Table and row id after which the next call should read rows (`after_row`); None if all rows were read."""
     held_by: Consumer | None = None
-    """The named consumer that has read least, if it holds back deleted rows that are old enough."""
+    """The named consumer that has read least, if it keeps deleted rows from being dropped."""
 
 
 def format_order(stream: str | None, lane: int) -> str:
-    """What a cursor says of the order it is of."""
+    """Return the name of an order in a cursor: empty for lane 0."""
     if stream is not None:
         return f"stream/{stream}"
     return f"lane/{lane}" if lane else ""

@@ -30,11 +30,11 @@ from oncelog.storage.store import (
 )
 
 BLOCKS_PER_PAGE: Final = 100
-"""Read at a time, for whoever follows them."""
+"""Default number of blocks per read."""
 
 
 class StateReader:
-    """What `Log.state` returns. Every read sees what has been committed, by this process or another."""
+    """Reads of `Log.state`. Each read sees all commits, by this process and by others."""
 
     def __init__(
         self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, get_open_store: Callable[[], Store]
@@ -46,17 +46,17 @@ class StateReader:
         self._limits = limits
         self._get_open_store = get_open_store
         self.ledger = LEDGER
-        """The log's own ledger policy, which may have another time to live."""
+        """Ledger policy of this log. Its time to live may differ from that of `LEDGER`."""
 
     def lane(self, scope: str) -> int:
-        """The lane of a scope's records and blocks."""
+        """Return the lane of the records and blocks of a scope."""
         return compute_lane(scope, self._store.settings.lanes)
 
     async def _load(self, read_set: ReadSet) -> Snapshot:
         return (await self._get_open_store().side_state(read_set)).snapshot
 
     async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
-        """Where a client stands in a scope; None for one never seen, or evicted. Without a policy: in a ledger."""
+        """Return the entry of a client in a scope; None if it is unknown or evicted. Default policy: the ledger's."""
         policy = policy or self.ledger
         lane, identity = self.lane(scope), (policy.name, scope, client)
         found = await self._get_open_store().side_state(ReadSet(lanes={lane}, clients={identity}))
@@ -67,29 +67,29 @@ class StateReader:
         return entry if is_known else None
 
     async def entity(self, scope: str, key: str) -> Entity | None:
-        """An entity as it stands; None where there is none, or it has expired."""
+        """Return an entity; None if it does not exist or has expired."""
         lane = self.lane(scope)
         found = await self._get_open_store().side_state(ReadSet(lanes={lane}, entities={(scope, key)}))
         entity = found.snapshot.entities.get((scope, key))
         return entity if entity is not None and entity.is_live(found.get_time_ms(lane)) else None
 
     async def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
-        """Entities by key: those that begin with the prefix and come after a key."""
+        """Return entities in the order of their keys: keys with a prefix, after a given key."""
         return await self._get_open_store().entities(
             scope, prefix, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )
 
     async def newest(self, scope: str) -> int:
-        """The newest sequence of a stream; 0 before the first."""
+        """Return the newest sequence of a stream; 0 if it is empty."""
         found = await self._load(ReadSet(lanes={self.lane(scope)}, streams={scope}))
         return found.streams.get(scope, 0)
 
     async def horizon(self, scope: str) -> int | None:
-        """The tombstone horizon of a gateway, as a clock reading; None before tombstones were dropped."""
+        """Return the tombstone horizon of a gateway, as a clock reading; None if no tombstones were dropped."""
         return (await self.newest_and_horizon(scope))[1]
 
     async def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
-        """The newest sequence and the tombstone horizon of a gateway, both of one moment."""
+        """Return the newest sequence and the tombstone horizon of a gateway from one snapshot."""
         read_set = ReadSet(lanes={self.lane(scope)}, streams={scope}, horizons={scope})
         found = await self._load(read_set)
         return found.streams.get(scope, 0), found.horizons.get(scope)
@@ -99,34 +99,34 @@ class StateReader:
         return await self._get_open_store().sequence_before(scope, upto, max(1, count))
 
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
-        """A merged row as it stands, deleted or not; None where there never was one."""
+        """Return a merged row, which may be deleted; None if it never existed or its tombstone was dropped."""
         identity = (scope, table, row_id)
         return (await self._load(ReadSet(lanes={self.lane(scope)}, rows={identity}))).rows.get(identity)
 
     async def rows(
         self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500
     ) -> RowPage:
-        """Merged rows by table and row id, deleted ones too: of one table, or of all."""
+        """Return merged rows of one table or of all tables, by table and row id, including deleted rows."""
         return await self._get_open_store().rows(
             scope, table, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )
 
     async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
-        """The version that made a relationship; None where there is none."""
+        """Return the version that created a relationship; None if it does not exist."""
         identity = (scope, resource, relation, subject)
         found = await self._load(ReadSet(lanes={self.lane(scope)}, relationships={identity}))
         return found.relationships.get(identity)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """Relationships by resource, relation and subject."""
+        """Return a page of relationships, by resource, relation and subject."""
         if query.relation and not (query.resource or query.subject):
-            raise ValueError("a relation alone finds nothing: name its resource or its subject")
+            raise ValueError("a query by relation needs a resource or a subject, too")
         return await self._get_open_store().relationships(query)
 
     # --- members
 
     async def find_membership(self, scope: str, member: str) -> Membership | None:
-        """A stream as one of its members sees it, all of one moment; None for everybody else."""
+        """Return the membership of a member in a stream, from one snapshot; None if it is not a member."""
         identity = (scope, member)
         read_set = ReadSet(
             lanes={self.lane(scope)},
@@ -143,44 +143,44 @@ class StateReader:
         return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0), role)
 
     async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
-        """Return those of some pairs of stream and name that are members, all of one moment."""
+        """Return the pairs of stream and name that are memberships, from one snapshot."""
         wanted = set(identities)
         read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
         return set((await self._load(read_set)).members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
-        """Members of a stream by name, each with its role and what it has acknowledged."""
+        """Return members of a stream by name, each with its role and its acknowledged sequence."""
         return await self._get_open_store().members(scope, after, clamp_limit(limit, self._limits))
 
     async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
-        """Streams of a member by name, of those whose names begin with the prefix."""
+        """Return the streams of a member whose names have a prefix, by name."""
         if not prefix:
             raise ValueError("prefix must not be empty")
         return await self._get_open_store().memberships(member, prefix, after, clamp_limit(limit, self._limits))
 
     async def record(self, lane: int, position: int) -> Record | None:
-        """The record at a place; None where there is none."""
+        """Return the record at a position of a lane; None if there is no record."""
         heads = await self._get_open_store().heads()
         if lane not in heads or not 1 <= position <= heads[lane].position:
             return None
         page = await self._get_open_store().read(Query(lane=lane, after=position - 1, upto=position, limit=1))
-        return page.records[0] if page.records else None  # a leap has passed over it
+        return page.records[0] if page.records else None  # a leap skipped the position
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """What proves a record, if its block is still in this process's memory.
+        """Return the proof of a record if its block is cached in this process.
 
-        With a time, only if the record is then younger than `limits.cache_ttl_ms`: for answers to retries.
+        With `now_ms`, return None also for a record older than `limits.cache_ttl_ms`, as for answers to retries.
         """
         return self._cache.find_attestation(receipt, now_ms)
 
     # --- blocks
 
     async def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
-        """Blocks of the scope's lane above a height, in order, each with the positions of the scope's records in it."""
+        """Return blocks of the scope's lane above a height, each with the positions of the scope's records in it."""
         return await self._get_open_store().blocks(self.lane(scope), after, limit, scope)
 
     async def follow_blocks(self, scope: str, after: int = 0) -> AsyncGenerator[Sequence[ScopedBlock], None]:
-        """All of them, then those to come, each once and in order. Close it (`aclosing`)."""
+        """Iterate over all blocks above a height and all later ones, each once, in order. Close it (`aclosing`)."""
         lane = self.lane(scope)
         commit_signal = _CommitSignal()
         await self._tailers.listen(lane, commit_signal)
@@ -195,7 +195,7 @@ class StateReader:
 
 
 class _CommitSignal:
-    """Listener that tells whether there is something new to read, without the records themselves."""
+    """Listener that signals new records of a lane. It ignores the records themselves."""
 
     def __init__(self) -> None:
         self._signal = asyncio.Event()

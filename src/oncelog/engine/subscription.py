@@ -1,4 +1,4 @@
-"""One reader of a lane, and the bounded queue of its records."""
+"""Subscription of one reader to a lane, with a bounded queue of records."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 
 class Subscription:
-    """Records after `start`, as they arrive, for one reader. The queue is bounded: a slow reader is closed."""
+    """Records after `start`, as they arrive, for one reader. The subscription ends if the reader is too slow."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Subscription:
         limits: Limits,
         remove: Callable[["Subscription"], None],
     ) -> None:
-        """`remove` ends the delivery."""
+        """`remove` ends the delivery to a subscription."""
         self.start = start
-        """All later records are delivered. It is a cursor of the lane, whatever the subscription reads."""
+        """Cursor after which records are delivered. It is a cursor of the lane, even for partitions or a stream."""
         self.partitions = partitions
         self.stream = stream
         self.is_slow = False
-        """The queue is half full: a server can warn its reader."""
+        """Whether the queue is at least half full, so that a server can warn its reader."""
         self._lane = lane
         self._limits = limits
         self._remove = remove
@@ -45,13 +45,13 @@ class Subscription:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """Keys of the groups of readers that the subscription belongs to (`Tailer`)."""
+        """Keys under which `Tailer` groups the subscription."""
         if self.stream is not None:
             return [("stream", self.stream)]
         return [("partition", partition) for partition in self.partitions] or [("", "")]
 
     async def next(self) -> list[Record]:
-        """Wait for records and return all that are queued, at least one.
+        """Wait for records and return all queued ones, at least one.
 
         Only one task may wait at a time.
 
@@ -62,7 +62,7 @@ class Subscription:
             RuntimeError: another task is already waiting.
         """
         if self._has_waiter:
-            raise RuntimeError("another task is waiting for this subscription; each reader needs one of its own")
+            raise RuntimeError("another task is waiting for this subscription; each reader needs its own subscription")
         self._has_waiter = True
         try:
             while not self._queue:
@@ -79,7 +79,7 @@ class Subscription:
         return records
 
     def fail(self, error: Exception) -> None:
-        """End the delivery. `next` raises the error, unless it has another one already."""
+        """End the delivery. `next` raises the first error that was passed."""
         self._error = self._error or error
         self._remove(self)
         self._wake()
@@ -89,32 +89,32 @@ class Subscription:
         self.fail(ClosedError("the subscription is closed"))
 
     def wants(self, record: Record) -> bool:
-        """Whether the record is in its scope."""
+        """Return whether the subscription includes a record."""
         if self.stream is not None:
             return bool(record.sequence) and record.scope == self.stream
         return not self.partitions or not self.partitions.isdisjoint(record.partitions)
 
     def deliver(self, record: Record) -> None:
-        """Add a record to the queue, or close a reader that has too many records there."""
+        """Add a record to the queue. Ends the subscription if the queue exceeds a limit."""
         if self._error is not None or record.position <= self.start.position:
             return
         self._queue.append(record)
         self._bytes += len(record.body)
         limits = self._limits
         if len(self._queue) > limits.subscription_records_max or self._bytes > limits.subscription_bytes_max:
-            if len(self._queue) > 1:  # a single large record must be readable
+            if len(self._queue) > 1:  # a single record above the byte limit must be readable
                 self._overrun()
         elif 2 * len(self._queue) > limits.subscription_records_max or 2 * self._bytes > limits.subscription_bytes_max:
             if not self.is_slow:
-                logger.warning("a reader of lane %d is slow: %d records wait", self._lane, len(self._queue))
+                logger.warning("a reader of lane %d is slow: %d records are queued", self._lane, len(self._queue))
             self.is_slow = True
         self._wake()
 
     def _overrun(self) -> None:
-        """Drop the queue: its records are in the store, after the cursor that the reader gets."""
+        """Drop the queue, and give the reader the cursor after which it can read these records from the store."""
         first = self._queue[0]
         number = (first.position if self.stream is None else first.sequence) - 1
-        logger.warning("a reader of lane %d was closed: it is behind %d", self._lane, number)
+        logger.warning("a slow reader of lane %d was closed after %d", self._lane, number)
         self._queue.clear()
         self._bytes = 0
         self.fail(SlowReaderError(Cursor(number, self.start.epoch, format_order(self.stream, self._lane))))

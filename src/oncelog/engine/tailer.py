@@ -1,8 +1,8 @@
-"""Delivery by position, never by verdict.
+"""Delivers records by position, never by verdict.
 
-One tailer for each lane reads the store from the last position that it delivered. The committer wakes it, or a poll
-that finds commits of other processes. Each record goes to all subscriptions that it concerns. So a commit whose answer
-was lost is delivered once all the same, and a retry is not delivered again.
+One tailer per lane reads the store from the last delivered position. The committer wakes it, or a poll that finds
+commits by other processes. The tailer delivers each record to all subscriptions that include it. Therefore a commit
+whose answer was lost is delivered once, and a retry is not delivered again.
 """
 
 import asyncio
@@ -28,35 +28,35 @@ logger: Final = logging.getLogger("oncelog.engine")
 PAGE_RECORDS: Final = 500
 BUFFERED_RECORDS_MAX: Final = 5_000
 BUFFERED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Limit of the commits that are buffered during a read. Beyond it they are read from the store, too."""
+"""Limit of the commits that are buffered during a read. Above it the buffer is dropped, and the store is read."""
 FAILED_POLLS_MAX: Final = 100
-"""Failed polls in a row after which the readers get the error. Earlier ones are only logged."""
+"""Failed polls in a row after which the readers get the error. Earlier failures are only logged."""
 
 
 class RecordListener(Protocol):
     """Receives the records of a lane without a queue."""
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Take the next records, in order and without gaps. Must not raise, and must be fast."""
+        """Handle the next records, in order and without gaps. Must not raise, and must be fast."""
 
     def fail(self, error: Exception) -> None:
-        """Take the error that ends the delivery."""
+        """Handle the error that ends the delivery."""
 
     def close(self) -> None:
-        """Take the end of the delivery: the log is being closed."""
+        """Handle the end of the delivery: the log is being closed."""
 
 
 class Tailer(LaneReader):
     """The only reader of a lane. It runs while there are subscriptions or listeners.
 
-    Changes of members are delivered first: no record is delivered before all changes up to it, so that removed members
-    get nothing that was committed after their removal.
+    It delivers a record only after all earlier changes of members, so that a removed member gets no record that was
+    committed after its removal.
     """
 
     def __init__(self, store: Store, lane: int, position: int, limits: Limits) -> None:
         super().__init__(lane, f"lane {lane}")
         self.position = position
-        """All records up to here are delivered."""
+        """All records up to this position are delivered."""
         self.members = MemberTailer(store, lane)
         self._store = store
         self._limits = limits
@@ -66,13 +66,13 @@ class Tailer(LaneReader):
         self._listeners: list[RecordListener] = []
         self._newest = position
         self._revision = 0
-        """Of the newest position: changes of members up to here are delivered before it."""
+        """Revision of the newest position. Changes of members up to it are delivered first."""
         self._buffered: list[tuple[Sequence[Record], LaneHead]] = []
-        """Commits of this process during a read."""
+        """Commits by this process during a read."""
         self._buffered_records = 0
         self._buffered_bytes = 0
         self._rewinds = 0
-        """How often the lane went back."""
+        """Number of times that the lane went back."""
 
     def __len__(self) -> int:
         return len(self._subscriptions) + len(self._listeners)
@@ -82,7 +82,7 @@ class Tailer(LaneReader):
         return len(self) > 0 and self.position < self._newest
 
     def subscribe(self, partitions: frozenset[str], stream: str | None) -> Subscription:
-        """Return a subscription to all later records in its scope."""
+        """Return a subscription to all later records of some partitions, of a stream, or of the lane."""
         if not self._subscriptions:
             self._error, self._failed_polls = None, 0
         start = Cursor(self.position, self._store.epoch, format_order(None, self.lane))
@@ -109,17 +109,17 @@ class Tailer(LaneReader):
                 del self._groups[key]
 
     def wake(self, newest: int, revision: int = 0) -> None:
-        """Take the newest position and the revision of the lane."""
+        """Read up to a position and revision of the lane, unless both are delivered."""
         self._newest = max(self._newest, newest)
         self._revision = max(self._revision, revision)
         self._wake()
 
     def notify_commit(self, records: Sequence[Record], head: LaneHead) -> None:
-        """Take records that this process made durable, and the head after them.
+        """Handle records that this process made durable, and the head after them.
 
-        They are delivered without a read if they follow the last delivered position. If another process committed in
-        between, the store is read. During a read they wait for its end: under a steady load the reader would otherwise
-        never catch up.
+        Records that follow the last delivered position are delivered without a read. If another process committed in
+        between, the tailer reads the store. During a read the records are buffered: under a steady load the tailer
+        would otherwise never catch up.
         """
         if self._task is not None:
             if records:
@@ -143,22 +143,22 @@ class Tailer(LaneReader):
             self._deliver_next(records, head)
 
     def take_buffered(self) -> list[tuple[Sequence[Record], LaneHead]]:
-        """Return and drop the buffer. Records that are dropped are read from the store."""
+        """Return the buffered commits and empty the buffer. Records that are not delivered are read from the store."""
         buffered, self._buffered = self._buffered, []
         self._buffered_records = self._buffered_bytes = 0
         return buffered
 
     def _deliver_next(self, records: Sequence[Record], head: LaneHead) -> None:
-        """Deliver records that follow the last delivered position, if all changes of members up to them are known."""
+        """Deliver records that follow the last delivered position, if all earlier changes of members are delivered."""
         is_next = bool(records) and records[0].position == self.position + 1
         if is_next and not self.members.is_behind(head.revision):
             self._newest = max(self._newest, head.position)
             self._deliver(records)
 
     def poll(self, newest: int, revision: int = 0) -> None:
-        """As `wake`, at regular intervals. Failed reads are counted here.
+        """As `wake`, at regular intervals. Counts failed reads.
 
-        Counted where they fail, many commits per second would reach the limit in an instant.
+        Failures are counted per poll: per read, a high rate of commits would reach the limit at once.
         """
         if self._error is not None:
             self.count_failed_poll(self._error)
@@ -167,15 +167,15 @@ class Tailer(LaneReader):
         self.wake(newest, revision)
 
     def count_failed_poll(self, error: Exception) -> None:
-        """Count a failed read. After many in a row the readers get the error."""
+        """Count a failed read. After `FAILED_POLLS_MAX` in a row, the readers get the error."""
         self._error = None
         self._failed_polls += 1
         if self._failed_polls >= FAILED_POLLS_MAX:
             self._fail(error)
 
     def rewind(self, head: LaneHead) -> None:
-        """The lane lost records that its readers have: end the delivery, so that they start again."""
-        message = f"lane {self.lane} is back at revision {head.revision}: it has lost what was read from it"
+        """End the delivery, because the lane lost records that its readers have. They must start again."""
+        message = f"lane {self.lane} went back to revision {head.revision}: it has lost records that were read"
         self._fail(HistoryChangedError(message, self._store.epoch, head.position))
         self.position = self._newest = head.position
         self._revision = head.revision
@@ -219,7 +219,7 @@ class Tailer(LaneReader):
         if history != self._rewinds:
             return True  # the page belongs to the history before the rewind
         if not page.records and page.next <= self.position:
-            return False  # the announced records are not there (any more): the next poll finds the head
+            return False  # the store does not have the announced records: the next poll finds the head
         self._deliver(page.records)
         self.position = max(self.position, page.next)
         self._deliver_buffered()
@@ -242,7 +242,7 @@ class Tailer(LaneReader):
 
 
 class Tailers:
-    """The tailers of all lanes, and the poll that finds commits of other processes."""
+    """Tailers of all lanes, and the poll that finds commits by other processes."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
@@ -313,10 +313,10 @@ class Tailers:
             self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
     async def follow(self, build_query: Callable[[], Awaitable[Query]]) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield all records of a query: first from the store, then as they are committed; several at a time.
+        """Yield all records of a query in batches: first from the store, then as they are committed.
 
-        A reader that falls behind continues from the store: it needs no more memory than others, and misses nothing.
-        Ends when the log is closed. Raises the error of the store if it could not be read for long.
+        A slow reader continues from the store, so it needs no more memory than other readers and misses nothing. The
+        iterator ends when the log is closed. Raises the error of the store after `FAILED_POLLS_MAX` failed polls.
         """
         query = await build_query()
         lane = query.lane if query.stream is None else compute_lane(query.stream, self._store.settings.lanes)
@@ -329,7 +329,7 @@ class Tailers:
                     cursor = _get_order_number(records[-1], query)
                 if subscription is None:
                     subscription = await self.subscribe(lane, query.partitions, query.stream)
-                    continue  # records from before the start of the subscription; it may deliver some of them again
+                    continue  # read the records before its start; it may deliver some of them again
                 with suppress(SlowReaderError):
                     while True:
                         records = await subscription.next()
@@ -355,7 +355,7 @@ class Tailers:
             cursor, has_more = page.next, page.has_more
 
     def notify_commit(self, changes: Changes) -> None:
-        """Take the changes of a batch that this process made durable."""
+        """Handle the changes of a batch that this process made durable."""
         by_lane: defaultdict[int, list[Record]] = defaultdict(list)
         if any(map(len, self._tailers.values())):
             for record in changes.records:
@@ -363,7 +363,7 @@ class Tailers:
         for lane, head in changes.heads.items():
             tailer = self._tailers.get(lane)
             if tailer is not None:
-                # Members first: removed members get no records of the commit that removed them.
+                # Changes of members first: a removed member must not get records of the commit that removed it.
                 tailer.members.notify_commit(changes, head)
                 if len(tailer):
                     tailer.notify_commit(by_lane[lane], head)
@@ -387,14 +387,14 @@ class Tailers:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wakeup.wait(), self._limits.poll_ms / 1000)
             self._wakeup.clear()
-            # Of the time before the poll: a commit during it may be newer than the heads that it returns.
+            # Taken before the poll: a commit during the poll may be newer than the heads that the poll returns.
             revisions = {lane: tailer.members.revision for lane, tailer in self._tailers.items()}
             try:
                 heads = await self._store.heads()
             except Exception as error:  # the next poll may succeed
                 if not has_logged:
                     exc_info = not isinstance(error, StoreError)
-                    logger.warning("the log could not be polled for its subscribers: %s", error, exc_info=exc_info)
+                    logger.warning("polling the log for its subscribers failed: %s", error, exc_info=exc_info)
                 has_logged = True
                 for tailer in self._tailers.values():
                     tailer.count_failed_poll(error)

@@ -1,7 +1,7 @@
-"""Whether new writes are accepted: enough disk space, and not set read-only by an operator.
+"""Decides whether the log accepts new writes: the disk has space, and no operator has set the log read-only.
 
-What is known is answered all the same, and so is who reads. Whatever ends or frees something goes on too: work under
-a lease, cursors, erasure, members that leave or are removed. For these the limit leaves room.
+A read-only log still serves reads and answers retries. It also accepts writes that end or free something: completions
+of leased work, cursors, erasures, and members that leave or are removed. The disk limits leave space for these.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ from oncelog.storage.store import Store
 logger: Final = logging.getLogger("oncelog.engine")
 
 PAUSE_MS_MAX: Final = 10_000
-"""How long a disk is left alone at most that was found full again and again, before it is tried."""
+"""Maximum pause between two probes of a disk that was found full repeatedly."""
 PROBE_FREE_BYTES_MIN: Final = 2**20
-"""With less than this free a disk that was full still is: what is tried is small, and fits where no commit does."""
+"""Free bytes below which a disk still counts as full: the small write of a probe fits where no commit does."""
 RETRY_AFTER_MS: Final = 5000
-"""When a write may be sent again that came while none were taken."""
+"""Delay that a refused client should wait before it sends the write again."""
 HYSTERESIS_PERCENT: Final = 10
-"""So much further from its limit must a disk be before new writes are taken again, where no number is given."""
+"""Default distance from a limit at which the log accepts new writes again."""
 
 
 class DiskLimits(Struct, frozen=True, kw_only=True):
-    """When a log takes no new writes because its disk is nearly full, and when it does again. 0 does not look."""
+    """Limits at which a log refuses new writes because its disk is nearly full. 0 disables a limit."""
 
     free_bytes_min: int = 0
-    """Free bytes of the file system of a log in a file, less its -wal; below it the log takes no new writes."""
+    """Free bytes of the file system of a log in a file, minus its -wal. Below this the log refuses new writes."""
     free_again_bytes_min: int = 0
-    """Free bytes from which on the log takes new writes again, at least `free_bytes_min`. 0 is a tenth more than
+    """Free bytes from which on the log accepts new writes again, at least `free_bytes_min`. 0 is a tenth more than
     `free_bytes_min`."""
     store_bytes_max: int = 0
-    """Bytes of the database, or of the file; above it the log takes no new writes."""
+    """Bytes of the database or the file. Above this the log refuses new writes."""
     store_again_bytes_max: int = 0
-    """Bytes up to which the log takes new writes again, at most `store_bytes_max`. 0 is a tenth less than
+    """Bytes up to which the log accepts new writes again, at most `store_bytes_max`. 0 is a tenth less than
     `store_bytes_max`."""
     look_ms: int = 1000
-    """Interval between looks at the free bytes, and between attempts to write to a full disk."""
+    """Interval between polls of the free bytes, and minimum interval between probes of a full disk."""
     store_look_ms: int = 10_000
-    """Interval between counts of the bytes of the store: a large database takes a while to add them up."""
+    """Interval between measurements of the store. Adding up the bytes of a large database takes a while."""
 
     def __post_init__(self) -> None:
         may_be_zero = [name for name in self.__struct_fields__ if "bytes" in name]
@@ -53,105 +53,105 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def free_again_bytes(self) -> int:
-        """So many must be free again."""
+        """Free bytes from which on the log accepts new writes again."""
         margin = self.free_bytes_min * HYSTERESIS_PERCENT // 100
         return max(self.free_again_bytes_min or self.free_bytes_min + margin, self.free_bytes_min)
 
     @property
     def store_again_bytes(self) -> int:
-        """So few must the store have again."""
+        """Bytes of the store up to which the log accepts new writes again."""
         margin = self.store_bytes_max * HYSTERESIS_PERCENT // 100
         return min(self.store_again_bytes_max or self.store_bytes_max - margin, self.store_bytes_max)
 
 
 class ReadOnlyReason(Enum):
-    """Why no new writes are taken."""
+    """Why the log refuses new writes."""
 
     OPERATOR = "operator"
     FREE = "free"
-    """Too little of the disk is free."""
+    """The disk has too few free bytes."""
     SIZE = "size"
-    """The store has come to its limit."""
+    """The store exceeds its limit."""
     FULL = "full"
-    """A commit found no room."""
+    """A commit failed because the disk was full."""
 
 
 class WriteGate:
-    """One for a log in a process. Everything happens on the event loop's thread."""
+    """Accepts or refuses the new writes of one log in one process. Used in the event loop only."""
 
     def __init__(self, store: Store, disk_limits: DiskLimits | None) -> None:
         self._store = store
         self.disk_limits = disk_limits
-        """None does not look at all: then only an operator can say that no new writes are taken."""
+        """None disables polling: only an operator can then set the log read-only."""
         self._reasons: dict[ReadOnlyReason, str] = {}
         self.on_change: Callable[[bool, str, str], None] | None = None
-        """Called when the log starts or ends to refuse new writes: whether it does, why, and the operator's actor."""
+        """Called when the log starts or stops to refuse new writes: with whether it does, why, and the actor."""
         self._poll_task: asyncio.Task[None] | None = None
         self._since_store_poll_ms = 0
-        """The last look at the store."""
+        """Time since the last measurement of the store."""
         self._pause_ms = 0
+        """Pause before the next probe of a full disk."""
         self._waited_ms = 0
+        """Time since the disk was found full, or since the last probe."""
         self._not_full_ms = PAUSE_MS_MAX
-        """How long to wait before a full disk is tried, how long that has been, and for how long it was not full."""
+        """How long the disk has not been full."""
         self.free_bytes: int | None = None
-        """As of the last look."""
+        """Free bytes at the last poll."""
         self.store_bytes: int | None = None
-        """The same."""
+        """Bytes of the store at the last measurement."""
 
     @property
     def message(self) -> str:
-        """Why no new writes are taken; empty if they are."""
+        """Why the log refuses new writes, in words; empty if it accepts them."""
         return "; ".join(self._reasons.values())
 
     @property
     def reasons(self) -> frozenset[ReadOnlyReason]:
-        """The same for machines."""
+        """Why the log refuses new writes, for programs."""
         return frozenset(self._reasons)
 
     def refresh_message(self) -> str:
-        """The message, for a batch that is about to be committed."""
+        """Poll the free bytes before a commit, and return the message."""
         if self.disk_limits is not None and self.disk_limits.free_bytes_min:
             self._poll_disk()
         return self.message if self._reasons else ""
 
     def set_read_only(self, *, is_read_only: bool, actor: str = "") -> None:
-        """The operator's switch."""
+        """Set the log read-only by an operator, or end that."""
         self._set_reason(ReadOnlyReason.OPERATOR, is_read_only, "an operator has set it so", actor)
 
     def set_limits(self, disk_limits: DiskLimits | None) -> None:
-        """Other limits from now on."""
+        """Replace the limits and check them at once."""
         self.disk_limits = disk_limits
         self._poll_disk()
         self._check_store_size()
         if disk_limits is None:
             self._set_reason(ReadOnlyReason.FULL, False)
         else:
-            self._since_store_poll_ms = (
-                disk_limits.store_look_ms
-            )  # the store is looked at next, however long ago the last look was
+            self._since_store_poll_ms = disk_limits.store_look_ms  # the next poll measures the store
             self._start_polling()
 
     def notify_failure(self, error: BaseException) -> None:
-        """A commit was not made."""
+        """Refuse new writes after a commit that failed because the disk is full."""
         if self.disk_limits is not None and isinstance(error, DiskFullError):
             if ReadOnlyReason.FULL not in self._reasons:
-                # What is tried is small: it may fit where a large commit does not, again and again.
+                # A probe is small and may succeed where a large commit fails. Pauses grow if that happens repeatedly.
                 self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX) if self._not_full_ms < PAUSE_MS_MAX else 0
                 self._pause_ms = max(self._pause_ms, self.disk_limits.look_ms)
                 self._waited_ms = 0
             self._set_reason(ReadOnlyReason.FULL, True, "the disk is full")
 
-    # --- looking
+    # --- polling
 
     async def start(self) -> None:
-        """Looks once, and from then on by the clock."""
+        """Check all limits, and start to poll."""
         if self.disk_limits is not None:
             self._poll_disk()
             await self._poll_store()
             self._start_polling()
 
     async def stop(self) -> None:
-        """Looks no more."""
+        """Stop polling."""
         if self._poll_task is not None:
             self._poll_task.cancel()
             await asyncio.wait([self._poll_task])
@@ -161,7 +161,7 @@ class WriteGate:
             self._poll_task = asyncio.get_running_loop().create_task(self._poll())
 
     async def _poll(self) -> None:
-        # What the limits are is asked anew after every wait: they may be others by then.
+        # Read the limits again after each wait, because `set_limits` may have replaced them.
         while (before := self.disk_limits) is not None:
             await asyncio.sleep(before.look_ms / 1000)
             self._since_store_poll_ms += before.look_ms
@@ -170,8 +170,8 @@ class WriteGate:
             if disk_limits is not None and self._since_store_poll_ms >= disk_limits.store_look_ms:
                 self._since_store_poll_ms = 0
                 await self._poll_store()
-            # The write-ahead log takes space of its own, and no commit arrives to empty it.
-            if ReadOnlyReason.FREE in self._reasons and await self._try_call(self._store.scrub, "no room was made"):
+            # The write-ahead log occupies space, and no commit arrives to empty it.
+            if ReadOnlyReason.FREE in self._reasons and await self._try_call(self._store.scrub, "scrubbing failed"):
                 self._poll_disk()
             if ReadOnlyReason.FULL not in self._reasons:
                 self._not_full_ms += before.look_ms
@@ -215,10 +215,10 @@ class WriteGate:
             self._set_reason(reason, is_active, message)
 
     async def _poll_store(self) -> None:
-        # A reader that took long kept bytes in the write-ahead log, and no commit arrives to remove them.
-        if ReadOnlyReason.SIZE in self._reasons and not await self._try_call(self._store.scrub, "no room was made"):
+        # A slow reader may have kept bytes in the write-ahead log, and no commit arrives to remove them.
+        if ReadOnlyReason.SIZE in self._reasons and not await self._try_call(self._store.scrub, "scrubbing failed"):
             return
-        if await self._try_call(self._measure_store, "the size of the store is not known"):
+        if await self._try_call(self._measure_store, "measuring the store failed"):
             self._check_store_size()
 
     async def _measure_store(self) -> None:
@@ -226,7 +226,7 @@ class WriteGate:
 
     async def _probe(self) -> None:
         """Clear the reason FULL if the store can write again."""
-        if not await self._try_call(self._store.probe, "still nothing can be written"):
+        if not await self._try_call(self._store.probe, "the disk is still full"):
             return
         free = self._store.free_bytes()
         if free is None or free >= PROBE_FREE_BYTES_MIN:
@@ -240,7 +240,7 @@ class WriteGate:
         except OncelogError as error:
             logger.debug("%s: %s", failure, error)  # callers of `submit` get the error
         except Exception:
-            logger.warning("%s; it is tried again", failure, exc_info=True)
+            logger.warning("%s; retrying", failure, exc_info=True)
         else:
             return True
         return False
@@ -252,13 +252,13 @@ class WriteGate:
         was_read_only = bool(self._reasons)
         if is_active:
             self._reasons[reason] = message
-            logger.warning("no new writes are taken: %s", message)
+            logger.warning("new writes are refused: %s", message)
         else:
             message = self._reasons.pop(reason)
             if self._reasons:
-                logger.warning("no new writes are taken yet, but this is over: %s", message)
+                logger.warning("new writes are still refused; this reason has ended: %s", message)
             else:
-                logger.warning("new writes are taken again; this is over: %s", message)
+                logger.warning("new writes are accepted again; this reason has ended: %s", message)
         is_read_only = bool(self._reasons)
         if self.on_change is not None and (is_read_only != was_read_only or reason is ReadOnlyReason.OPERATOR):
             self.on_change(is_active if reason is ReadOnlyReason.OPERATOR else is_read_only, message, actor)

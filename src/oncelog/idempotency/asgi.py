@@ -2,12 +2,20 @@
 
     app.add_middleware(IdempotencyMiddleware, log="app.db", scope=lambda connection: str(connection["user"].id))
 
-The first answer under a key is kept, with status, headers and body, before it is sent; a retry gets it again, marked
-with `Idempotent-Replayed: true`, and the application does not see it. Several worker processes may share one file.
+The middleware stores the first response under a key, with status, headers and body, before it sends it. A retry gets
+the stored response, marked with `Idempotent-Replayed: true`, and does not reach the application. Several worker
+processes may share one file.
 
+<<<<<<< HEAD
 It must stand behind the authentication: `scope` returns the user whose key it is, so that no user gets the answer of
 another one. Answers after which a retry may succeed (429, 5xx; see `store_status`) are not kept, nor is anything if the
 application raises: then the retry is carried out. docs/guides/idempotency-key.md has the details.
+=======
+Install it behind the authentication: `scope` returns the user to whom the key belongs, so that no user gets the
+response of another user. The middleware does not store responses after which a retry may succeed (429, 5xx; see
+`store_status`). It stores nothing if the application raises: the application then handles the retry.
+docs/idempotency-key.md has the details.
+>>>>>>> 69048830 (Rewrite the prose of the engine and of idempotent work)
 """
 
 import asyncio
@@ -59,21 +67,21 @@ METHODS: Final = ("POST", "PATCH")
 STATUSES: Final = range(200, 600)
 """Statuses of final responses."""
 STORED_STATUSES: Final = frozenset(STATUSES) - {401, 403, 408, 425, 429} - frozenset(range(500, 600))
-"""Stored by default. The others depend on credentials, on time or on a fault, so that a retry may succeed."""
+"""Statuses that are stored by default. Other responses depend on credentials, time or faults: a retry may succeed."""
 RETRY_AFTER_MS: Final = 1000
-"""For what is under way. When its lease ends says nothing about it: that is renewed for as long as it takes."""
+"""Retry delay while another request with the key runs. The end of its lease is no estimate, because it is renewed."""
 _MIB: Final = 2**20
 _BYPASS_EXTENSIONS: Final = frozenset(
     {"http.response.trailers", "http.response.pathsend", "http.response.zerocopysend"}
 )
-"""Extensions by which an answer would pass by those who must keep it."""
+"""Extensions that send a response without passing its body to the middleware."""
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
-"""Headers of a connection (RFC 9110, 7.6.1): a retry comes on another one."""
+"""Headers of a connection (RFC 9110, 7.6.1), which a retry on another connection must not get."""
 _QUOTED: Final = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
-"""A string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
+"""Escaped character in a string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
 _BARE: Final = re.compile(rb"[\x21-\x7e]+")
 _PROBLEM: Final = "urn:oncelog:problem:"
 _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] = {
@@ -86,23 +94,23 @@ _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] 
     InFlightError: (409, "in-flight", "A request with this Idempotency-Key is being carried out.", RETRY_AFTER_MS),
     ResultErasedError: (410, "answer-erased", "The request was carried out; its answer has been erased since.", None),
 }
-"""Problems by the error with which the log refuses a request."""
+"""Problem for each error with which the log refuses a request."""
 _BUSY_RESPONSES: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
     "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
     "read_only": (503, "read-only", "No new requests are carried out for now. Try again later."),
     "quota_exceeded": (507, "quota-exceeded", "There is no more room for new requests. Try again later."),
 }
-"""Problems of new requests that are not carried out, by the reason of a `BusyError`."""
+"""Problem for each reason of a `BusyError`: the application does not see the request."""
 
 
 class _StoredResponse(Struct):
-    """An answer as it is kept: its start, then its body behind a zero byte (JSON has none)."""
+    """Head of a stored response. The body follows after a zero byte, which JSON does not contain."""
 
     status: int
     headers: list[tuple[str, str]]
     is_whole: bool = True
-    """False if the body was too large to be kept."""
+    """False if the body was too large to be stored."""
 
 
 @dataclass(eq=False)
@@ -116,9 +124,9 @@ class _Problem(Exception):  # noqa: N818 - it never leaves this module
 
 
 class IdempotencyMiddleware:
-    """Around an ASGI application. See the module's text."""
+    """ASGI middleware that answers a repeated request from the log; see the module's docstring."""
 
-    def __init__(  # noqa: PLR0913 - each with a default that is safe
+    def __init__(  # noqa: PLR0913 - keyword arguments, all but two with a safe default
         self,
         app: App,
         *,
@@ -137,33 +145,35 @@ class IdempotencyMiddleware:
         store_status: StoreStatus = STORED_STATUSES,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        """Keeps the answers of `app` in `log`: one that is open, a function that gives it, or the path of one.
+        """Store the responses of `app` in `log`: an open log, a function that returns one, or the path of a log.
 
-        One that is given by its path is opened before the application's lifespan, or else with the first request, and
-        closed after the lifespan.
+        The middleware opens a log that is given by its path before the application's lifespan, or with the first
+        request, and closes it after the lifespan.
 
-        `scope` gets the connection's ASGI scope and says whose key it is, the authenticated user's; None leaves the
-        request alone, whatever its key. `required` answers requests of `methods` that have no key with 400. While
-        another request with the key is under way the answer is 409, or with `in_flight="wait"` that request's, for
-        which it waits `wait_s` at most. Requests with a key and more than `request_bytes_max` are answered with 413. A
-        larger answer than `answer_bytes_max` is sent, but a retry is only told that the request was carried out (409).
+        `scope` returns the authenticated user from the ASGI scope of a connection; None passes the request on without
+        a check of its key. With `required`, requests of `methods` without a key are refused with 400. While another
+        request with the key runs, the response is 409, or with `in_flight="wait"` the response to that request, after a
+        wait of at most `wait_s`. Requests with a key and more than `request_bytes_max` are refused with 413. A response
+        of more than `answer_bytes_max` is sent but not stored: a retry gets 409, which says that the request was
+        carried out.
 
-        `store_status` is the statuses whose answers are stored, or a function that returns whether a status is one of
-        them. After any other answer the next request with the key is carried out. `fingerprint` is a function, sync or
-        async, from an `HttpRequest` to 1 to 64 bytes: requests under one key are the same if these are equal.
+        `store_status` contains the statuses whose responses are stored, or is a function that returns whether to store
+        a status. After any other response, the application handles the next request with the key. `fingerprint` is a
+        function, sync or async, that returns 1 to 64 bytes for an `HttpRequest`: requests with one key count as equal
+        if these bytes are equal.
         """
         self._wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
         if not isinstance(log, Log | str | os.PathLike) and not callable(log):
-            raise TypeError(f"log is an open Log, a function that gives one, or a path, not {type(log).__name__}")
+            raise TypeError(f"log must be an open Log, a function for one, or a path, not {type(log).__name__}")
         if isinstance(methods, str):
-            raise TypeError("methods is a list of names, not one of them")
+            raise TypeError("methods must be a list of names, not a single name")
         if not callable(scope):
-            raise TypeError("scope is a function from the ASGI scope to the name of the user, or None")
+            raise TypeError("scope must be a function that returns the user's name, or None, for an ASGI scope")
         if fingerprint is not None and not callable(fingerprint):
             raise TypeError(f"fingerprint must be a function or None, not {type(fingerprint).__name__}")
         for limit, value in (("request_bytes_max", request_bytes_max), ("answer_bytes_max", answer_bytes_max)):
             if type(value) is not int or value < 1:
-                raise ValueError(f"{limit} must be a whole number from 1 on, not {value!r}")
+                raise ValueError(f"{limit} must be a whole number of at least 1, not {value!r}")
         self._app = app
         self._log_source = log
         self._own_log_task: asyncio.Task[Log] | None = None
@@ -177,7 +187,7 @@ class IdempotencyMiddleware:
         self._policy = build_leased_policy(name, retention)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI says."""
+        """Handle an ASGI connection."""
         if scope["type"] == "lifespan" and isinstance(self._log_source, str | os.PathLike):
             await self._handle_lifespan(self._log_source, scope, receive, send)
         elif scope["type"] != "http" or scope["method"] not in self._methods:
@@ -199,7 +209,7 @@ class IdempotencyMiddleware:
         key = _parse_key(values)
         body = await _read_body(receive, self._request_bytes_max)
         if body is None:
-            return  # the client has gone
+            return  # the client has disconnected
         work = Work(
             policy=self._policy,
             scope=_build_stream_name(user),
@@ -218,7 +228,7 @@ class IdempotencyMiddleware:
         user = self._scope(scope)
         user = await user if inspect.isawaitable(user) else user
         if user is not None and not isinstance(user, str):
-            raise TypeError(f"scope must give a text or None, not {type(user).__name__}")
+            raise TypeError(f"scope must return a text or None, not {type(user).__name__}")
         return user
 
     async def _begin(self, work: Work) -> tuple[Log, WorkResult | HeldLease]:
@@ -229,12 +239,12 @@ class IdempotencyMiddleware:
             raise _Problem(*_BUSY_RESPONSES[error.reason], error.retry_after_ms) from error
         except OncelogError as error:
             if type(error) not in _REFUSALS:
-                logger.exception("a request could not be begun")
+                logger.exception("a request with a key was not passed to the application")
                 raise _build_unavailable("The request was not carried out. Try again.") from error
             raise _Problem(*_REFUSALS[type(error)]) from error
 
     async def _run_app(self, log: Log, lease: HeldLease, scope: Scope, receive: Receive, send: Send) -> None:
-        # In place: those outside may look into the scope afterwards for what the application put there, the route.
+        # Change the scope in place: outer middleware may read what the application adds to it, such as the route.
         extensions = scope.get("extensions") or {}
         if not _BYPASS_EXTENSIONS.isdisjoint(extensions):
             scope["extensions"] = {
@@ -244,7 +254,7 @@ class IdempotencyMiddleware:
         try:
             await self._app(scope, receive, answer)
         finally:
-            # Nobody may wait for what will not come; and what was kept already stays kept.
+            # Waiting requests must not wait for a response that will not come. A stored response remains stored.
             if not answer.is_settled:
                 await log.leases.release(lease)
 
@@ -258,20 +268,20 @@ class IdempotencyMiddleware:
             return await self._open_own_log(source)
         found: object = source()
         if not isinstance(found, Log):
-            raise TypeError(f"log must give a Log of `oncelog.open`, not {type(found).__name__}")
+            raise TypeError(f"log must return a Log of `oncelog.open`, not {type(found).__name__}")
         return found
 
     async def _open_own_log(self, path: Path) -> Log:
-        """The log of this event loop. An application that has none of its own (tests) may come with one a request."""
+        """Return the log of this event loop. Tests may run each request in a separate event loop."""
         loop = asyncio.get_running_loop()
         open_task = self._own_log_task
         if open_task is None or open_task.get_loop() is not loop:
             open_task = self._own_log_task = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
         try:
-            return await asyncio.shield(open_task)  # a client that goes away does not take it from the others
+            return await asyncio.shield(open_task)  # a disconnected client must not cancel it for other requests
         except BaseException:
             if self._own_log_task is open_task and open_task.done():
-                self._own_log_task = None  # the next request tries again
+                self._own_log_task = None  # the next request retries
             raise
 
     async def _handle_lifespan(self, path: Path, scope: Scope, receive: Receive, send: Send) -> None:
@@ -283,7 +293,8 @@ class IdempotencyMiddleware:
             return
 
         async def forward(message: Message) -> None:
-            if message["type"] != "lifespan.startup.complete":  # then it is the end, and the loop may not go on after
+            # Close the log before the last message, because the event loop may stop after it.
+            if message["type"] != "lifespan.startup.complete":
                 self._own_log_task = None
                 await log.close()
             await send(message)
@@ -292,7 +303,7 @@ class IdempotencyMiddleware:
 
 
 def _replay_message(message: Message, receive: Receive) -> Receive:
-    """Return a `receive` that returns a message that was received already, and then the following ones."""
+    """Return a `receive` that first returns a message that was already received."""
     messages = [message]
 
     async def replay() -> Message:
@@ -302,7 +313,7 @@ def _replay_message(message: Message, receive: Receive) -> Receive:
 
 
 class _ResponseRecorder:
-    """Holds the application's answer until it is whole and durable, then sends it."""
+    """Collects the application's response, stores it, and then sends it."""
 
     def __init__(self, log: Log, lease: HeldLease, send: Send, stored_statuses: frozenset[int], bytes_max: int) -> None:
         self._log = log
@@ -313,9 +324,9 @@ class _ResponseRecorder:
         self._start: Message | None = None
         self._buffer = bytearray()
         self.is_settled = False
-        """Kept, or given back: what the application sends from now on goes straight out."""
+        """Whether the lease has ended: further messages of the application are sent directly."""
         self._is_replaced = False
-        """The client was told something else in its place."""
+        """Whether the client got a problem instead of the response."""
 
     async def __call__(self, message: Message) -> None:
         if self._is_replaced:
@@ -325,9 +336,9 @@ class _ResponseRecorder:
         elif message["type"] == "http.response.body":
             await self._handle_body(message)
         elif self._start is not None:
-            raise RuntimeError("the application started its answer twice")
+            raise RuntimeError("the application started its response twice")
         else:
-            # A copy, since it is sent later; and headers may be something that can be gone through once.
+            # Copy the message, because it is sent later, and the headers may be an iterator.
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
             self._start = {**message, "headers": headers}
 
@@ -357,7 +368,7 @@ class _ResponseRecorder:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def _store_response(self, start: Message, body: bytes | None) -> None:
-        """Store the answer; without a body, which was too large, only that there was one."""
+        """Store the response. None stands for a body that is too large: only the status is stored then."""
         encoded = _encode_response(start, body)
         if len(encoded) > self._log.limits.body_bytes_max:
             encoded = _encode_response(start, None)
@@ -365,11 +376,11 @@ class _ResponseRecorder:
         try:
             await self._log.leases.complete(self._lease, encoded)
         except LeaseLostError as error:
-            detail = "This took so long that a retry has taken over. Ask again for its outcome."
+            detail = "A retry took over this request after its lease had expired. Repeat the request for its outcome."
             raise _Problem(409, "taken-over", detail, RETRY_AFTER_MS) from error
         except OncelogError as error:
-            logger.exception("an answer could not be kept")
-            detail = "The request was carried out, but its answer could not be kept. Try again with the same key."
+            logger.exception("a response was not stored")
+            detail = "The request was carried out, but its answer was not stored. Try again with the same key."
             raise _build_unavailable(detail) from error
 
 
@@ -397,7 +408,7 @@ def _parse_key(values: Sequence[bytes]) -> bytes:
 
 
 def _build_stream_name(user: str) -> str:
-    """Names of users that cannot be part of a stream's are hashed, so that there is none that is refused."""
+    """Return the stream of a user. A user name that cannot be part of a stream name is hashed instead of refused."""
     stream = scope_of("http", user)
     if len(stream) <= NAME_CHARACTERS_MAX and stream.isprintable():
         return stream
@@ -405,7 +416,7 @@ def _build_stream_name(user: str) -> str:
 
 
 def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
-    """Return the statuses to store. A function is asked for all of them here, so that its faults show at the start."""
+    """Return the statuses to store. Calls a function for all statuses, so that its faults show at the start."""
     if callable(store_status):
         found = {status: store_status(status) for status in STATUSES}
         for status, is_stored in found.items():
@@ -420,12 +431,12 @@ def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
             if isinstance(status, bool) or not isinstance(status, int) or status not in STATUSES:
                 raise ValueError(f"store_status must have statuses from 200 to 599, not {status!r}")
     if not stored:
-        raise ValueError("store_status must have at least one status: otherwise every retry is carried out")
+        raise ValueError("store_status must have at least one status: otherwise the application handles every retry")
     return stored
 
 
 async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """None if the client went away before it had sent everything."""
+    """Return the body of a request; None if the client disconnected before it sent all of it."""
     body = bytearray()
     while True:
         message = await receive()
@@ -452,7 +463,7 @@ def _encode_response(start: Message, body: bytes | None) -> bytes:
 
 
 def _filter_end_to_end(headers: Headers) -> Headers:
-    """Without those of the connection, and those that it names as its own."""
+    """Return the headers without those of the connection, which its `Connection` header also lists."""
     named = b",".join(value for name, value in headers if name.lower() == b"connection").lower().split(b",")
     of_connection = _HOP_BY_HOP.union(name.strip() for name in named)
     return [(name, value) for name, value in headers if name.lower() not in of_connection]
@@ -462,7 +473,7 @@ async def _replay_response(send: Send, result: WorkResult) -> None:
     head, _, body = result.body.partition(b"\0")
     answer = msgspec.json.decode(head, type=_StoredResponse)
     if not answer.is_whole:
-        detail = f"The request was carried out ({answer.status}); its answer was too large to be kept."
+        detail = f"The request was carried out ({answer.status}); its answer was too large to be stored."
         raise _Problem(409, "answer-not-kept", detail)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
     await _send_response(send, answer.status, [*headers, REPLAYED], body)

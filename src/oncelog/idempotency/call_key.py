@@ -1,4 +1,4 @@
-"""What a call is: the name of its function, its arguments in canonical form, and how it waits for other callers."""
+"""Identity of a call: the name of its function, and its arguments in canonical form. Options for waiting callers."""
 
 import dataclasses
 import inspect
@@ -18,20 +18,20 @@ from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Ord
 from oncelog.errors import CanonicalError
 
 KEY_BYTES: Final = 16
-"""Of a key that is made from arguments."""
+"""Length of a key that is computed from arguments."""
 
 Key = bytes | str | UUID
 InFlight = Literal["wait", "raise"]
 NAME_MAX: Final = 256
-"""Characters of a function's name: it is part of its stream's."""
+"""Maximum characters of a function's name, which is part of the name of its stream."""
 _EXACT_MAX: Final = 2**53 - 1
 _MAIN: Final = ("__main__", "__mp_main__")
-"""What a script's own module is called, the second by the workers of multiprocessing."""
+"""Names of a script's main module. Workers of multiprocessing use the second one."""
 _NON_NAME_CHARACTERS: Final = re.compile(r"[^a-z0-9_.-]+")
 
 
 class WaitOptions(TypedDict):
-    """Fields of `Work` that a caller chooses."""
+    """Fields of `Work` that options of the caller set."""
 
     waits: bool
     wait_ms: int | None
@@ -40,27 +40,25 @@ class WaitOptions(TypedDict):
 
 
 def check_name(name: object) -> str:
-    """A name that was given. Raises ValueError for one that no log could keep."""
+    """Return the name of a function. Raises ValueError if a log cannot store it."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable():
         raise ValueError(f"name must be a text of 1 to {NAME_MAX} printable characters, not {name!r}"[:200])
     return name
 
 
 def get_function_name(function: Callable[..., Any]) -> str:
-    """The name under which a function's calls are remembered: that of its module and its own.
+    """Return the name under which a function's results are stored: its module and qualified name.
 
-    Raises ValueError where it would not be the name of one function alone.
+    Raises ValueError for an inner function, because two of them may have the same name.
     """
     module, name = function.__module__, function.__qualname__
     if "<" in name:
-        raise ValueError(
-            f"{name} is inside of another function, so its name could be another's too: give it one with name=…"
-        )
+        raise ValueError(f"{name} is inside another function, so its name may not be unique: set a name with name=…")
     return f"{get_module_name(module)}.{name}"
 
 
 def get_module_name(module: str) -> str:
-    """What a script is called when another program imports it: both mean the same functions and exceptions."""
+    """Return the name of a module. A script gets the name under which other programs import it."""
     if module not in _MAIN:
         return module
     main = sys.modules.get(module)
@@ -71,7 +69,7 @@ def get_module_name(module: str) -> str:
 
 
 def build_policy(kind: str, name: str, retention: Retention) -> Policy:
-    """Return the policy for calls of a function. Each has its own, so that the log refuses a changed retention."""
+    """Return the policy for calls of a function. Each function has a policy, so the log refuses a changed retention."""
     plain = _NON_NAME_CHARACTERS.sub("-", name.lower())
     policy = f"{kind}.{plain}"
     if plain != name or len(policy) > NAME_CHARACTERS_MAX:
@@ -81,7 +79,7 @@ def build_policy(kind: str, name: str, retention: Retention) -> Policy:
 
 
 def build_leased_policy(name: str, retention: Retention) -> Policy:
-    """Return a policy for work that is done once, under a lease."""
+    """Return a policy for work that runs once, under a lease."""
     return Policy(
         name=name,
         key_bytes=(1, KEY_BYTES_MAX),
@@ -93,7 +91,7 @@ def build_leased_policy(name: str, retention: Retention) -> Policy:
 
 
 def check_wait_options(in_flight: str, wait_s: float | None, lease_s: float, run_s_max: float) -> WaitOptions:
-    """Return the options of a caller in milliseconds. Raises ValueError for one that is out of range."""
+    """Return the options of a caller in milliseconds. Raises ValueError for an option that is out of range."""
     if in_flight not in ("wait", "raise"):
         raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
     return {
@@ -111,16 +109,16 @@ def _to_ms(name: str, seconds: float, ms_max: int) -> int:
 
 
 class Arguments:
-    """The arguments of a function's calls, as one canonical text."""
+    """Encodes the arguments of a function's calls as canonical text."""
 
     def __init__(self, function: Callable[..., Any], ignore: Sequence[str]) -> None:
         if isinstance(ignore, str):
-            raise TypeError("ignore is a list of parameters, not the name of one")
+            raise TypeError("ignore must be a list of parameter names, not a single name")
         self._signature = inspect.signature(function)
         self._ignore = frozenset(ignore)
         unknown = self._ignore - self._signature.parameters.keys()
         if unknown:
-            raise ValueError(f"ignore names {sorted(unknown)}, but {function.__qualname__} has no such parameter")
+            raise ValueError(f"ignore lists {sorted(unknown)}, but {function.__qualname__} has no such parameter")
         parameters = self._signature.parameters.values()
         self._defaults = {
             parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
@@ -132,11 +130,15 @@ class Arguments:
             ]
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Raises TypeError for what the function could not be called with, CanonicalError for what has no form."""
+        """Return the canonical text of the arguments of a call.
+
+        Raises TypeError for arguments that the function does not accept, and CanonicalError for values that cannot be
+        encoded.
+        """
         values = self._bind(args, kwargs)
         for name in self._ignore:
             del values[name]
-        encoded = canonical_fast(values)  # most are JSON as they are
+        encoded = canonical_fast(values)  # most arguments are plain JSON values
         if encoded is not None:
             return encoded
         try:
@@ -146,7 +148,7 @@ class Arguments:
         return self._encode_tagged(values) if _has_large_integer(values) else encoded
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every parameter with its value. `inspect` can do it all, but takes its time; most calls are simple."""
+        """Return the value of each parameter. Simple calls, which are the most, avoid the slower `inspect`."""
         if self._positional is not None and len(args) <= len(self._positional):
             values = dict(zip(self._positional, args, strict=False))
             if values.keys().isdisjoint(kwargs):
@@ -158,7 +160,7 @@ class Arguments:
         return dict(bound.arguments)
 
     def _encode_tagged(self, values: dict[str, Any]) -> bytes:
-        """Raises CanonicalError that names the argument at fault."""
+        """Encode arguments with tagged values. Raises CanonicalError with the name of the argument at fault."""
         forms = {}
         for name, value in values.items():
             try:
@@ -166,7 +168,7 @@ class Arguments:
             except CanonicalError as error:
                 raise CanonicalError(f"$.{name}", error.reason) from error
             except (TypeError, ValueError, RecursionError) as error:
-                reason = f"has no canonical form: {error}; if it says nothing about the call, name it in ignore=…"
+                reason = f"has no canonical form: {error}; if it does not identify the call, list it in ignore=…"
                 raise CanonicalError(f"$.{name}", reason) from error
         return canonical_at(forms, "$")
 
@@ -175,9 +177,9 @@ _PLAIN: Final = (str, float, bool, type(None))
 
 
 def _has_large_integer(value: Any) -> bool:
-    """Tell whether a value of JSON has an integer that `_tag` tags.
+    """Return whether a JSON value contains an integer that `_tag` tags.
 
-    Canonical JSON has a form for some of these integers, but the keys of earlier calls were made of the tagged form.
+    Canonical JSON can encode some of these integers, but the stored keys of earlier calls contain the tagged form.
     """
     stack = [value]
     while stack:
@@ -192,12 +194,12 @@ def _has_large_integer(value: Any) -> bool:
 
 
 def _tag(value: Any) -> Any:
-    """What JSON has no form for, with the name of its class: `Refund(5)` is not `Charge(5)`, nor `b"YQ=="` its text."""
+    """Tag values that are not JSON with their class name, so that `Refund(5)` differs from `Charge(5)`."""
     if isinstance(value, list | tuple):
         return [_tag(element) for element in value]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError("a dict has keys that are not texts")
+            raise TypeError("a dict has keys that are not strings")
         return {key: _tag(element) for key, element in value.items()}
     if type(value) in _PLAIN or (type(value) is int and abs(value) <= _EXACT_MAX):
         return value
@@ -217,20 +219,20 @@ def _to_builtins(value: Any) -> Any:
 
 
 def to_json_arrays(value: Any) -> Any:
-    """JSON has no tuples."""
+    """Return a value with lists instead of tuples, which JSON does not have."""
     if isinstance(value, dict):
         return {key: to_json_arrays(element) for key, element in value.items()}
     return [to_json_arrays(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def encode_key(key: object) -> bytes:
-    """A key that the caller chose: a text is its UTF-8 bytes, a UUID its 16."""
+    """Return the bytes of a caller's key: a text in UTF-8, or the 16 bytes of a UUID."""
     try:
         raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as error:
         raise ValueError("a key must not have lone surrogates") from error
     if not isinstance(raw, bytes):
-        raise TypeError(f"a key is a text, bytes or a UUID, not {type(key).__name__}")
+        raise TypeError(f"a key must be a text, bytes or a UUID, not {type(key).__name__}")
     if not 1 <= len(raw) <= KEY_BYTES_MAX:
         raise ValueError(f"a key must have 1 to {KEY_BYTES_MAX} bytes, not {len(raw)}")
     return raw

@@ -1,4 +1,4 @@
-"""Requests with an `Idempotency-Key`, and what makes two of them the same request."""
+"""Requests with an `Idempotency-Key`, and the fingerprints that tell whether two requests are equal."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,14 +12,14 @@ from oncelog.core.limits import FINGERPRINT_BYTES_MAX
 
 
 class HttpRequest(Struct, frozen=True):
-    """A request as the fingerprint function of the middleware gets it."""
+    """Request that the middleware passes to its fingerprint function."""
 
     method: str
     path: bytes
-    """As it was sent, with its percent-encoding, where the server provides that."""
+    """The path with its percent-encoding, if the server provides that."""
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
-    """As they were sent. Names are in lower case."""
+    """Headers in the order of the request. Names are in lower case."""
     body: bytes
 
     def header(self, name: str) -> bytes:
@@ -53,9 +53,9 @@ def build_http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
 
 
 async def compute_fingerprint(request: HttpRequest, replacement: Fingerprint | None) -> bytes:
-    """Return the fingerprint of a request, by the application's own function if it has one.
+    """Return the fingerprint of a request, by the application's function if there is one.
 
-    Raises TypeError and ValueError if that function returns something else than 1 to 64 bytes.
+    Raises TypeError or ValueError unless that function returns 1 to 64 bytes.
     """
     if replacement is None:
         return request.fingerprint()
@@ -65,6 +65,6 @@ async def compute_fingerprint(request: HttpRequest, replacement: Fingerprint | N
         raise TypeError(f"fingerprint must return bytes, not {type(found).__name__}")
     if not 1 <= len(found) <= FINGERPRINT_BYTES_MAX:
         raise ValueError(
-            f"fingerprint must return 1 to {FINGERPRINT_BYTES_MAX} bytes, not {len(found)}: return a hash of them"
+            f"fingerprint must return 1 to {FINGERPRINT_BYTES_MAX} bytes, not {len(found)}; return a hash of them"
         )
     return found

@@ -1,12 +1,12 @@
-"""`once`: a function that can be called again and runs once.
+"""`once`: a decorator for functions that run once per key, however often they are called.
 
     log = oncelog.open_blocking("app.db")
 
     @oncelog.once(log, key=lambda order_id, amount: order_id)
     def charge(order_id: str, amount: int) -> Receipt: ...
 
-The first call with a key runs the function and keeps its result; every later one gets the result back, in whatever
-process and after whatever restart, until it is forgotten. Callers at the same moment wait for the one that runs.
+The first call with a key runs the function and stores its result. Later calls return the stored result, in all
+processes and after restarts, until the log forgets it. Concurrent calls wait for the running one.
 """
 
 import functools
@@ -47,7 +47,7 @@ RETENTION_DEFAULT: Final = kept_for(hours=24)
 RUN_S_MAX: Final = RUN_MS_MAX_DEFAULT / 1000
 
 
-def once(  # noqa: PLR0913 - each one an answer to a question that a caller may have
+def once(  # noqa: PLR0913 - all but the first are keyword arguments
     log: AnyLog | Callable[[], AnyLog],
     *,
     key: Callable[..., Key] | None = None,
@@ -62,24 +62,26 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     ignore: Sequence[str] = (),
     result: Any = NO_RESULT,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function idempotent: an async one with a `Log`, any other with a `BlockingLog`, or with a `share`d one.
+    """Make a function idempotent: an async one with a `Log`, any other with a `BlockingLog`, or with a `share`d log.
 
-    `log` may also be a function that gives it. Without `key`, equal arguments are one call; with it, equal keys are,
-    and the same key with other arguments raises ConflictError. `ignore` names parameters that say nothing about the
-    call (`self`, a connection). `scope` keeps keys apart that may be equal, such as those of two users. Exceptions are
-    not kept, and the next call runs again, but for those that `remember` lists. `in_flight="raise"` raises
-    InFlightError where else the call would wait, for `wait_s` at most. `lease_s` is how long others wait for a process
-    that died; the lease is renewed while the function runs, for `run_s_max` at most. `name` is the function's; a
-    changed one begins with an empty memory.
+    `log` may also be a function that returns the log. Calls with equal arguments count as one call. With `key`, calls
+    with equal keys do, and the same key with different arguments raises ConflictError. `ignore` lists parameters that
+    do not identify the call (`self`, a connection). `scope` separates keys that may be equal, such as the keys of two
+    users.
+
+    Exceptions in `remember` are stored like results. After any other exception the next call runs the function again.
+    While another call runs, a call waits for at most `wait_s`; with `in_flight="raise"` it raises InFlightError.
+    `lease_s` is how long other processes wait after the running process died. The lease is renewed while the function
+    runs, for at most `run_s_max`. `name` replaces the function's name; under a new name all results are unknown.
     """
     wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
     _check_log(log)
     if key is not None and not callable(key):
-        raise TypeError(f"key is a function of the arguments that gives one, not {type(key).__name__}")
+        raise TypeError(f"key must be a function that returns a key for the arguments, not {type(key).__name__}")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if not inspect.isroutine(function):
-            raise TypeError(f"once decorates functions and methods, not {type(function).__name__}")
+            raise TypeError(f"once can decorate functions and methods only, not {type(function).__name__}")
         its_name = get_function_name(function) if name is None else check_name(name)
         calls = _OnceOptions(
             policy=build_policy("once", its_name, retention),
@@ -101,7 +103,7 @@ def _check_log(log: object) -> None:
     if isinstance(log, AnyLog):
         return
     if not callable(log):
-        raise TypeError(f"once takes a log, or a function that gives it, not {type(log).__name__}")
+        raise TypeError(f"once needs a log, or a function that returns a log, not {type(log).__name__}")
     try:
         inspect.signature(log).bind()
     except TypeError as error:
@@ -109,7 +111,7 @@ def _check_log(log: object) -> None:
 
 
 def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
-    """Under what a call of a decorated function is remembered: for `Log.lookup`, `Log.erase` and the curious."""
+    """Return the work of a call of a decorated function, with its scope and key for `Log.lookup` and `Log.erase`."""
     calls = getattr(function, "__oncelog__", None)
     if not isinstance(calls, _OnceOptions):
         raise TypeError(f"{function!r} is not decorated with once")
@@ -117,7 +119,7 @@ def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Wo
 
 
 class _OnceOptions(Struct, frozen=True, kw_only=True):
-    """All that is known about a function when it is decorated."""
+    """Options of a decorated function."""
 
     policy: Policy
     arguments: Arguments
@@ -146,7 +148,7 @@ class _OnceOptions(Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache(maxsize=1024)
 def _build_stream_name(name: str, scope: str | None) -> str:
-    """A stream of the function's own, so that its results are numbered 1, 2, 3… and mix with nothing else."""
+    """Return the name of a separate stream for the function's results, which are numbered 1, 2, 3…"""
     return scope_of("once", name) if scope is None else scope_of("once", name, scope)
 
 
@@ -155,7 +157,7 @@ def _wrap_async(
 ) -> Callable[..., Any]:
     if isinstance(log, BlockingLog | SharedLog):
         raise TypeError(
-            f"{function.__qualname__} is async: give it a log of `oncelog.open`, or share asyncpg's connection"
+            f"{function.__qualname__} is async: it needs a log of `oncelog.open`, or a shared connection of asyncpg"
         )
     encoding = options.encoding
 
@@ -190,7 +192,7 @@ def _wrap_blocking(
     function: Callable[..., Any], options: _OnceOptions, log: AnyLog | Callable[[], AnyLog]
 ) -> Callable[..., Any]:
     if isinstance(log, Log | AsyncSharedLog):
-        raise TypeError(f"{function.__qualname__} is not async: give it a log of `oncelog.open_blocking`")
+        raise TypeError(f"{function.__qualname__} is not async: it needs a log of `oncelog.open_blocking`")
     encoding = options.encoding
 
     @functools.wraps(function)

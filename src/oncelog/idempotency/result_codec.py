@@ -1,4 +1,4 @@
-"""How the outcome of a call is kept: as JSON, by the type that the function says it returns."""
+"""Encodes the outcome of a call as JSON, by the annotated return type of the function."""
 
 import inspect
 import typing
@@ -14,11 +14,11 @@ from oncelog.idempotency.call_key import get_module_name
 R = TypeVar("R")
 
 NO_RESULT: Final = object()
-"""Stands for a result type that is not given: the function's annotation says it."""
+"""Default of a result type: use the function's annotation."""
 
 
 class _StoredError(Struct):
-    """An exception that was listed: which of the listed, and what it was made with."""
+    """Stored exception: its name in `remember`, and the arguments and attributes to rebuild it."""
 
     kind: str
     arguments: list[Any] = []
@@ -26,7 +26,7 @@ class _StoredError(Struct):
 
 
 class RaisedOutcome(Struct, frozen=True):
-    """Stands for the value of a call that raised a listed exception."""
+    """Outcome of a call that raised an exception listed in `remember`."""
 
     error: Exception
 
@@ -37,33 +37,33 @@ class _StoredOutcome(Struct, Generic[R], omit_defaults=True):
 
 
 class ResultCodec:
-    """Of one function's outcomes. Made when it is decorated, so that a type that cannot be kept is found there."""
+    """Codec for the outcomes of a function. The decorator creates it, and reports types that cannot be encoded."""
 
     def __init__(self, function: Callable[..., Any], result: Any, remembered_errors: Sequence[type[Exception]]) -> None:
         self._type = _get_result_type(function) if result is NO_RESULT else result
         _check_json_type(self._type, function)
         self._decoder = msgspec.json.Decoder(_StoredOutcome[self._type])  # type: ignore[name-defined]
         if isinstance(remembered_errors, type):
-            raise TypeError("remember is a list of exceptions, not one of them")
+            raise TypeError("remember must be a list of exceptions, not a single exception")
         self.remembered_errors = tuple(remembered_errors)
         self._errors_by_name = {_get_error_name(error): error for error in remembered_errors}
 
     def encode_result(self, value: Any) -> tuple[bytes, Any]:
-        """The body for a value, and the value as everybody will get it.
+        """Return the body for a value, and the value as all callers get it, decoded from the body.
 
-        Raises ResultError if it is not what the function says it returns.
+        Raises ResultError if the value does not have the annotated type.
         """
         try:
             body = msgspec.json.encode(_StoredOutcome(value))
             stored = self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-            raise ResultError(f"the result cannot be kept as {self._type}: {error}") from error
+            raise ResultError(f"the result cannot be stored as {self._type}: {error}") from error
         if stored.result is UNSET:
-            raise ResultError("the result is UNSET, which stands for none")
+            raise ResultError("the result is UNSET, which cannot be stored")
         return body, stored.result
 
     def encode_error(self, error: Exception) -> tuple[bytes, RaisedOutcome]:
-        """The body for a listed exception. One that no JSON can hold is kept by its text."""
+        """Return the body for a listed exception. If its arguments cannot be encoded, only its text is stored."""
         kind = next(kind for kind, listed in self._errors_by_name.items() if isinstance(error, listed))
         try:
             raised = _StoredError(kind, list(error.args), dict(vars(error)))
@@ -74,22 +74,22 @@ class ResultCodec:
         return body, RaisedOutcome(error)
 
     def decode_outcome(self, body: bytes) -> Any:
-        """Gives the value, or raises the exception."""
+        """Return the value of a stored outcome, or raise its exception."""
         try:
             stored = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise ResultError(
-                f"what was kept is not {self._type}: {error}; if the function returns another type by now, "
-                "give it another name"
+                f"the stored result is not {self._type}: {error}; if the return type of the function has changed, set "
+                "a new name with name=…"
             ) from error
         if stored.raised is not None:
             raise self._rebuild_error(stored.raised)
         if stored.result is UNSET:
-            raise CorruptError("what was kept is no outcome of a call")
+            raise CorruptError("the stored bytes are not the outcome of a call")
         return stored.result
 
     def _rebuild_error(self, raised: _StoredError) -> Exception:
-        """Not by its own initialiser, which may want other arguments than those that an exception keeps."""
+        """Return a stored exception, without a call of `__init__`, whose parameters may differ from `args`."""
         listed = self._errors_by_name.get(raised.kind)
         if listed is None:
             return ResultError(f"the call raised {raised.kind}, which is no longer listed in remember=…")
@@ -98,15 +98,15 @@ class ResultCodec:
             error.args = tuple(raised.arguments)
             for name, value in raised.attributes.items():
                 setattr(error, name, value)
-        except Exception as trouble:  # noqa: BLE001 - whatever the class has against it
+        except Exception as failed:  # noqa: BLE001 - a class of the application may raise anything
             call = f"{raised.kind}({raised.arguments})"
-            return ResultError(f"the call raised {call}, which cannot be made again: {trouble}")
+            return ResultError(f"the call raised {call}, which cannot be rebuilt: {failed}")
         return error
 
 
 def _get_error_name(error: type[Exception]) -> str:
     if not (isinstance(error, type) and issubclass(error, Exception)):
-        raise TypeError(f"remember lists exceptions, and {error!r} is none")
+        raise TypeError(f"remember must list exception classes, not {error!r}")
     return f"{get_module_name(error.__module__)}.{error.__qualname__}"
 
 
@@ -115,10 +115,10 @@ def _get_result_type(function: Callable[..., Any]) -> Any:
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:
         raise TypeError(
-            f"the types of {function.__qualname__} cannot be read: {error}; say with result=… what it returns"
+            f"the types of {function.__qualname__} cannot be read: {error}; set its return type with result=…"
         ) from error
     if "return" not in hints:
-        raise TypeError(f"{function.__qualname__} does not say what it returns: annotate it, or say so with result=…")
+        raise TypeError(f"{function.__qualname__} has no return type: annotate it, or set the type with result=…")
     return hints["return"]
 
 
@@ -127,11 +127,11 @@ def _check_json_type(kind: Any, function: Callable[..., Any]) -> None:
         custom_type = next(_iterate_custom_types(msgspec.inspect.type_info(kind), set()), None)
         msgspec.json.Decoder(kind)
     except TypeError as error:
-        raise TypeError(f"{function.__qualname__} returns {kind}, which cannot be kept as JSON: {error}") from error
+        raise TypeError(f"{function.__qualname__} returns {kind}, which cannot be stored as JSON: {error}") from error
     if custom_type is not None:
         raise TypeError(
-            f"{function.__qualname__} returns {kind}, and {custom_type.__qualname__} cannot be kept as JSON: "
-            "return a dataclass, a msgspec.Struct or plain values, in dicts by texts or numbers"
+            f"{function.__qualname__} returns {kind}, and {custom_type.__qualname__} cannot be stored as JSON: "
+            "return a dataclass, a msgspec.Struct or plain values, and dicts with texts or numbers as keys"
         )
 
 
@@ -147,11 +147,11 @@ _NO_KEYS: Final = (
     msgspec.inspect.TypedDictType,
     msgspec.inspect.NamedTupleType,
 )
-"""What cannot be the key of a JSON object."""
+"""Types that cannot be keys of a JSON object."""
 
 
 def _iterate_custom_types(info: Any, seen: set[int]) -> Iterator[type]:
-    """What msgspec itself does not know how to write, however deep inside."""
+    """Yield the types inside a type that msgspec cannot encode as JSON."""
     if id(info) in seen:
         return
     seen.add(id(info))
@@ -168,7 +168,7 @@ def _iterate_custom_types(info: Any, seen: set[int]) -> Iterator[type]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Raises TypeError for what gives its result piece by piece: there is no one result to keep."""
+    """Return whether a function is async. Raises TypeError for a generator, which has no single result."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{function.__qualname__} is a generator, which has no one result that could be kept")
+        raise TypeError(f"{function.__qualname__} is a generator, which has no single result to store")
     return inspect.iscoroutinefunction(function)

@@ -1,4 +1,4 @@
-"""Runs: a named tool is executed once for its inputs, and its result is an event of its campaign.
+"""Runs: a named tool runs once for its inputs, and its result is an event of a campaign.
 
     runs = oncelog.Runs(log)
     run = await runs.execute(
@@ -8,7 +8,7 @@
     run.event.output, run.event.ordinal, run.reused
     await runs.look_up(12, run.event.key)
 
-The six fields decide which run it is, and nothing else does (RU-5). Events of a campaign are numbered 1, 2, 3…
+These six fields alone identify the run (RU-5). Events of a campaign are numbered 1, 2, 3…
 """
 
 import asyncio
@@ -39,15 +39,15 @@ from oncelog.idempotency.once import RUN_S_MAX
 logger: Final = logging.getLogger("oncelog.runs")
 
 SHADOW_VERSION: Final = 2
-"""Of shadow keys as the original system made them. Earlier ones, without a version, had their fields in the order of
-key v2, and say nothing about the keys of the original system."""
+"""Version of shadow keys that equal the keys of the original system. Earlier shadow keys have no version: their fields
+are in the order of key v2, so they cannot be compared with the keys of the original system."""
 
 Tool = Callable[..., Any]
 """Called with the members of `args` by name. Sync or async."""
 
 
 class Shadow(Struct, frozen=True, kw_only=True):
-    """The fields of a key before v2, for a migration that is watched."""
+    """Fields of a key before v2, for observing a migration."""
 
     execution_request_id: str | None
     replay_ordinal: int
@@ -55,7 +55,7 @@ class Shadow(Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(Struct, frozen=True, kw_only=True):
-    """What a run left in its campaign. The same for everyone who asks."""
+    """Event of a run in its campaign, equal for all callers."""
 
     type: str
     plan_id: str | None
@@ -63,40 +63,40 @@ class RunEvent(Struct, frozen=True, kw_only=True):
     tool_name: str | None
     ruleset_version: str | None
     args: dict[str, Any]
-    """In canonical form, as they are part of the key."""
+    """Arguments in canonical form, as in the key."""
     output: Any
     args_given: dict[str, Any] | None = None
-    """As the tool got them, where that is not the canonical form."""
+    """Arguments as the tool got them, if they differ from the canonical form."""
     shadow_key: str | None = None
-    """The key before v2, in hex, where the caller gave its fields."""
+    """Key before v2 in hex, if the caller passed its fields."""
     shadow_version: int | None = None
-    """`SHADOW_VERSION`; None of a shadow key that an earlier Oncelog computed by another rule."""
+    """`SHADOW_VERSION`; None for a shadow key that an earlier version of Oncelog computed by another rule."""
     key: str = ""
-    """In hex."""
+    """Key of the run in hex."""
     ordinal: int = 0
-    """In the campaign, from 1."""
+    """Number of the event in its campaign, from 1."""
     receipt: Receipt | None = None
 
 
 class Run(Struct, frozen=True):
-    """An event, and whether it was there already."""
+    """An event, and whether it was already stored."""
 
     event: RunEvent
     reused: bool
 
 
 class RunCounters(Struct, frozen=True):
-    """What became of the calls in this process."""
+    """Outcomes of the calls in this process."""
 
     executed: int = 0
     reused: int = 0
     failed: int = 0
     shadow_mismatches: int = 0
-    """Runs that were reused though the key before v2 would have executed them again."""
+    """Reused runs that would have been executed again under their key before v2."""
 
 
 class _BaseRuns:
-    """What both twins do without waiting for anything."""
+    """Base of `Runs` and `BlockingRuns`: counts the outcomes."""
 
     def __init__(self) -> None:
         self._counters = RunCounters()
@@ -104,7 +104,7 @@ class _BaseRuns:
 
     @property
     def counters(self) -> RunCounters:
-        """What became of the calls so far."""
+        """Outcomes of the calls so far."""
         return self._counters
 
     def _count(self, **increments: int) -> None:
@@ -125,20 +125,20 @@ class _BaseRuns:
         event = _decode_event(requested.key, result.receipt, result.body)
         mismatch = reused and _is_shadow_mismatch(requested, event)
         if mismatch:
-            logger.info("run %s was reused; by its key before v2 it would have run again", event.key)
+            logger.info("run %s was reused; its key before v2 would have executed it again", event.key)
         self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
         return Run(event, reused)
 
 
 class Runs(_BaseRuns):
-    """Runs of a log. Make one a process, and keep it: it counts."""
+    """Runs of a log. Create one object per process and keep it, because it counts the calls."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
         self._lease_manager = log.leases
 
-    async def execute(  # noqa: PLR0913 - the six fields of the key, and what to do
+    async def execute(  # noqa: PLR0913 - the six fields of the key, the tool and options
         self,
         *,
         plan_id: str | None,
@@ -154,14 +154,14 @@ class Runs(_BaseRuns):
         lease_s: float = 30,
         run_s_max: float = RUN_S_MAX,
     ) -> Run:
-        """The event of the run with these fields: executed now, or reused.
+        """Execute the run with these fields, or reuse its result, and return its event.
 
-        If the tool raises, nothing is kept; this caller and those who waited get the error, and the next one runs it
-        again. A tool that is not async runs in a thread; it cannot be cancelled, so it goes on though its caller does
-        not, and its result is kept.
+        If the tool raises, nothing is stored: this caller and all waiting callers get the error, and the next call
+        executes the tool again. A tool that is not async runs in a thread and cannot be cancelled: if its caller is
+        cancelled, the tool continues and its result is stored.
 
-        Raises CanonicalError for fields that cannot be part of a key and LimitExceededError for arguments that the log
-        cannot store, in both cases before the tool runs.
+        Raises CanonicalError for fields that cannot be part of a key, and LimitExceededError for arguments that are too
+        large for the log, both before the tool runs.
         """
         given = _check_args(args)
         event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
@@ -173,9 +173,9 @@ class Runs(_BaseRuns):
         return await (running if inspect.iscoroutinefunction(tool) else self._lease_manager.shield(running))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
-        """Return the event of the run with this key (v2; 16 bytes, or in hex), or None.
+        """Return the event of the run with this key (v2, 16 bytes or in hex); None if there is no such run.
 
-        Raises ResultErasedError if its content has been erased.
+        Raises ResultErasedError if the body of the event has been erased.
         """
         raw = _parse_key(key)
         return _decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
@@ -199,7 +199,7 @@ class Runs(_BaseRuns):
 
 
 class BlockingRuns(_BaseRuns):
-    """The blocking twin of `Runs`. The tool runs on the caller's own thread."""
+    """The blocking twin of `Runs`. The tool runs in the caller's thread."""
 
     def __init__(self, log: BlockingLog) -> None:
         super().__init__()
@@ -247,14 +247,14 @@ class BlockingRuns(_BaseRuns):
 
 
 def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
-    """On a thread. What it raises is brought back as a value: there are exceptions that no future takes."""
+    """Call a tool in a thread. Returns an error as a value, because a future does not accept every exception."""
     try:
         return tool(**args), None
-    except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+    except Exception as error:  # noqa: BLE001 - the caller raises it
         return None, error
 
 
-# --- what is asked for -------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------
 
 
 def _build_event(
@@ -318,19 +318,19 @@ def _parse_key(key: bytes | str) -> bytes:
 
 
 def _is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
-    """Whether the original system would have run the tool again. Unknown, so False, without keys of one version."""
+    """Return whether the original system would have executed the run again. False if the keys cannot be compared."""
     if requested.shadow_key is None or found.shadow_key is None or requested.shadow_version != found.shadow_version:
         return False
     return requested.shadow_key != found.shadow_key
 
 
-# --- what is kept ------------------------------------------------------------------------------------
+# --- stored events -----------------------------------------------------------------------------------
 
 
 def _encode_parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
-    """Return the stored bytes before and after the output. Made before the tool runs, which may change its arguments.
+    """Return the stored bytes before and after the output. Called before the tool runs, which may change its arguments.
 
-    Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large for any output.
+    Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large even without an output.
     """
     encode = msgspec.json.encode
     args_given = b"" if event.args_given is None else b'"args_given":%b,' % encode(event.args_given)
@@ -348,7 +348,7 @@ def _encode_parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
     size = len(before) + len(after) + 1
     if size > bytes_max:
         reason = (
-            f"this run takes {size} bytes without its output, most of them for args: "
+            f"this run needs {size} bytes without its output, most of them for args: "
             "pass large values by reference, or open the log with a higher limit"
         )
         raise LimitExceededError("Limits.body_bytes_max", bytes_max, reason)
@@ -356,12 +356,12 @@ def _encode_parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
 
 
 def _encode_body(parts: tuple[bytes, bytes], output: Any) -> bytes:
-    """Return the event as it is committed. The output may have integers of 64 bits."""
+    """Return the body of the event. The output may have integers of 64 bits."""
     try:
         plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
         encoded = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ResultError(f"what the tool returned cannot be kept as JSON: {error}") from error
+        raise ResultError(f"the output of the tool cannot be stored as JSON: {error}") from error
     before, after = parts
     return b"".join((before, encoded, after))
 
@@ -376,5 +376,5 @@ def _decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
     if record is None:
         return None
     if record.erased:
-        raise ResultErasedError("the tool has run, but the content of its event has been erased since")
+        raise ResultErasedError("the tool has run, but the body of its event has been erased")
     return _decode_event(key.hex(), record.receipt, record.body)

@@ -1,4 +1,4 @@
-"""`share`: the memory of a call in one transaction with its caller's own rows."""
+"""`share`: stores the result of a call in the same transaction as the application's rows."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,7 +22,7 @@ class SharedTransaction:
 
     def __init__(self, result: bytes | None, guard: Callable[[], Any]) -> None:
         self.result = result
-        """Stored result of an earlier call; None if the work is to be done now."""
+        """Stored result of an earlier call; None if the function must run."""
         self.guard_function = guard
         """Returns a context for the caller's function, blocking or async.
 
@@ -109,10 +109,10 @@ def share(connection: Any, *, clock: Clock | None = None) -> AsyncSharedLog: ...
 
 
 def share(connection: Any, *, clock: Clock | None = None) -> SharedLog | AsyncSharedLog:
-    """The log where the connection is, for `once`: the function's own rows and its memory commit together.
+    """Return the log behind a connection, for `once`: the function's rows and its stored result commit together.
 
-    A connection of sqlite3 to the log's file, or of asyncpg (also one of a pool) to the log's database. Cheap to make:
-    one for every connection, or one for every call. Raises NotALogError if there is no log.
+    The connection is one of sqlite3 to the log's file, or one of asyncpg (or of its pool) to the log's database. A
+    shared log is cheap: create one per connection or per call. Raises NotALogError if the file is not a log.
     """
     if type(connection).__module__.partition(".")[0] == "asyncpg":
         return AsyncSharedLog(connection, clock=clock)
