@@ -363,9 +363,9 @@ async def test_operation_values_count_towards_the_body_limit() -> None:
 @pytest.mark.rule("CO-33")
 async def test_submitting_an_unknown_type_raises_type_error(log: WatchedLog) -> None:
     for wrong in (None, {"type": "order.placed"}, "text", 1, object()):
-        with pytest.raises(TypeError, match="must be a Submission or another item"):
+        with pytest.raises(TypeError, match="must be a Submission or another Item"):
             await log.submit(wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="must be a Submission or another item"):
+        with pytest.raises(TypeError, match="must be a Submission or another Item"):
             await log.submit_many([event(1), wrong])  # type: ignore[list-item]
     verdicts = await log.submit_many(event(number) for number in (1, 2))  # type: ignore[arg-type]
     assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2]

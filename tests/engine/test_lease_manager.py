@@ -104,7 +104,7 @@ async def test_lease_that_cannot_be_released_expires(caplog: pytest.LogCaptureFi
             holding = await holding_of(log, brief)
             log.store.before_commit = fail
             await log.leases.release(holding)
-            await until(lambda: "will end by itself" in caplog.text)
+            await until(lambda: "was not released and will expire" in caplog.text)
             log.clock.advance(brief.lease_ms)
             await holding_of(log, brief)
 

@@ -297,10 +297,10 @@ async def test_calls_on_a_log_that_is_not_open_are_refused(open_log: Open) -> No
 async def test_log_can_be_opened_only_once(open_log: Open) -> None:
     log = open_log()
     async with log:
-        with pytest.raises(ClosedError, match="opened once"):
+        with pytest.raises(ClosedError, match="opened only once"):
             await log.__aenter__()
         assert_committed(await log.submit(event(1)))
-    with pytest.raises(ClosedError, match="opened once"):
+    with pytest.raises(ClosedError, match="opened only once"):
         await log.__aenter__()
 
 

@@ -126,7 +126,7 @@ async def test_lookup_of_an_evicted_key_says_what_a_retry_does(open_log: Open) -
         clock.advance(1)
         await log.submit(transaction(9, 1, client="c2"))  # position 4 evicts the keys 1 and 2, but not the client
         assert (await why(1)).endswith(
-            ": a retry with client sequence 1 is answered as already committed if it is equal to the client's newest "
+            ": a retry with client sequence 1 is answered as already committed if it equals the client's newest "
             "write with that sequence, and refused otherwise; a retry with client sequence 4 is a new write"
         )
         assert isinstance(await log.submit(first), Replayed)

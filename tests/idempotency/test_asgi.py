@@ -376,7 +376,7 @@ async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() 
         ({"log": 17}, TypeError, "not int"),
         ({"log": None}, TypeError, "not NoneType"),
         ({"scope": "ann"}, TypeError, "scope must be a function"),
-        ({"methods": "POST"}, TypeError, "methods is a list"),
+        ({"methods": "POST"}, TypeError, "methods must be a list"),
         ({"in_flight": "never"}, ValueError, "'wait' or 'raise'"),
         ({"request_bytes_max": 0}, ValueError, "request_bytes_max"),
         ({"answer_bytes_max": 1.5}, ValueError, "answer_bytes_max"),

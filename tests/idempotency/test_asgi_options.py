@@ -191,7 +191,7 @@ async def test_fingerprint_function_gets_the_whole_request(is_async: bool) -> No
         ("text", TypeError, "must return bytes, not str"),
         (None, TypeError, "must return bytes, not NoneType"),
         (b"", ValueError, "1 to 64 bytes, not 0"),
-        (bytes(65), ValueError, "1 to 64 bytes, not 65: return a hash"),
+        (bytes(65), ValueError, "1 to 64 bytes, not 65; return a hash"),
     ],
 )
 async def test_invalid_fingerprint_raises_and_runs_nothing(returned: Any, error: type, message: str) -> None:

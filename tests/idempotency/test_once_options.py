@@ -72,7 +72,7 @@ class TestDecorating:
             once(log, name="work")(functools.partial(sync_int))
         with pytest.raises(TypeError, match=r"@oncelog.once\(log\)"):
             once(abs)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="takes a log"):
+        with pytest.raises(TypeError, match="once needs a log"):
             once("app.db")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("scope", [5, b"x", lambda: None])

@@ -382,7 +382,7 @@ async def test_last_quota_change_wins_while_usage_is_being_counted(
         server._reloader.apply_settings(server.settings)
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30], "the same settings restore the quota"
-        assert "of 1 tenants 1 are gone or changed" in caplog.text
+        assert "of 1 tenants, 1 were removed or changed" in caplog.text
         server._reloader.apply_settings(replace(server.settings, tenants=()))
         await until(lambda: server._reloader._tenants_task is None)
         assert "oncelog_tenant_bytes_max" not in await measured(served)

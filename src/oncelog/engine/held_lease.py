@@ -28,14 +28,6 @@ KIND_CHARACTERS_MAX: Final = 200
 """Maximum length of an error's class name in a stored failure."""
 
 
-class WorkKey(TypedDict):
-    """Fields that identify the work in items that claim, renew, complete or release a lease."""
-
-    policy: Policy
-    scope: str
-    key: bytes
-
-
 class Work(Struct, frozen=True, kw_only=True):
     """A piece of work that runs once."""
 
@@ -57,19 +49,23 @@ class Work(Struct, frozen=True, kw_only=True):
         return (self.policy.name, self.scope, "", self.key)
 
 
-def build_key_fields(work: Work) -> WorkKey:
-    """Return the fields that identify a piece of work in its items."""
-    return {"policy": work.policy, "scope": work.scope, "key": work.key}
+class LeaseFields(TypedDict):
+    """Fields of the items that claim, renew, complete and release a lease."""
+
+    policy: Policy
+    scope: str
+    key: bytes
+    holder: str
 
 
 class HeldLease:
     """The right to do a piece of work until it is completed or released."""
 
-    __slots__ = ("_outcome", "fence", "holder", "is_lost", "renewed_until_s", "work")
+    __slots__ = ("_outcome", "fence", "fields", "is_lost", "renewed_until_s", "work")
 
     def __init__(self, work: Work, holder: str) -> None:
         self.work = work
-        self.holder = holder
+        self.fields: LeaseFields = {"policy": work.policy, "scope": work.scope, "key": work.key, "holder": holder}
         self.fence = 0
         self.renewed_until_s = 0.0
         """When the work reaches its maximum run time, by `time.monotonic`."""

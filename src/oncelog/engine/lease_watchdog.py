@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from oncelog.core.values import Reason, Refused, Renew, Request, Verdict
-from oncelog.engine.held_lease import HeldLease, build_key_fields
+from oncelog.engine.held_lease import HeldLease
 from oncelog.storage.store import BatchResult, Store
 
 logger: Final = logging.getLogger("oncelog.work")
@@ -99,8 +99,7 @@ class LeaseGroup:
 
 def build_renewal(lease: HeldLease) -> Renew:
     """Return the item that renews a lease."""
-    work = lease.work
-    return Renew(**build_key_fields(work), holder=lease.holder, fence=lease.fence, lease_ms=work.lease_ms)
+    return Renew(**lease.fields, fence=lease.fence, lease_ms=lease.work.lease_ms)
 
 
 class LeaseWatchdog:

@@ -40,7 +40,6 @@ from oncelog.engine.held_lease import (
     active_keys,
     build_erased_error,
     build_in_flight_error,
-    build_key_fields,
     build_lease_lost_error,
     encode_failure,
     mark_active,
@@ -106,11 +105,12 @@ class LeaseManager:
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
-        if work.identity in active_keys.get():
+        identity = work.identity
+        if identity in active_keys.get():
             raise WorkError("the work calls itself with its own key, which would be a deadlock")
         deadline = None if work.wait_ms is None else asyncio.get_running_loop().time() + work.wait_ms / 1000
         while True:
-            local_lease = self._local_leases.get(work.identity)
+            local_lease = self._local_leases.get(identity)
             if local_lease is None or not work.waits or local_lease.work.fingerprint != work.fingerprint:
                 return await self._claim(work, deadline)
             result = await _wait_outcome(local_lease, deadline)
@@ -207,13 +207,7 @@ class LeaseManager:
 
     async def _submit_claim(self, lease: HeldLease, waited_for: int) -> Verdict:
         work = lease.work
-        claim = Claim(
-            **build_key_fields(work),
-            fingerprint=work.fingerprint,
-            holder=lease.holder,
-            lease_ms=work.lease_ms,
-            waited_for=waited_for,
-        )
+        claim = Claim(**lease.fields, fingerprint=work.fingerprint, lease_ms=work.lease_ms, waited_for=waited_for)
         try:
             return await self._submit(claim)
         except asyncio.CancelledError:
@@ -242,9 +236,7 @@ class LeaseManager:
 
     async def _complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         work = lease.work
-        submission = Submission(
-            **build_key_fields(work), fingerprint=work.fingerprint, body=body, holder=lease.holder, fence=lease.fence
-        )
+        submission = Submission(**lease.fields, fingerprint=work.fingerprint, body=body, fence=lease.fence)
         generation = self._results.generation
         result: WorkResult | None = None
         try:
@@ -288,12 +280,11 @@ class LeaseManager:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _release(self, lease: HeldLease, error: Exception | None) -> None:
-        work = lease.work
         failure = None if error is None else encode_failure(error)
-        release = Release(**build_key_fields(work), holder=lease.holder, fence=lease.fence, failure=failure)
+        release = Release(**lease.fields, fence=lease.fence, failure=failure)
         self._untrack(lease)
         try:
-            verdict = await self._submit_with_retry(release, work.lease_ms)
+            verdict = await self._submit_with_retry(release, lease.work.lease_ms)
             if isinstance(verdict, Refused):
                 logger.warning("a lease was not released and will expire: %s", verdict.message)
         except OncelogError as failed:

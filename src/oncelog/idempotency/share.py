@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from msgspec.structs import replace
 
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
-from oncelog.engine.held_lease import Work, build_erased_error, build_key_fields, to_work_error
+from oncelog.engine.held_lease import Work, build_erased_error, to_work_error
 from oncelog.storage.clock import Clock
 from oncelog.storage.sqlite.borrowed_transaction import BorrowedTransaction
 
@@ -77,7 +77,7 @@ class AsyncSharedLog:
 
 
 def _build_submission(work: Work) -> Submission:
-    return Submission(**build_key_fields(work), fingerprint=work.fingerprint)
+    return Submission(policy=work.policy, scope=work.scope, key=work.key, fingerprint=work.fingerprint)
 
 
 def _check_receipt(verdict: Verdict) -> Receipt | None:
