@@ -51,3 +51,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         may_be_zero = ("cache_entries_max", "results_bytes_max", "tombstone_age_ms")
         check_whole_numbers(self, self.__struct_fields__, may_be_zero=may_be_zero)
+
+
+def clamp_limit(limit: int, limits: Limits) -> int:
+    """Return the number of entries of a page: at least one, at most as many as the limits allow."""
+    return max(1, min(limit, limits.page_records_max))

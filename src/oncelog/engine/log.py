@@ -40,7 +40,6 @@ from oncelog.core.values import (
 )
 from oncelog.deprecation import alias_method, alias_property
 from oncelog.engine.answer_cache import AnswerCache, CacheUpdater, ResultCache
-from oncelog.engine.arguments import build_identity, check_integer, resolve_cursor
 from oncelog.engine.audit import (
     LOG_ACTOR,
     UNRECORDABLE,
@@ -51,7 +50,7 @@ from oncelog.engine.committer import Committer, VerdictSink
 from oncelog.engine.eraser import Eraser
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.limits import Limits
-from oncelog.engine.log_reader import LogReader
+from oncelog.engine.log_reader import LogReader, build_identity, check_integer, resolve_cursor
 from oncelog.engine.policy_registry import PolicyRegistry
 from oncelog.engine.read_results import Compacted, Cursor
 from oncelog.engine.state_reader import StateReader

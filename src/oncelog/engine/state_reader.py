@@ -12,8 +12,7 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.members import get_effective_role
 from oncelog.core.values import ClientEntry, MemberIdentity, Receipt, Record, Roster, Snapshot
 from oncelog.engine.answer_cache import AnswerCache, Attestation
-from oncelog.engine.arguments import clamp_limit
-from oncelog.engine.limits import Limits
+from oncelog.engine.limits import Limits, clamp_limit
 from oncelog.engine.tailer import Tailers
 from oncelog.errors import ClosedError
 from oncelog.storage.store import (
