@@ -135,7 +135,7 @@ async def test_lookup_of_an_evicted_key_says_what_a_retry_does(open_log: Open) -
         await log.submit(transaction(10, 2, client="c2"))
         await log.submit(transaction(11, 3, client="c2"))  # position 6 evicts the client
         await log.submit(transaction(4, 1))
-        assert "(its last sequence is 1 now): a retry with client sequence 2 is a new write" in await why(3)
+        assert "(whose last sequence is now 1): a retry with client sequence 2 is a new write" in await why(3)
         assert_refused(await log.submit(transaction(3, 3)), Reason.SEQUENCE_GAP)
         assert_committed(await log.submit(second))
 
