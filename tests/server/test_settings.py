@@ -215,9 +215,9 @@ def test_other_environment_variables_are_ignored() -> None:
         ("limits.cache_entries_max", "-1", "from 0 on, not -1"),
         ("limits.page_events_max", "0", "from 1 on, not 0"),
         ("limits.frames_per_second_max", "-1", "from 0 on, not -1"),
-        ("limits.new_events_per_second_max", "1000001", "at most 1000000, or 0 for no limit, not 1000001"),
-        ("limits.request_events_max", "10001", "at most 10000, not 10001"),
-        ("limits.request_members_max", "10000", "below 10000, not 10000"),
+        ("limits.new_events_per_second_max", "1000001", "from 0 to 1000000, not 1000001"),
+        ("limits.request_events_max", "10001", "from 1 to 10000, not 10001"),
+        ("limits.request_members_max", "10000", "from 1 to 9999, not 10000"),
         ("limits.poll_ms", str(SETTING_NUMBER_MAX + 1), f"at most {SETTING_NUMBER_MAX}"),
     ],
 )

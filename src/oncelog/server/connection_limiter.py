@@ -39,6 +39,10 @@ Transport = Any
 """An `asyncio.Transport`. The transports of uvloop do not declare that type."""
 
 
+CallerGroups = defaultdict[str, dict[Any, None]]
+"""Connections and streams by their address or principal, the oldest first."""
+
+
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
     """Limits of simultaneous connections. 0 switches a limit off."""
 
@@ -266,11 +270,11 @@ class ConnectionLimiter:
         self.counts = counts
         self.log_limiter = log_limiter
         self._connections: dict[Connection, None] = {}
-        self._by_address: defaultdict[str, set[Caller]] = defaultdict(set)
-        self._by_principal: defaultdict[str, set[Connection | CountedStream]] = defaultdict(set)
+        self._by_address: CallerGroups = defaultdict(dict)
+        self._by_principal: CallerGroups = defaultdict(dict)
         self._unauthenticated: dict[Connection, None] = {}
         """The oldest first."""
-        self._unauthenticated_of: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
+        self._unauthenticated_of: CallerGroups = defaultdict(dict)
         """By address (`Connection.counted_address`), the oldest first."""
         self._largest_address = ""
         """The last address that had more than half of the unauthenticated connections."""
@@ -304,7 +308,7 @@ class ConnectionLimiter:
         self._limit_unauthenticated()
         connection = Connection(self, address, is_proxy=is_proxy, abort=abort)
         self._connections[connection] = None
-        self._by_address[address].add(connection)
+        self._by_address[address][connection] = None
         self._add_unauthenticated(connection, address)
         return connection
 
@@ -328,7 +332,7 @@ class ConnectionLimiter:
         stream = CountedStream(self, address, connection)
         if connection is not None:
             connection.stream = stream
-        self._by_address[address].add(stream)
+        self._by_address[address][stream] = None
         return stream
 
     def count_principal(self, caller: Connection | CountedStream, principal: Principal) -> None:
@@ -337,7 +341,7 @@ class ConnectionLimiter:
         if not self._has_room(self._by_principal, actor, limit):
             self.count_refusal("principal", caller.address, actor=actor)
             raise busy_error("connections_per_principal_max", limit)
-        self._by_principal[actor].add(caller)
+        self._by_principal[actor][caller] = None
         caller.actor = actor
 
     def close_unauthenticated_stream(self, other_than: Connection | None) -> bool:
@@ -368,10 +372,7 @@ class ConnectionLimiter:
             self.hold(connection, 0)
             connection.counted_address = None
             del self._unauthenticated[connection]
-            own = self._unauthenticated_of[group]
-            del own[connection]
-            if not own:
-                del self._unauthenticated_of[group]
+            _remove_caller(self._unauthenticated_of, group, connection)
 
     def release(self, caller: Connection | CountedStream) -> None:
         """Stop counting a connection or stream."""
@@ -497,9 +498,8 @@ def busy_error(name: str, limit: int) -> ApiError:
     return ApiError(SERVER_BUSY, message, limit=limit, retry_after_ms=RETRY_AFTER_MS)
 
 
-def _remove_caller(callers: defaultdict[str, Any], key: str, caller: Caller) -> None:
-    own = callers.get(key)
-    if own is not None:
-        own.discard(caller)
-        if not own:
-            del callers[key]
+def _remove_caller(groups: CallerGroups, key: str, caller: Caller) -> None:
+    group = groups[key]
+    group.pop(caller, None)
+    if not group:
+        del groups[key]

@@ -5,7 +5,6 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.core.limits import RATE_MAX, SETTING_NUMBER_MAX, WHOLE_REQUEST_ITEMS_MAX, check_whole_numbers
-from oncelog.errors import SettingsError
 
 GRANTS_MAX: Final = 1000
 """Names and prefixes in each list of one identity's grants."""
@@ -73,13 +72,16 @@ _OPTIONAL_LIMITS: Final = frozenset(
         "unauthenticated_connections_max",
     }
 )
-_RATES: Final = (
-    "new_events_per_second_max",
-    "user_messages_per_second_max",
-    "chat_messages_per_second_max",
-    "user_chats_per_second_max",
-    "user_chats_burst_max",
-)
+_HIGHEST: Final = {
+    "request_events_max": WHOLE_REQUEST_ITEMS_MAX,
+    "request_members_max": WHOLE_REQUEST_ITEMS_MAX - 1,  # the chat is one item more
+    "new_events_per_second_max": RATE_MAX,
+    "user_messages_per_second_max": RATE_MAX,
+    "chat_messages_per_second_max": RATE_MAX,
+    "user_chats_per_second_max": RATE_MAX,
+    "user_chats_burst_max": RATE_MAX,
+}
+"""Highest values of the limits that have another one than `SETTING_NUMBER_MAX`."""
 
 
 class ApiLimits(Struct, frozen=True, kw_only=True):
@@ -162,18 +164,6 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
         return min(self.grpc_connections_max, self.connections_max)
 
     def __post_init__(self) -> None:
-        names = self.__struct_fields__
-        check_whole_numbers(self, names, highest=SETTING_NUMBER_MAX, may_be_zero=_OPTIONAL_LIMITS)
-        if self.request_events_max > WHOLE_REQUEST_ITEMS_MAX:
-            raise SettingsError(
-                f"request_events_max must be at most {WHOLE_REQUEST_ITEMS_MAX}, not {self.request_events_max}"
-            )
-        if self.request_members_max >= WHOLE_REQUEST_ITEMS_MAX:
-            # The chat itself is one item more.
-            raise SettingsError(
-                f"request_members_max must be below {WHOLE_REQUEST_ITEMS_MAX}, not {self.request_members_max}"
-            )
-        for name in _RATES:
-            rate = getattr(self, name)
-            if rate > RATE_MAX:
-                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {rate}")
+        for name in self.__struct_fields__:
+            highest = _HIGHEST.get(name, SETTING_NUMBER_MAX)
+            check_whole_numbers(self, [name], highest=highest, may_be_zero=_OPTIONAL_LIMITS)

@@ -6,7 +6,6 @@ reason of a refusal only to the log.
 
 import base64
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -78,8 +77,7 @@ class Tokens(CredentialUser):
         super().__init__(now_ms, check)
         self._settings = settings
         self._by_file: Mapping[KeyFile, LoadedKeys] = {}
-        self._keys: Mapping[str, Sequence[SigningKey]] = {}
-        """By algorithm."""
+        self._keys: Sequence[SigningKey] = ()
         self._digests: frozenset[bytes] = frozenset()
 
     def list_files(self) -> list[CredentialFile]:
@@ -114,13 +112,9 @@ class Tokens(CredentialUser):
 
     def use(self, contents: Mapping[KeyFile, LoadedKeys]) -> None:
         """Verify tokens with these keys, and report keys that were removed."""
-        keys = self._merge_keys(contents)
-        by_algorithm: dict[str, list[SigningKey]] = defaultdict(list)
-        for key in keys:
-            by_algorithm[key.algorithm].append(key)
-        before = self._by_file
-        self._by_file, self._keys = {**before, **contents}, dict(by_algorithm)
-        self._digests = frozenset(key.digest for key in keys)
+        self._keys = self._merge_keys(contents)
+        before, self._by_file = self._by_file, {**self._by_file, **contents}
+        self._digests = frozenset(key.digest for key in self._keys)
         removed = {
             key.digest: (source, key)
             for source, old in before.items()
@@ -180,7 +174,7 @@ class Tokens(CredentialUser):
     def _find_candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
         if type(algorithm) is not str or algorithm not in self._settings.algorithms:
             raise AuthError("token: its algorithm is not configured")
-        found = [key for key in self._keys.get(algorithm, []) if key.key_id is None or key.key_id == key_id]
+        found = [key for key in self._keys if key.algorithm == algorithm and key.key_id in (None, key_id)]
         if not found:
             raise AuthError("token: no key has its kid" if key_id is not None else "token: no kid")
         return found
