@@ -11,6 +11,8 @@ from oncelog.core.stored_bytes import submission_bytes
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Committed, Reason, Refused, Request
 from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.queries.tenants import load_count_start
+from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.tenants import UsageCount, encode_tenants
 from storage.sqlite.writers import session_on
@@ -111,7 +113,7 @@ def test_processes_on_one_file_share_a_quota(tmp_path: Path) -> None:
     with session_on(path, 50) as one, session_on(path, 50) as two:
         tenants = [Tenant("org", bytes_max=5 * submission_bytes(transaction(1, 1, scope="org/11", body=b"x")))]
         assert commits(two, 0) == 1
-        begun = one.load_count_start()
+        begun = run_query(one.connection, load_count_start)
         assert commits(two, 1) == 1, "while it is counted"
         count = UsageCount(begun, tenants)
         assert one.set_tenants(encode_tenants(tenants), count, begun._replace(positions={}), is_last=False)

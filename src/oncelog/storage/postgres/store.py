@@ -121,7 +121,7 @@ class PostgresStore(SqlStore):
         )
         if self._notifies_others:
             self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{metadata.epoch}")
-        await self._recount_usage(await self._run_query(load_count_start))
+        await self._recount_usage()
 
     async def _open_log(self) -> StoreTransaction:
         connection = await connect_behind_barrier(self._address, self._timeouts)

@@ -293,8 +293,9 @@ class SqlStore(ABC):
                 return True
         raise AssertionError("the last attempt always succeeds")
 
-    async def _recount_usage(self, start: CountStart) -> None:
+    async def _recount_usage(self) -> None:
         """Count usage again that an earlier version of Oncelog counted."""
+        start = await self._run_query(tenant_queries.load_count_start)
         if not start.is_counted(start.text):
             await self.set_tenants(list_tenants(start.text))
 

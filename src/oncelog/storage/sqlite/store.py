@@ -35,7 +35,7 @@ from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import Driver, SqliteDriver, connect, translate_error
 from oncelog.storage.sqlite.key_index.filters import load_filters
-from oncelog.storage.sqlite.key_index.index import SEAL_KEYS
+from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import TransactionOptions
@@ -115,7 +115,7 @@ class SqliteStore(SqlStore):
         self._checkpointer = ThreadPoolExecutor(1, "oncelog-checkpointer") if self._driver.is_shared else None
         try:
             await self._write(self._file_writer.open, self._requested_settings)
-            await self._recount_usage(await self._write(self._file_writer.load_count_start))
+            await self._recount_usage()
         except BaseException:
             await self.close()
             raise
@@ -167,8 +167,7 @@ class SqliteStore(SqlStore):
                 self._file_writer.abandon()
                 raise
             await asyncio.shield(finishing)
-        if self._file_writer.index_without_filter is not None:
-            self._start_fill()
+        self._start_fill()
         self._uncheckpointed_records += len(result.changes.records)
         if self._uncheckpointed_records >= CHECKPOINT_RECORDS:
             self._start_checkpoint()
@@ -366,13 +365,11 @@ class SqliteStore(SqlStore):
     # --- filling the filter of the key index while commits continue
 
     def _start_fill(self) -> None:
-        if self._file_writer.index_without_filter is not None and (self._fill_task is None or self._fill_task.done()):
-            self._fill_task = asyncio.get_running_loop().create_task(self._fill_filters())
-
-    async def _fill_filters(self) -> None:
         index = self._file_writer.index_without_filter
-        if index is None:
-            return
+        if index is not None and (self._fill_task is None or self._fill_task.done()):
+            self._fill_task = asyncio.get_running_loop().create_task(self._fill_filters(index))
+
+    async def _fill_filters(self, index: KeyIndex) -> None:
         try:
             filters = await self._read(load_filters, index.segment_keys)
             await self._write(index.set_filters, filters)

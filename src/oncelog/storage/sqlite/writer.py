@@ -19,7 +19,7 @@ from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Req
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
-from oncelog.storage.queries.tenants import load_count_start, replace_tenants
+from oncelog.storage.queries.tenants import replace_tenants
 from oncelog.storage.queries.writes import RecordContent, find_erased_values, finish_erasure, load_erasures
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import (
@@ -207,11 +207,6 @@ class Writer:
                 connection.execute("PRAGMA secure_delete = FAST")
         self.store_transaction.confirm()
         return len(erased)
-
-    def load_count_start(self) -> CountStart:
-        """As `queries.tenants.load_count_start`."""
-        with self._translate_errors():
-            return run_query(self.connection, load_count_start)
 
     def set_tenants(
         self, text: str | None, count: UsageCount, start: CountStart, is_last: bool, act: RecordAct | None = None

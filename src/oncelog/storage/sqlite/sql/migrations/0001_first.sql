@@ -44,7 +44,7 @@ CREATE TABLE oncelog_lanes (
     sealing_position INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Records. An erased record has a body_hash in place of salt and body.
+-- Records. An erased record has a body_hash instead of salt and body.
 -- The body is the last column, so reading the header does not read a long body.
 --
 -- Rows are in the order of their commits, not of their places, and keep their size when they are erased. So SQLite only
