@@ -3,19 +3,32 @@
 Decoders raise an `ApiError` that names the path of the wrong value.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
 from msgspec import Struct
 
-from oncelog.core.canonical import INTEGER_MAX, JsonValue, UnreadableValue, parse_parts
+from oncelog.core.canonical import (
+    INTEGER_MAX,
+    SEND_AS_STRING,
+    JsonValue,
+    UnreadableValue,
+    canonical_text,
+    parse_parts,
+)
+from oncelog.core.identity import locate_fault
 from oncelog.errors import CanonicalError
 from oncelog.server.errors import ApiError, field_error
 from oncelog.server.json_schemas import Schema
 
 T = TypeVar("T")
 
+_UNKNOWN_PATTERN: Final = re.compile("Object contains unknown field `(.+)`", re.DOTALL)
+_ASSIGNED_REASON: Final = "is assigned by the server and must be left out"
+_UNKNOWN_REASON: Final = "is not a member of this object; check its spelling"
 _NUMBER_TYPE: Final = "a whole number from 0 to 2^53−1"
 _TYPE_NAMES: Final = {
     dict: "an object",
@@ -94,6 +107,33 @@ def type_error(path: str, value: JsonValue, expected: str) -> ApiError:
         return field_error("".join([path, *(f".{step}" for step in value.steps)]), value.reason)
     found = "null" if value is None else _TYPE_NAMES.get(type(value), "a number")
     return field_error(path, f"must be {expected}, not {found}")
+
+
+def value_error(error: CanonicalError) -> ApiError:
+    """Return the error for a body with a value that is not canonical."""
+    return field_error(error.path.removeprefix("$").removeprefix(".") or "body", error.reason)
+
+
+def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T], assigned: Collection[str] = ()) -> T:
+    """Decode a body into a struct that forbids unknown members. Raises ApiError with the path of the fault.
+
+    `assigned` has members that clients must leave out, because the server assigns them.
+    """
+    # The canonical form comes first: it rejects rounded numbers and repeated keys, and writes 1.0 as 1 (CO-1 to CO-3).
+    try:
+        return decoder.decode(canonical_text(body))
+    except CanonicalError as error:
+        # The advice to send a number as a string does not apply, because these bodies accept numbers only.
+        raise value_error(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
+    except msgspec.ValidationError as error:
+        path, reason = locate_fault(error)
+        field = path.removeprefix("$").removeprefix(".")
+        unknown = _UNKNOWN_PATTERN.fullmatch(reason)
+        if unknown is not None:
+            name = unknown[1]
+            field = f"{field}.{name}".removeprefix(".")
+            reason = _ASSIGNED_REASON if name in assigned else _UNKNOWN_REASON
+        raise field_error(field or "body", reason) from error
 
 
 # --- messages

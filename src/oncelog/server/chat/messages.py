@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import JsonValue, is_storable, nfc
@@ -359,13 +359,9 @@ class ChatMessages:
             return None
         content, chat_id, request_id = found.content, found.chat_id, found.request_id
         colons = _FAST_COLONS + content.count(":") + chat_id.count(":")
-        if found.content_type is not None:
-            return None
         if request_id is not None:
-            if len(request_id) > REQUEST_ID_CHARACTERS_MAX:
-                return None
             colons += 1 + request_id.count(":")
-        if colons != data.count(b":") or not content or len(content.encode()) > self._bytes_max:
+        if colons != data.count(b":") or len(content.encode()) > self._bytes_max:
             return None
         try:
             key = parse_uuid(found.client_message_id)
@@ -397,9 +393,8 @@ class _FastSend(Struct, gc=False):
     type: Literal["send_message"]
     client_message_id: str
     chat_id: str
-    content: str
-    content_type: str | None = None
-    request_id: str | None = None
+    content: Annotated[str, Meta(min_length=1)]
+    request_id: Annotated[str, Meta(max_length=REQUEST_ID_CHARACTERS_MAX)] | None = None
 
 
 _decode_fast_send: Final = msgspec.json.Decoder(_FastSend).decode

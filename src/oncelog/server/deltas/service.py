@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oncelog import error_codes
-from oncelog.core.canonical import INTEGER_MAX, canonical_text
+from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.deltas import (
     GATEWAY_CHARACTERS_MAX,
     PUSH_DELTAS_MAX,
@@ -47,6 +47,7 @@ from oncelog.server.deltas.codec import PushResult
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, translate_errors
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, ApiLimits
 from oncelog.server.lookups import describe_outcome, load_outcome
+from oncelog.server.messages import decode_struct
 from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
@@ -400,10 +401,13 @@ def _check_right(gateway: str, may: Callable[[str], bool], action: str) -> str:
 # --- requests to compact ------------------------------------------------------------------------------------
 
 
+_Number = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+
+
 class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    upto: int | UnsetType = UNSET
-    keep: int | UnsetType = UNSET
-    tombstone_age_ms: int | UnsetType = UNSET
+    upto: _Number | UnsetType = UNSET
+    keep: _Number | UnsetType = UNSET
+    tombstone_age_ms: _Number | UnsetType = UNSET
     after: str = ""
     page: str = ""
     """Previous name of `after`."""
@@ -414,19 +418,11 @@ _COMPACT_DECODER: Final = msgspec.json.Decoder(_CompactJson)
 
 def _decode_compact(body: bytes) -> dict[str, Any]:
     """Return the arguments of `Log.compact` that a request has. Raises ApiError."""
-    try:
-        request = _COMPACT_DECODER.decode(canonical_text(body))
-    except CanonicalError as error:
-        raise _body_error(error) from error
-    except msgspec.ValidationError as error:
-        raise ApiError(error_codes.BAD_REQUEST, f"body: {error}") from error
-    names = {"upto": "upto", "keep": "keep", "tombstone_age_ms": "tombstoneAgeMs"}
+    request = decode_struct(body, _COMPACT_DECODER)
+    names = ("upto", "keep", "tombstone_age_ms")
     numbers = {name: number for name in names if (number := getattr(request, name)) is not UNSET}
     if ("upto" in numbers) == ("keep" in numbers):
         raise ApiError(error_codes.BAD_REQUEST, "body: must have one of upto and keep")
-    for name, number in numbers.items():
-        if not 0 <= number <= INTEGER_MAX:
-            raise field_error(names[name], "must be a whole number from 0 to 2^53−1")
     if request.after and request.page:
         raise field_error("page", "must not be combined with after")
     field, token = ("page", request.page) if request.page else ("after", request.after)

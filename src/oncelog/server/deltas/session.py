@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oncelog import error_codes
 from oncelog.core.canonical import INTEGER_MAX
@@ -28,8 +28,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 class Connect(Struct, frozen=True, forbid_unknown_fields=True):
     """The first frame, and the only one that the server decodes."""
 
-    type: str
-    since: int = 0
+    type: Literal["connect"]
+    since: Annotated[int, Meta(ge=0, le=INTEGER_MAX)] = 0
     epoch: str = ""
     token: str | None = None
 
@@ -69,14 +69,10 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         if self.principal is not None:
             return None
         try:
-            connect = _CONNECT_DECODER.decode(data)
+            return _CONNECT_DECODER.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             message = f"the first frame must be a connect message: {error}"
             raise ApiError(error_codes.BAD_REQUEST, message) from error
-        if connect.type != "connect" or not 0 <= connect.since <= INTEGER_MAX:
-            message = "type: must be connect, and since a whole number from 0 to 2^53−1"
-            raise ApiError(error_codes.BAD_REQUEST, message)
-        return connect
 
     def receive_binary(self) -> None:
         """Refuse a binary first frame. Later frames are ignored, like text."""

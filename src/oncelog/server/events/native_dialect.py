@@ -6,11 +6,11 @@ Records are stored and served as bytes: the encoder splices an event into its en
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 import orjson
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from oncelog import error_codes
 from oncelog.core.builders import event, parse_uuid
@@ -303,22 +303,25 @@ def _encode_result(id_text: str, result: ItemResult) -> bytes:
 # --- the fast decoder --------------------------------------------------------------------------------
 
 
+_Partition = Annotated[str, Meta(min_length=1, max_length=PARTITION_CHARACTERS_MAX)]
+
+
 class _FastItem(Struct, gc=False):
     id: str
-    partitions: list[str]
+    partitions: Annotated[list[_Partition], Meta(min_length=1, max_length=1)]
     event: Raw
-    expected_committed_id: int | None = None
+    expected_committed_id: Annotated[int, Meta(ge=0, le=INTEGER_MAX)] | None = None
 
 
 class _FastPayload(Struct, gc=False):
-    events: list[_FastItem]
+    events: Annotated[list[_FastItem], Meta(min_length=1)]
 
 
 class _FastMessage(Struct, gc=False):
     type: Literal["submit_events"]
     protocol_version: Literal["1.0"]
     payload: _FastPayload
-    msg_id: str | None = None
+    msg_id: Annotated[str, Meta(max_length=MSG_ID_CHARACTERS_MAX)] | None = None
 
 
 _decode_fast_message: Final = msgspec.json.Decoder(_FastMessage).decode
@@ -341,13 +344,11 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     items = message.payload.events
-    if not 1 <= len(items) <= events_max:
+    if len(items) > events_max:
         return None
     msg_id = message.msg_id
     colons = _MESSAGE_COLONS + _ITEM_COLONS * len(items)
     if msg_id is not None:
-        if len(msg_id) > MSG_ID_CHARACTERS_MAX:
-            return None
         colons += 1 + msg_id.count(":")
     submissions: list[Submission | RejectedItem] = []
     ids: list[str] = []
@@ -366,11 +367,8 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
 
 
 def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission | None:
-    partitions = item.partitions
-    expected = item.expected_committed_id
-    if len(partitions) != 1 or not 1 <= len(partitions[0]) <= PARTITION_CHARACTERS_MAX or not partitions[0].isascii():
-        return None
-    if expected is not None and not 0 <= expected <= INTEGER_MAX:
+    partitions = tuple(item.partitions)
+    if not partitions[0].isascii():
         return None
     found = canonical_plain(bytes(item.event))
     if found is None:
@@ -379,7 +377,6 @@ def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission 
     kind = value.get("type") if type(value) is dict else None
     if type(kind) is not str or not kind:
         return None
-    normal = (partitions[0],)
     try:
         key = parse_uuid(item.id)
     except CanonicalError:
@@ -388,12 +385,12 @@ def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission 
         policy=EVENTS,
         scope="",
         key=key,
-        fingerprint=fingerprint(normal, body),
+        fingerprint=fingerprint(partitions, body),
         body=body,
         actor=actor,
-        partitions=normal,
+        partitions=partitions,
         client=client,
-        expected_position=expected,
+        expected_position=item.expected_committed_id,
     )
 
 

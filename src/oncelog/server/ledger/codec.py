@@ -3,18 +3,16 @@
 Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers JSON numbers up to 2^53−1.
 """
 
-import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import orjson
 from msgspec import Struct
 
-from oncelog.core.canonical import INTEGER_MAX, SEND_AS_STRING, canonical_text
-from oncelog.core.identity import locate_fault
+from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.proof import Block
 from oncelog.core.transactions import TX_ID_DIGITS, OperationJson, encode_operations, format_tx_id, operations_from_json
@@ -33,7 +31,7 @@ from oncelog.server.json_schemas import (
     timestamp_schema,
     with_optional,
 )
-from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX, value_error
+from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX
 from oncelog.server.ledger.values import (
     Members,
     Write,
@@ -44,13 +42,14 @@ from oncelog.server.ledger.values import (
 )
 from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import outcome_schema
+from oncelog.server.messages import decode_struct, value_error
 from oncelog.server.problems import ProblemDialect, to_error_member
 from oncelog.server.websocket_frames import encode_json_text
 
 _OPERATIONS_SLICE: Final = slice(len('{"operations":'), -1)
 """Selects the array in the body of a record."""
-_UNKNOWN_PATTERN: Final = re.compile("Object contains unknown field `(.+)`", re.DOTALL)
-_ACTOR_REASON: Final = "is assigned by the server and must be left out"
+_ASSIGNED: Final = ("actor",)
+"""Members of transactions that the server assigns."""
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
@@ -81,20 +80,19 @@ class _BatchJson(_RequestJson, frozen=True, kw_only=True, gc=False):
     writes: list[_BatchItemJson]
 
 
-T = TypeVar("T")
 _WRITE_DECODER: Final = msgspec.json.Decoder(_WriteJson)
 _BATCH_DECODER: Final = msgspec.json.Decoder(_BatchJson)
 
 
 def decode_write(body: bytes) -> Write:
     """Decode the body of a write. Raises ApiError."""
-    decoded = _decode(body, _WRITE_DECODER)
+    decoded = decode_struct(body, _WRITE_DECODER, _ASSIGNED)
     return _to_write(decoded, decoded.operations)
 
 
 def decode_batch(body: bytes) -> Write:
     """Decode the body of a batch: one write of all its operations. Raises ApiError."""
-    decoded = _decode(body, _BATCH_DECODER)
+    decoded = decode_struct(body, _BATCH_DECODER, _ASSIGNED)
     return _to_write(decoded, merge_operations(decoded), is_batch=True)
 
 
@@ -112,24 +110,6 @@ def merge_operations(batch: Any) -> list[Any]:
         if not write.operations:
             raise field_error(f"writes[{index}].operations", "must hold at least one")
     return [operation for write in batch.writes for operation in write.operations]
-
-
-def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    # The canonical form comes first: it rejects rounded numbers and repeated keys, and writes 1.0 as 1 (CO-1 to CO-3).
-    try:
-        return decoder.decode(canonical_text(body))
-    except CanonicalError as error:
-        # The advice to send a number as a string does not apply: the Ledger API accepts numbers only.
-        raise value_error(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
-    except msgspec.ValidationError as error:
-        path, reason = locate_fault(error)
-        field = path.removeprefix("$").removeprefix(".")
-        unknown = _UNKNOWN_PATTERN.fullmatch(reason)
-        if unknown is not None:
-            name = unknown[1]
-            field = f"{field}.{name}".removeprefix(".")
-            reason = _ACTOR_REASON if name == "actor" else "is not a member of this object; check its spelling"
-        raise field_error(field or "body", reason) from error
 
 
 def _to_write(

@@ -10,8 +10,8 @@ from oncelog.errors import CanonicalError
 from oncelog.ledger.operation_codec import decode_operation, encode_operation
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.ledger.codec import merge_operations
-from oncelog.server.ledger.service import value_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteSuccess, to_header_members
+from oncelog.server.messages import value_error
 
 # --- requests ----------------------------------------------------------------------------------------
 

@@ -33,11 +33,10 @@ from oncelog.server.ledger.service import (
     check_text,
     forbidden_error,
     parse_scope,
-    value_error,
 )
 from oncelog.server.ledger.values import Members, to_header_members
 from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome
-from oncelog.server.messages import new_decoder
+from oncelog.server.messages import new_decoder, value_error
 from oncelog.storage.store import RelationshipQuery, ScopedBlock
 
 

@@ -26,6 +26,7 @@ from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, to_api_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
 from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import value_error
 from oncelog.server.metrics import Counts
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
@@ -239,12 +240,6 @@ def parse_scope(organization: str, vault: str) -> str:
             # Grants are compared in NFC, so two spellings of a name would be two scopes with the same rights.
             raise field_error(field, "must be in NFC")
     return ledger_scope(organization, vault)
-
-
-def value_error(error: CanonicalError) -> ApiError:
-    """Return the error for a value that is not canonical."""
-    field = error.path.removeprefix("$").removeprefix(".") or "body"
-    return field_error(field, error.reason)
 
 
 def check_name(name: str, field: str, characters_max: int) -> str:
