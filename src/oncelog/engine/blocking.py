@@ -197,7 +197,7 @@ class BlockingStateReader(BlockingObject):
     def record(self, lane: int, position: int) -> Record | None:
         """As `StateReader.record`.
 
-        Return the record at a position of a lane; None if there is no record.
+        Return the record at a position of a lane; None if the position has no record.
         """
         return self._portal.call(self._state_reader.record, lane, position)
 
@@ -518,7 +518,7 @@ class BlockingLog(BlockingLogBase):
     def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
         """As `Log.cursor_of`.
 
-        Return the stored cursor of a consumer; None if there is no such consumer.
+        Return the stored cursor of a consumer; None for an unknown consumer.
         """
         return self._portal.call(self._log.cursor_of, consumer, stream)
 

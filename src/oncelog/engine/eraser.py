@@ -171,7 +171,7 @@ class Eraser:
             return erased
 
     async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
-        """Erase the bodies of the records of a query, or of those under one policy. Return how many were erased."""
+        """Erase the bodies of all records of a query, or of its records of one policy. Return how many were erased."""
         erased = 0
         while True:
             page = await self._store.read(query)
@@ -196,7 +196,7 @@ class Eraser:
             await _apply(self._submit, fold)
 
     async def scrub(self) -> None:
-        """Wait until no erased bytes are on the disk, including those of an earlier call that failed.
+        """Wait until no erased bytes are on the disk, including bytes that an earlier call failed to remove.
 
         Raises:
             StoreUnavailableError: a reader holds an old snapshot of the log.

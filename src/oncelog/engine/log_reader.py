@@ -229,7 +229,7 @@ class LogReader:
         return await self._open_store.heads()
 
     async def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
-        """Return the stored cursor of a consumer; None if there is no such consumer."""
+        """Return the stored cursor of a consumer; None for an unknown consumer."""
         for known_consumer in await self.consumers():
             if (known_consumer.name, known_consumer.scope) == (consumer, stream):
                 return Cursor(known_consumer.cursor, self.epoch, format_order(stream or None, 0))

@@ -158,7 +158,7 @@ class StateReader:
         return await self._get_open_store().memberships(member, prefix, after, clamp_limit(limit, self._limits))
 
     async def record(self, lane: int, position: int) -> Record | None:
-        """Return the record at a position of a lane; None if there is no record."""
+        """Return the record at a position of a lane; None if the position has no record."""
         heads = await self._get_open_store().heads()
         if lane not in heads or not 1 <= position <= heads[lane].position:
             return None

@@ -69,7 +69,7 @@ STATUSES: Final = range(200, 600)
 STORED_STATUSES: Final = frozenset(STATUSES) - {401, 403, 408, 425, 429} - frozenset(range(500, 600))
 """Statuses that are stored by default. Other responses depend on credentials, time or faults: a retry may succeed."""
 RETRY_AFTER_MS: Final = 1000
-"""Retry delay while another request with the key runs. The end of its lease is no estimate, because it is renewed."""
+"""Retry delay while another request with the key runs. The end of its lease is not used, because it is renewed."""
 _MIB: Final = 2**20
 _BYPASS_EXTENSIONS: Final = frozenset(
     {"http.response.trailers", "http.response.pathsend", "http.response.zerocopysend"}
@@ -463,7 +463,7 @@ def _encode_response(start: Message, body: bytes | None) -> bytes:
 
 
 def _filter_end_to_end(headers: Headers) -> Headers:
-    """Return the headers without those of the connection, which its `Connection` header also lists."""
+    """Return the headers without hop-by-hop headers, including the names that the `Connection` header lists."""
     named = b",".join(value for name, value in headers if name.lower() == b"connection").lower().split(b",")
     of_connection = _HOP_BY_HOP.union(name.strip() for name in named)
     return [(name, value) for name, value in headers if name.lower() not in of_connection]
