@@ -1,1 +1,1 @@
-"""Tools for tests, for those of Oncelog and for yours."""
+"""Test tools, for the tests of Oncelog and of its users."""

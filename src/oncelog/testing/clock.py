@@ -1,13 +1,14 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that tests move by hand."""
 
 from typing import Final
 
 START_MS: Final = 1_700_000_000_000
-"""Where the wall clock starts unless told otherwise: in November 2023."""
+"""Default start of the wall clock: November 2023."""
 
 
 class ManualClock:
-    """A `stores.clock.Clock` for tests: the wall clock and the machine's steady one, moved by hand."""
+    """A `storage.clock.Clock` for tests: the wall clock and the steady clock of the machine move only by
+    method calls."""
 
     def __init__(self, wall_ms: int = START_MS) -> None:
         self._wall_ms = wall_ms
@@ -15,29 +16,29 @@ class ManualClock:
         self._boots = 1
 
     def wall_ms(self) -> int:
-        """As `Clock` says."""
+        """Return the time of the wall clock."""
         return self._wall_ms
 
     def elapsed_ms(self) -> int:
-        """As `Clock` says."""
+        """Return the time of the steady clock."""
         return self._elapsed_ms
 
     def boot(self) -> str:
-        """As `Clock` says."""
+        """Return the id of the current boot."""
         return f"boot {self._boots}"
 
     def advance(self, ms: int) -> None:
-        """Time passes, on both clocks."""
+        """Advance both clocks."""
         if ms < 0:
             raise ValueError(f"time does not go back, so it cannot advance by {ms} ms; a wall clock can jump")
         self._wall_ms += ms
         self._elapsed_ms += ms
 
     def jump(self, ms: int) -> None:
-        """Somebody sets the wall clock forward, or back with a number below 0."""
+        """Set the wall clock forward, or back by a negative number."""
         self._wall_ms += ms
 
     def restart(self) -> None:
-        """The machine starts again: the steady clock counts from 0."""
+        """Restart the machine: the steady clock counts from 0."""
         self._boots += 1
         self._elapsed_ms = 0

@@ -1,6 +1,6 @@
-"""A connection to a database on a simulated disk, as the standard library's `sqlite3` has it."""
+"""A connection to a database on a simulated disk, with the interface of `sqlite3`."""
 
-# SQLite gave the methods of a disk their names.
+# Method names of the VFS interface of SQLite.
 # ruff: noqa: N802
 
 import re
@@ -15,7 +15,7 @@ import apsw
 from oncelog.testing.disk_files import SECTOR_BYTES, Drive, File, FileTruncate, FileWrite, Operation
 
 DEFAULT_CHECKPOINT_PAGES: Final = 1000
-"""What SQLite does by itself: a checkpoint after the commit that makes the write-ahead log as long as this."""
+"""Default of SQLite: the commit that makes the write-ahead log this long runs a checkpoint."""
 
 Value: TypeAlias = bytes | str | int | float | None
 Parameters: TypeAlias = Sequence[Value] | Mapping[str, Value]
@@ -25,7 +25,7 @@ _VFS_NUMBERS: Final = count(1)
 
 
 class _Vfs(apsw.VFS):
-    """The disk as one connection sees it. Dead once the power was lost; only so can it be told from later ones."""
+    """The disk of one connection. It is dead after a power loss, which distinguishes it from later connections."""
 
     def __init__(self, drive: Drive) -> None:
         self.drive = drive
@@ -44,12 +44,12 @@ class _Vfs(apsw.VFS):
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
         with self.run_operation(Operation.OPEN):
             if name is None:
-                file = File()  # temporary: it has no name that could survive
+                file = File()  # temporary file without a name that could survive
             else:
                 path = name.filename() if isinstance(name, apsw.URIFilename) else name
                 file = self.drive.directory.get_file(path, create=bool(flags[0] & apsw.SQLITE_OPEN_CREATE))
             flags[1] = flags[0]
-            # apsw asks for the methods and not for the class.
+            # apsw needs the methods, not the class.
             return cast("apsw.VFSFile", _Handle(self, file))
 
     def xAccess(self, pathname: str, flags: int) -> bool:  # noqa: ARG002
@@ -65,7 +65,7 @@ class _Vfs(apsw.VFS):
 
 
 class _Handle:
-    """A file opened by SQLite."""
+    """A file that SQLite has opened."""
 
     def __init__(self, vfs: _Vfs, file: File) -> None:
         self._vfs = vfs
@@ -121,7 +121,7 @@ class _Handle:
         return SECTOR_BYTES
 
     def xDeviceCharacteristics(self) -> int:
-        # As SQLite's own disk on Linux: a write that is torn leaves alone the bytes beside it.
+        # As on Linux: a torn write does not change the bytes next to it.
         return apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE
 
     def xFileControl(self, op: int, ptr: int) -> bool:
@@ -130,7 +130,7 @@ class _Handle:
         pragma = apsw.VFSFcntlPragma(ptr)
         if pragma.name.lower() != "wal_autocheckpoint":
             return False
-        # SQLite would put its own hook in the place of the connection's.
+        # SQLite would replace the hook of the connection.
         if pragma.value is not None:
             self._vfs.checkpoint_pages = int(pragma.value)
         pragma.result = str(self._vfs.checkpoint_pages)
@@ -156,7 +156,7 @@ _ERRORS: Final[dict[int, type[sqlite3.Error]]] = {
     apsw.SQLITE_RANGE: sqlite3.InterfaceError,
     apsw.SQLITE_TOOBIG: sqlite3.DataError,
 }
-"""Which class the standard library raises for which code; for all others it is `OperationalError`."""
+"""Exception classes of `sqlite3` by error code. All other codes are `OperationalError`."""
 
 _MESSAGES: Final = {
     apsw.SQLITE_IOERR: "disk I/O error",
@@ -166,8 +166,8 @@ _MESSAGES: Final = {
 
 
 def _to_sqlite3_error(error: BaseException) -> sqlite3.Error:
-    """The error as the standard library raises it."""
-    # SQLite reports the first failure; apsw raises the last one, that of cleaning up, with the first as its context.
+    """Convert an error to that of `sqlite3`."""
+    # SQLite reports the first failure. apsw raises the last one, from the cleanup, with the first as its context.
     while isinstance(error.__context__, apsw.Error):
         error = error.__context__
     code: int | None = getattr(error, "extendedresult", None)
@@ -182,10 +182,10 @@ def _to_sqlite3_error(error: BaseException) -> sqlite3.Error:
 
 
 class DiskConnection:
-    """A connection to a database on a disk, as `sqlite3.connect(…, isolation_level=None)` gives one.
+    """A connection to a database on a disk, similar to `sqlite3.connect(…, isolation_level=None)`.
 
-    It does what a store needs of the standard library's connection. It may go from thread to thread, but only one may
-    use it at a time. Made by `Disk.connect`.
+    It has the methods of `sqlite3.Connection` that a store needs. Several threads may use it, one at a time.
+    `Disk.connect` creates it.
     """
 
     def __init__(self, name: str, drive: Drive) -> None:
@@ -196,7 +196,7 @@ class DiskConnection:
         except apsw.Error as error:
             self._vfs.unregister()
             raise _to_sqlite3_error(error) from error
-        # Without it there is no write-ahead log here: that needs memory which connections share, or a sole connection.
+        # Without shared memory, SQLite uses a write-ahead log only with exclusive locking.
         self._connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         self._connection.set_wal_hook(self._after_commit)
         drive.connections.add(self)
@@ -207,48 +207,48 @@ class DiskConnection:
         return self._connection.in_transaction
 
     def execute(self, sql: str, parameters: Parameters = ()) -> "DiskCursor":
-        """Runs a statement: up to its first row if it has rows, else to its end."""
+        """Run a statement up to its first row, or to its end if it has no rows."""
         return DiskCursor(self, sql, [parameters])
 
     def executemany(self, sql: str, rows: Iterable[Parameters]) -> "DiskCursor":
-        """Runs a statement that has no rows once for each of the parameters."""
+        """Run a statement without rows once for each set of parameters."""
         return DiskCursor(self, sql, rows)
 
     def close(self) -> None:
-        """Closes the connection. Faults of the disk are not told, as the standard library does not tell them."""
-        # SQLite has let go of the connection even where apsw raises.
+        """Close the connection. Faults of the disk are not reported, as in `sqlite3`."""
+        # SQLite has closed the connection even if apsw raises.
         with suppress(apsw.IOError, apsw.FullError):
             self._connection.close()
         self._vfs.unregister()
         self._vfs.drive.connections.discard(self)
 
     def start(self, sql: str, parameters: Parameters) -> apsw.Cursor:
-        """For cursors: a statement that was begun."""
+        """Start a statement for a cursor."""
         return self._connection.execute(sql, parameters)
 
     def changes(self) -> int:
-        """For cursors: how many rows the last statement changed."""
+        """Return the number of rows that the last statement changed, for a cursor."""
         return self._connection.changes()
 
     @contextmanager
     def translate_errors(self, sql: str) -> Iterator[None]:
-        """For cursors: raises the standard library's errors, and those only that SQLite reports."""
+        """Raise the errors of `sqlite3`, and only those that SQLite reports, for a cursor."""
         if not self._vfs.is_alive:
-            # Much would be answered from memory still; but who has lost power has lost that.
+            # SQLite could answer from memory, but a process without power has lost its memory.
             raise _to_sqlite3_error(apsw.exception_for(apsw.SQLITE_IOERR))
         was_in_transaction = self._has_committed = False
         try:
             was_in_transaction = self._connection.in_transaction
             yield
         except apsw.Error as error:
-            # apsw raises whatever the disk has raised, even where SQLite went on without it. That is so after a commit,
-            # when a checkpoint fails or the log is not shortened, and in a rollback, which is always done.
+            # apsw raises every error of the disk, even if SQLite continued. SQLite continues after a commit, when a
+            # checkpoint fails or the log is not truncated, and in a rollback, which always succeeds.
             is_rolled_back = was_in_transaction and not self._connection.in_transaction and _ROLLBACK.fullmatch(sql)
             if not (self._has_committed or is_rolled_back):
                 raise _to_sqlite3_error(error) from error
 
     def _after_commit(self, connection: apsw.Connection, schema: str, pages: int) -> int:
-        """SQLite calls it when a commit to the write-ahead log has succeeded; its own hook does the same checkpoint."""
+        """Run the checkpoint of SQLite's default hook. SQLite calls this after a commit to the write-ahead log."""
         self._has_committed = True
         if 0 < self._vfs.checkpoint_pages <= pages:
             with suppress(apsw.Error):
@@ -257,9 +257,10 @@ class DiskConnection:
 
 
 class DiskCursor:
-    """The rows of a statement. As in the standard library it is one row ahead, so the last row ends the statement.
+    """Rows of a statement. As in `sqlite3`, it reads one row ahead, so that the last row ends the statement.
 
-    `rowcount` is the number of rows that were changed once the statement has ended, and -1 if it is none that changes.
+    `rowcount` is the number of changed rows after the end of the statement, and -1 for a statement that changes no
+    rows.
     """
 
     def __init__(self, connection: DiskConnection, sql: str, rows: Iterable[Parameters]) -> None:
@@ -288,15 +289,15 @@ class DiskCursor:
         return row
 
     def fetchone(self) -> Row | None:
-        """The next row; None if there is none."""
+        """Return the next row; None after the last one."""
         return next(self, None)
 
     def fetchmany(self, size: int = 1) -> list[Row]:
-        """The next rows, at most so many."""
+        """Return at most `size` of the next rows."""
         return list(islice(self, size))
 
     def fetchall(self) -> list[Row]:
-        """The rows that are left."""
+        """Return the remaining rows."""
         return list(self)
 
     def _count_changes(self) -> None:

@@ -1,4 +1,4 @@
-"""The model behind `oncelog.testing.disk`: files, their directory, and the drive that counts and fails operations."""
+"""Model of the simulated disk: files, their directory, and the drive that counts and fails operations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ _SURVIVAL_RATES: Final = (0.1, 0.5, 0.9)
 
 
 class Fault(Enum):
-    """What can go wrong with an operation, other than losing power."""
+    """Failure of an operation, besides a power loss."""
 
     IO_ERROR = "disk I/O error"
-    """`Disk.operations` counts what can fail so: every open, read, write, truncate, sync, delete and file size."""
+    """Counted by `Disk.operations`: every open, read, write, truncate, sync, delete and file size."""
 
     FULL = "database or disk is full"
-    """`Disk.allocations` counts what can fail so: every write, every truncate that makes a file longer, every sync.
-    A write over what is there already is among them, as on file systems that never write in place."""
+    """Counted by `Disk.allocations`: every write, every truncate that extends a file, every sync. This includes writes
+    over existing data, as on file systems that never write in place."""
 
 
 class Operation(IntEnum):
-    """What SQLite asks of the disk, with the code of its failure."""
+    """Operation of SQLite on the disk, with the error code of its failure."""
 
     OPEN = apsw.SQLITE_IOERR
     READ = apsw.SQLITE_IOERR_READ
@@ -41,24 +41,24 @@ class Operation(IntEnum):
 
 
 _UNCOUNTED_OPERATIONS: Final = frozenset({Operation.ACCESS, Operation.LOCK})
-"""These fail without power, but no fault is planned for them."""
+"""Operations that fail without power, but have no planned faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileWrite:
-    """Bytes that were written at an offset."""
+    """Bytes written at an offset."""
 
     offset: int
     data: bytes
 
     def apply(self, content: bytearray) -> None:
-        """Makes the change."""
+        """Apply the change."""
         if len(content) < self.offset:
             content.extend(bytes(self.offset - len(content)))
         content[self.offset : self.offset + len(self.data)] = self.data
 
     def tear(self, random: Random) -> "FileWrite":
-        """The part before or after a sector boundary inside the write; all of it if there is no such boundary."""
+        """Return the part before or after a sector boundary inside the write; all of it without such a boundary."""
         first = SECTOR_BYTES - self.offset % SECTOR_BYTES
         boundaries = range(first, len(self.data), SECTOR_BYTES)
         if not boundaries:
@@ -76,17 +76,17 @@ class FileTruncate:
     size: int
 
     def apply(self, content: bytearray) -> None:
-        """Makes the change."""
+        """Apply the change."""
         del content[self.size :]
         content.extend(bytes(self.size - len(content)))
 
     def tear(self, random: Random) -> "FileTruncate":  # noqa: ARG002
-        """A size is changed or it is not."""
+        """Return the change itself: a size changes completely or not at all."""
         return self
 
 
 class File:
-    """What reads see, what is durable, and in order the changes between the two."""
+    """Content that reads see, durable content, and the changes between them in order."""
 
     def __init__(self, durable: bytes | None = None) -> None:
         self.durable = bytearray(durable or b"")
@@ -96,23 +96,23 @@ class File:
         self.locks: dict[object, int] = {}
 
     def change(self, change: FileWrite | FileTruncate) -> None:
-        """Reads see it at once; it is durable with the next sync."""
+        """Apply a change: visible at once, durable with the next sync."""
         change.apply(self.content)
         self.pending.append(change)
 
     def sync(self) -> None:
-        """All that is pending is durable."""
+        """Make all pending changes durable."""
         for change in self.pending:
             change.apply(self.durable)
         self.pending.clear()
         self.is_name_durable = True
 
     def drop_pending(self) -> None:
-        """What is pending stays readable and is never written, as after a sync that failed on Linux."""
+        """Keep pending data readable without ever writing it, as after a failed sync on Linux."""
         self.pending.clear()
 
     def build_after_power_loss(self, random: Random | None) -> "File | None":
-        """The file as it is found when the power is back; None if not even its name has survived."""
+        """Return the file after a power loss; None if its name has not survived."""
         if random is None:
             return File(bytes(self.durable)) if self.is_name_durable else None
         survives = self.is_name_durable or random.random() < 0.5
@@ -124,14 +124,14 @@ class File:
 
 
 class Directory:
-    """Files by name, and those whose deletion is pending."""
+    """Files by name, and files with a pending deletion."""
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
         self._deleted: dict[str, File] = {}
 
     def get_file(self, name: str, *, create: bool) -> File:
-        """The file of a name."""
+        """Return the file with a name."""
         if name not in self.files:
             if not create:
                 raise apsw.exception_for(apsw.SQLITE_CANTOPEN)
@@ -139,17 +139,17 @@ class Directory:
         return self.files[name]
 
     def has_content(self, name: str) -> bool:
-        """Whether there is such a file. SQLite's own disk on Linux, too, says no where it is empty."""
+        """Return whether the file exists and is not empty, as SQLite's disk on Linux does."""
         return name in self.files and bool(self.files[name].content)
 
     def sync(self, file: File) -> None:
-        """With the first sync of a new file the directory is synced, as SQLite does it for journals."""
+        """Sync a file. The first sync of a new file also syncs the directory, as SQLite does for journals."""
         if not file.is_name_durable:
             self._deleted.clear()
         file.sync()
 
     def delete(self, name: str, *, is_durable: bool) -> None:
-        """Takes the name away."""
+        """Remove a name."""
         if name not in self.files:
             raise apsw.exception_for(apsw.SQLITE_IOERR_DELETE_NOENT)
         file = self.files.pop(name)
@@ -159,10 +159,10 @@ class Directory:
             self._deleted[name] = file
 
     def lose_power(self, random: Random | None) -> None:
-        """Leaves what has survived."""
+        """Keep only the data that survives a power loss."""
         survivors = {name: file.build_after_power_loss(random) for name, file in self.files.items()}
         for name, file in self._deleted.items():
-            # A name can stand for only one file: a new one that survives has replaced the deleted one.
+            # A name has one file: a surviving new file has replaced the deleted one.
             if survivors.get(name) is None and (random is None or random.random() < 0.5):
                 survivors[name] = file.build_after_power_loss(random)
         self.files = {name: file for name, file in survivors.items() if file is not None}
@@ -170,26 +170,27 @@ class Directory:
 
 
 class Closable(Protocol):
-    """A connection, as the drive knows it."""
+    """Interface of a connection for the drive."""
 
     def close(self) -> None:
-        """Closes it."""
+        """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """The operation that will fail, by its number since the disk was made, and whether all after it fail too."""
+    """Number of the operation that will fail, since the creation of the disk, and whether all later operations fail
+    too."""
 
     number: int
     is_sticky: bool
 
     def matches(self, number: int) -> bool:
-        """Whether the operation of this number fails."""
+        """Return whether the operation with this number fails."""
         return number == self.number or (self.is_sticky and number > self.number)
 
 
 class Drive:
-    """The inside of a disk: every operation of SQLite comes by here, is counted, and fails if that is planned."""
+    """State of a disk: it counts every operation of SQLite, and fails the planned ones."""
 
     def __init__(self, *, forgets_failed_syncs: bool = False) -> None:
         self.forgets_failed_syncs = forgets_failed_syncs
@@ -198,25 +199,25 @@ class Drive:
         self.is_on = True
         self.power_cycle = 0
         self.sync_event: tuple[int, Callable[[], None]] | None = None
-        """At which sync what happens to the whole machine, or to the process."""
+        """Number of a sync, and what happens to the machine or the process before it."""
         self.plans: dict[Fault, FaultPlan] = {}
         self.counts = dict.fromkeys(Fault, 0)
         self.syncs = 0
-        # The power may be lost in one thread while a connection works in another.
+        # One thread may cut the power while a connection works in another.
         self.lock = RLock()
 
     def is_alive(self, power_cycle: int) -> bool:
-        """Whether what was opened in that power cycle can still reach the disk."""
+        """Return whether an object that was opened in a power cycle can reach the disk."""
         return self.is_on and power_cycle == self.power_cycle
 
     def cut_power(self, seed: int | None) -> None:
-        """Loses the power; it stays off."""
+        """Cut the power; it stays off."""
         self.directory.lose_power(None if seed is None else Random(seed))  # noqa: S311  it must be repeatable
         self.power_cycle += 1
         self.is_on = False
 
     def kill(self) -> None:
-        """Ends the process: its connections are dead, its locks are gone, and what it has written stays as it is."""
+        """End the process: its connections are dead and its locks are released; written data stays."""
         for file in self.directory.files.values():
             file.locks.clear()
         self.power_cycle += 1
@@ -224,7 +225,7 @@ class Drive:
 
     @contextmanager
     def run_operation(self, power_cycle: int, operation: Operation, *, allocates: bool = False) -> Iterator[None]:
-        """Counts the operation and lets it happen, or fails it."""
+        """Count an operation, then run or fail it."""
         with self.lock:
             if not self.is_alive(power_cycle):
                 raise apsw.exception_for(operation)

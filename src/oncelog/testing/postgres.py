@@ -1,10 +1,10 @@
-"""A real PostgreSQL for tests: from a wheel, in a directory of its own, gone afterwards.
+"""A PostgreSQL server for tests: from a wheel, in a temporary directory.
 
     with postgres_server(directory) as server:
         store = PostgresStore(server.address)
 
-The environment variable ONCELOG_TEST_POSTGRES names another server in its place, by an address whose user may create
-schemas. Each `create_schema` is a database's worth of tables, apart from all others.
+The environment variable ONCELOG_TEST_POSTGRES names another server to use, by the address of a user that may create
+schemas. Each `create_schema` creates a separate set of tables, as a database would have.
 """
 
 import os
@@ -34,36 +34,36 @@ FAST_SETTINGS: Final = {
     "autovacuum": "off",
     "jit": "off",
 }
-"""For tests that do not cut the power: the writes of a killed server survive in the cache of the operating system.
+"""For tests without power loss: the operating system keeps the writes of a killed server in its cache.
 
-Each test has few rows in many tables, so neither autovacuum nor compiled queries pay.
+Each test has few rows in many tables, so autovacuum and compiled queries are not worth their cost.
 """
 DURABLE_SETTINGS: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
-"""As PostgreSQL has them by default, for measuring."""
+"""Defaults of PostgreSQL, for benchmarks."""
 _SETTINGS: Final = {"listen_addresses": "127.0.0.1", "max_connections": "300"}
 _SOCKET_PATH_MAX: Final = 80
-"""Of a directory for sockets: with their names, the system takes a hundred characters."""
+"""Maximum path of a directory for sockets: with the name of the socket, the system allows a hundred characters."""
 _START_S: Final = 60
 
 
 class PostgresServer(Struct):
-    """One that listens."""
+    """A running server."""
 
     address: str
     process: Any = None
-    """What started it; None for one that was there."""
+    """Process that runs the server; None for an existing server."""
     start_process: Callable[[], Any] | None = None
-    """Starts it where it was."""
+    """Starts the server again in its directory."""
     socket_address: str = ""
-    """The address over a local socket; empty where its path would be too long for one."""
+    """Address over a local socket; empty if its path would be too long."""
 
     def kill(self) -> None:
-        """As a crash does: all of its processes at once, in the middle of whatever they do."""
+        """Kill all processes of the server at once, as a crash does."""
         kill_process_tree(self.process.pid)
         self.process.wait()
 
     def start(self) -> None:
-        """Once more, on the same data and at the same port. Returns when it takes sessions."""
+        """Start the server again, on the same data and port. Returns when it accepts sessions."""
         if self.start_process is None:
             raise RuntimeError("a server that was there already is not ours to start")
         self.process = self.start_process()
@@ -73,15 +73,15 @@ class PostgresServer(Struct):
 def postgres_server(
     directory: Path, settings: Mapping[str, str] = FAST_SETTINGS, *, is_own: bool = False
 ) -> Iterator[PostgresServer]:
-    """Starts a server in an empty directory, or gives the one that the environment names. Stops it at the end.
+    """Start a server in an empty directory, or return the one of the environment variable. Stops it at the end.
 
-    With `is_own` it is never the one that the environment names: for tests that kill it.
+    With `is_own`, a new server starts even if the environment variable is set: for tests that kill the server.
     """
     named = os.environ.get(SERVER_VARIABLE)
     if named and not is_own:
         yield PostgresServer(named)
         return
-    directory = directory.resolve()  # the server's programs run in another directory
+    directory = directory.resolve()  # the programs of the server run in another directory
     programs = prepare_server_programs(directory)
     data = directory / "data"
     data.mkdir()
@@ -126,7 +126,7 @@ def postgres_server(
 
 
 def _stop(process: Any) -> None:
-    process.send_signal(signal.SIGINT)  # fast shutdown: sessions are ended
+    process.send_signal(signal.SIGINT)  # fast shutdown: the server ends all sessions
     try:
         process.wait(_START_S)
     except subprocess.TimeoutExpired:
@@ -135,7 +135,7 @@ def _stop(process: Any) -> None:
 
 
 async def create_schema(address: str) -> str:
-    """The address of an empty schema in the server's database."""
+    """Return the address of an empty schema in the database of the server."""
     import asyncpg  # noqa: PLC0415 - an extra
 
     name = f"t{secrets.token_hex(8)}"
@@ -148,7 +148,7 @@ async def create_schema(address: str) -> str:
 
 
 async def drop_schema(address: str) -> None:
-    """Removes what `create_schema` made."""
+    """Remove a schema of `create_schema`."""
     import asyncpg  # noqa: PLC0415 - an extra
 
     name = address.rpartition("search_path=")[2]

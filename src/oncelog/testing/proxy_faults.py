@@ -1,4 +1,4 @@
-"""What can happen to a connection through `oncelog.testing.proxy`, how often, and the chance that decides it."""
+"""Faults of connections through `oncelog.testing.proxy`, their rates, and the random decisions about them."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -9,54 +9,54 @@ from typing import Final
 from oncelog.testing.proxy_frames import Unit
 
 DUPLICATED_BYTES_MAX: Final = 2**20
-"""A frame that is sent twice is kept until its end; longer ones are sent once."""
+"""Maximum size of a duplicated frame, which is buffered until its end. Longer frames are sent once."""
 
 
 class Direction(StrEnum):
-    """Which way bytes go."""
+    """Direction of bytes."""
 
     TO_SERVER = "to_server"
     TO_CLIENT = "to_client"
 
 
 class Incident(StrEnum):
-    """What has happened to a connection, as `FaultyProxy.done` counts it. No cut is counted twice."""
+    """Event of a connection that `FaultyProxy.done` counts. A cut is counted once."""
 
     REFUSED = "refused"
     """A connection was accepted and closed at once."""
     UNREACHABLE = "unreachable"
-    """A connection was closed because the target did not take it: no fault of the proxy."""
+    """A connection was closed because the target did not accept it, which is not a fault of the proxy."""
     CUT_IN_HEAD = "cut_in_head"
     """Before the end of a head of the HTTP upgrade."""
     CUT_IN_FRAME = "cut_in_frame"
-    """Before the end of a frame; perhaps before its first byte."""
+    """Before the end of a frame, possibly before its first byte."""
     CUT_AFTER_FRAME = "cut_after_frame"
-    """At once after a frame, or a head, was passed on whole."""
+    """Immediately after a whole frame or head."""
     CUT_AT_ANSWER = "cut_at_answer"
-    """A client's frame, or its head, was passed on; what the server sent next came as far as the proxy."""
+    """After a frame or head of a client was forwarded, when the next bytes of the server reached the proxy."""
     STALLED = "stalled"
-    """From here on bytes vanish."""
+    """From here on bytes are dropped."""
     DELAYED = "delayed"
-    """A frame, or a head, was held back."""
+    """A frame or head was held."""
     DUPLICATED = "duplicated"
     """A frame was sent twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often each fault happens: 0 is never, 1 is always. A rate is per frame (and per head) but for `refuse_rate`.
+    """Rates of the faults, from 0 (never) to 1 (always), per frame and head; `refuse_rate` is per connection.
 
-    For one fault alone: `dataclasses.replace(CALM, cut_rate=1)`.
+    For a single fault: `dataclasses.replace(CALM, cut_rate=1)`.
     """
 
     refuse_rate: float = 0.05
     """Per connection."""
     cut_rate: float = 0.02
     answer_ms_max: int = 500
-    """How long a cut waits at most for the answer that is to be lost."""
+    """Maximum wait of a cut for the answer to drop."""
     stall_rate: float = 0.005
     stall_ms_max: int = 500
-    """After how long at most a connection that has stalled is cut."""
+    """Maximum time until a stalled connection is cut."""
     delay_rate: float = 0.2
     delay_ms_max: int = 20
     duplicate_rate: float = 0.05
@@ -72,12 +72,12 @@ class Faults:
 
 
 CALM: Final = Faults(refuse_rate=0, cut_rate=0, stall_rate=0, delay_rate=0, duplicate_rate=0)
-"""Nothing happens."""
+"""No faults."""
 
 
 @dataclass(slots=True)
 class FaultState:
-    """What the connections of a proxy share."""
+    """Shared state of the connections of a proxy."""
 
     seed: int
     faults: Faults
@@ -86,22 +86,22 @@ class FaultState:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """How a direction ends: a cut, or a stall before it."""
+    """End of a direction: a cut, or a stall before it."""
 
     incident: Incident
     at: int
-    """So many bytes of the unit are passed on before it."""
+    """Number of bytes of the unit to forward before the end."""
     is_reset: bool
-    """The cut is a RST, else a FIN."""
+    """Whether the cut is a RST; otherwise it is a FIN."""
     wait_s: float = 0.0
-    """Of a stall or for an answer, at most."""
+    """Maximum time of a stall, or of the wait for an answer."""
     both_ways: bool = False
-    """Of a stall."""
+    """Whether a stall affects both directions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to one unit."""
+    """Fault of one unit."""
 
     delay_s: float = 0.0
     is_duplicated: bool = False
@@ -112,9 +112,10 @@ NO_FAULT: Final = Decision()
 
 
 class FaultSampler:
-    """Decides for one direction of one connection, from nothing but the seed, the connection's number and the way.
+    """Decides faults for one direction of one connection, only from the seed, the number of the connection and the
+    direction.
 
-    So what happens to the tenth frame of a client does not depend on other connections, nor on how its bytes came.
+    The fault of the tenth frame of a client depends neither on other connections nor on how its bytes arrived.
     """
 
     def __init__(self, seed: int, number: int, direction: Direction) -> None:
@@ -122,8 +123,8 @@ class FaultSampler:
         self._random = Random(f"{seed}/{number}/{direction}")  # noqa: S311  it must be repeatable
 
     def decide(self, unit: Unit, faults: Faults) -> Decision:
-        """What happens to the next unit."""
-        # As many draws for each unit whatever the rates: a rate that is changed moves no other fault elsewhere.
+        """Decide the fault of the next unit."""
+        # Every unit draws the same number of values, so that a changed rate does not move other faults.
         cut, where, stall, both, reset, place, delay, duplicate, stall_share, delay_share = (
             self._random.random() for _ in range(10)
         )
@@ -142,7 +143,7 @@ class FaultSampler:
         )
 
     def _cut(self, unit: Unit, where: float, at: int, is_reset: bool, answer_s: float) -> Break:
-        # A write that is committed and not answered is what most tests are after: half of a client's cuts.
+        # Half of the cuts of a client lose the answer, because most tests need a committed write without an answer.
         if self._direction is Direction.TO_SERVER and where < 0.5:
             return Break(Incident.CUT_AT_ANSWER, unit.size, is_reset, answer_s)
         if where < 0.75:
@@ -151,5 +152,5 @@ class FaultSampler:
 
 
 def should_refuse(seed: int, number: int, faults: Faults) -> bool:
-    """Whether a connection is closed at once."""
+    """Return whether a connection is closed at once."""
     return Random(f"{seed}/{number}").random() < faults.refuse_rate  # noqa: S311  it must be repeatable

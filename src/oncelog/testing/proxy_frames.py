@@ -1,4 +1,4 @@
-"""Where the frames of a WebSocket begin and end in a stream of bytes (RFC 6455), without any I/O."""
+"""Splits byte streams of WebSockets into frames (RFC 6455), without I/O."""
 
 import re
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from enum import Enum
 from typing import Final
 
 REQUEST: Final = b"GET "
-"""What a client's side of a WebSocket begins with."""
+"""Start of the client side of a WebSocket."""
 ANSWER: Final = b"HTTP/1.1 101"
-"""What a server's side of a WebSocket begins with. Any other answer has refused the upgrade."""
+"""Start of the server side of a WebSocket. Another answer refuses the upgrade."""
 
 HEAD_BYTES_MAX: Final = 65_536
-"""A head that is longer is none, so that it need not be kept."""
+"""Longer heads are treated as plain bytes, so that they are not buffered."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*\r\n", re.IGNORECASE)
@@ -28,36 +28,36 @@ _MASK_BYTES: Final = 4
 _CONTINUATION: Final = 0x0
 _TEXT: Final = 0x1
 _CONTROL: Final = 0x8
-"""Opcodes with this bit are those of control frames."""
+"""Bit in the opcodes of control frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The head of the upgrade, or a frame: what a fault happens to."""
+    """Unit of a fault: the head of the upgrade, or a frame."""
 
     size: int
-    """In bytes, of a frame with its header."""
+    """Size of a frame with its header in bytes."""
     is_head: bool = False
     is_whole_text: bool = False
-    """A message of its own, and as its bytes say it: sent twice it is that message twice.
+    """Whether the frame is a whole message in plain text, so that a duplicate is the same message again.
 
-    Control frames and parts of messages are not, and none that an extension has a hand in (a reserved bit is set): a
-    compressed frame that is sent twice would change what the compressor of the other end remembers.
+    Control frames, parts of messages and frames of extensions (with a reserved bit) are not: a duplicated compressed
+    frame would change the state of the decompressor at the other end.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a unit that have come together, or bytes of a connection that is no WebSocket: those have no unit."""
+    """Bytes of a unit, or, without a unit, bytes of a connection other than a WebSocket."""
 
     data: bytes
     unit: Unit | None = None
     offset: int = 0
-    """Where in the unit they are."""
+    """Place of the bytes in the unit."""
 
     @property
     def end(self) -> int:
-        """Where in the unit the bytes after them are."""
+        """Place in the unit after these bytes."""
         return self.offset + len(self.data)
 
 
@@ -68,10 +68,10 @@ class _SplitterState(Enum):
 
 
 class Splitter:
-    """Splits one direction of a connection. The pieces, joined, are the bytes that it was fed, in their order.
+    """Splits one direction of a connection. The joined pieces are the bytes of the direction, in their order.
 
-    Give it what comes with `feed`, and say with `finish` that nothing more comes. It keeps at most a head, or the
-    header of a frame; the content of a frame goes through as it comes, however long the frame is.
+    Pass received bytes to `feed`, and call `finish` at the end. It buffers at most a head or the header of a frame; the
+    content of a frame passes through as it arrives.
     """
 
     def __init__(self, opening: bytes) -> None:
@@ -84,20 +84,20 @@ class Splitter:
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is known to be no WebSocket."""
+        """Whether the connection is known to be other than a WebSocket."""
         return self._state is _SplitterState.PLAIN
 
     def switch_to_plain(self) -> None:
-        """The other direction has shown that this is no WebSocket: from here on bytes are bytes."""
+        """Treat all bytes as plain: the other direction is not a WebSocket."""
         self._state = _SplitterState.PLAIN
 
     def finish(self) -> list[Piece]:
-        """What was kept, when nothing more comes."""
+        """Return the buffered bytes at the end of the stream."""
         self.switch_to_plain()
         return self.feed(b"")
 
     def feed(self, data: bytes) -> list[Piece]:
-        """The pieces that are known now."""
+        """Return the pieces that are complete."""
         self._buffer += data
         pieces = []
         while piece := self._next_piece():
@@ -119,7 +119,7 @@ class Splitter:
         return None if self._unit is None else self._take_piece(self._unit)
 
     def _parse_head(self) -> Piece | None:
-        """The head once it is whole. Only what can still become the head of an upgrade is waited for."""
+        """Return the head when it is complete. Buffers bytes only while they can be the head of an upgrade."""
         begins_well = self._buffer.startswith(self._opening[: len(self._buffer)])
         end = self._buffer.find(_HEAD_END, 0, HEAD_BYTES_MAX)
         if begins_well and end < 0 and len(self._buffer) < HEAD_BYTES_MAX:
@@ -132,7 +132,7 @@ class Splitter:
         return Piece(self._take_bytes(size), Unit(size, is_head=True))
 
     def _parse_frame(self) -> Unit | None:
-        """The frame that begins here, once all of its header is there."""
+        """Return the frame that starts here when its header is complete."""
         if len(self._buffer) < 2:
             return None
         first, second = self._buffer[0], self._buffer[1]
@@ -143,10 +143,10 @@ class Splitter:
         if header > 2:
             length = int.from_bytes(self._buffer[2:header], "big")
         if second & _MASKED:
-            header += _MASK_BYTES  # the mask is content to us: nothing is unmasked
+            header += _MASK_BYTES  # the mask is treated as content
         opcode, is_final = first & _OPCODE, bool(first & _FIN)
         is_whole_text = opcode == _TEXT and is_final and not first & _RESERVED and not self._is_fragmented
-        if not opcode & _CONTROL:  # which may stand between the parts of a message
+        if not opcode & _CONTROL:  # control frames may stand between the parts of a message
             self._is_fragmented = not is_final
         return Unit(header + length, is_whole_text=is_whole_text)
 

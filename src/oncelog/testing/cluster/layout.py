@@ -1,4 +1,4 @@
-"""Who listens where, and what Patroni and etcd are told."""
+"""Ports and configurations of PostgreSQL, Patroni and etcd."""
 
 import json
 import socket
@@ -15,85 +15,85 @@ MEMBERS: Final = 3
 SCOPE: Final = "oncelog"
 FILE: Final = "cluster.json"
 FIRST_PORT_MAX: Final = 65_535 - MEMBERS + 1
-"""Beyond it there are no ports for the other servers."""
+"""Highest first port: the other servers need the ports after it."""
 
 
 class PortError(ValueError):
-    """A port that servers cannot have; says which, and why."""
+    """A port is unavailable to servers. The message has the port and the reason."""
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
-    """What decides how soon another server takes over. The defaults are the shortest that Patroni takes."""
+    """Settings of the failover. The defaults are the shortest times that Patroni accepts."""
 
     ttl_s: int = 20
-    """A primary that has not been heard of for so long is replaced."""
+    """A primary without a sign of life for this time is replaced."""
     loop_wait_s: int = 1
-    """How often each Patroni looks."""
+    """Interval at which each Patroni checks the cluster."""
     retry_timeout_s: int = 3
-    """How long Patroni tries to reach etcd or its server before it gives up. `loop_wait_s` and twice this fit in
-    `ttl_s`."""
+    """Time after which Patroni gives up on etcd or its server. `loop_wait_s` plus twice this time must fit
+    in `ttl_s`."""
     replication_timeout_s: int = 5
-    """A standby that says nothing for so long is no longer waited for, if another can take its place."""
+    """Time after which a silent synchronous standby is replaced by another one."""
     parameters: dict[str, str] = {}
-    """More settings of PostgreSQL."""
+    """Additional settings of PostgreSQL."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """A machine with PostgreSQL and its Patroni, as it were."""
+    """A simulated machine with PostgreSQL and its Patroni."""
 
     name: str
     data: str
     port: int
-    """Where PostgreSQL listens."""
+    """Port of PostgreSQL."""
     rest_port: int
-    """Where its Patroni listens."""
+    """Port of Patroni."""
     wire_ports: tuple[int, int] = (0, 0)
-    """Where the other nodes find both: the same, or wires that can be cut."""
+    """Ports of both for the other nodes: the same, or links that can be cut."""
     etcd_ports: tuple[int, ...] = ()
-    """Where its Patroni finds etcd: the same as others, or wires that can be cut."""
+    """Ports of etcd for Patroni: shared, or links that can be cut."""
 
     @property
     def configuration(self) -> Path:
-        """Of its Patroni."""
+        """Configuration file of Patroni."""
         return Path(self.data).parent / "patroni.yml"
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Of a whole cluster; kept in its directory, for commands that come later."""
+    """Layout of a cluster. It is stored in the directory of the cluster, for later commands."""
 
     directory: str
     pid: int
-    """Of the process that looks after it."""
+    """Process that supervises the cluster."""
     born_at: int | None = None
-    """When that was started: its number may be somebody else's later."""
+    """Start time of that process, because its pid may be used again."""
     nodes: tuple[Node, ...]
     etcd_ports: tuple[tuple[int, int], ...]
-    """Of each member: for clients, for the other members."""
+    """Ports of each member: for clients, and for other members."""
 
     @property
     def address(self) -> str:
-        """For gateways: all servers, of which they take the one that can be written to."""
+        """Address for clients: all servers, of which the client chooses the writable one."""
         hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
         return f"postgresql://postgres@{hosts}/postgres"
 
     def save(self) -> None:
-        """For `load`."""
+        """Save the layout for `load`."""
         Path(self.directory, FILE).write_bytes(msgspec.json.encode(self))
 
     @classmethod
     def load(cls, directory: Path) -> "Layout":
-        """Raises FileNotFoundError where there is no cluster."""
+        """Load the layout of a directory. Raises FileNotFoundError without a cluster."""
         return msgspec.json.decode((directory / FILE).read_bytes(), type=cls)
 
 
 class Ports:
-    """Kept for servers that come later, so that nobody else is given them."""
+    """Ports reserved for servers, so that no other process gets them."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def take(self, port: int = 0) -> int:
-        """Any that is free, or this one. Raises PortError if that cannot be had."""
+        """Reserve a port, or any free one. Raises PortError if it is unavailable."""
         try:
             reserved = reserve_port(port)
         except OSError as error:
@@ -102,13 +102,13 @@ class Ports:
         return int(reserved.getsockname()[1])
 
     def close(self) -> None:
-        """They are free again when their servers have ended."""
+        """Release the ports. They are free when their servers have ended."""
         for reserved in self._sockets:
             reserved.close()
 
 
 def build_etcd_arguments(layout: Layout, index: int) -> list[str]:
-    """Of one member."""
+    """Return the arguments of a member of etcd."""
     client, peer = (f"http://{HOST}:{port}" for port in layout.etcd_ports[index])
     members = ",".join(f"etcd{number}=http://{HOST}:{ports[1]}" for number, ports in enumerate(layout.etcd_ports))
     return [
@@ -127,12 +127,12 @@ def build_etcd_arguments(layout: Layout, index: int) -> list[str]:
 
 
 def build_patroni_arguments(node: Node) -> list[str]:
-    """Of Python."""
+    """Return the arguments of Python for Patroni."""
     return ["-m", "patroni", str(node.configuration)]
 
 
 def build_patroni_configuration(node: Node, settings: ClusterSettings, programs: Path) -> str:
-    """As Patroni reads it: JSON is YAML."""
+    """Return the configuration of Patroni. JSON is valid YAML."""
     directory = Path(node.data).parent
     timeout = f"{settings.replication_timeout_s}s"
     parameters = {
@@ -149,7 +149,7 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
         "ttl": settings.ttl_s,
         "loop_wait": settings.loop_wait_s,
         "retry_timeout": settings.retry_timeout_s,
-        # A primary that has died is not waited for: a standby that has everything takes over.
+        # Patroni does not wait for a dead primary: a complete standby takes over.
         "primary_start_timeout": 0,
         "synchronous_mode": True,
         "synchronous_mode_strict": True,
@@ -160,11 +160,11 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
         "scope": SCOPE,
         "name": node.name,
         "restapi": {"listen": f"{HOST}:{node.rest_port}", "connect_address": f"{HOST}:{node.wire_ports[1]}"},
-        # With `use_proxies` it takes no other way to etcd than these: they may be wires that are cut.
+        # With `use_proxies` Patroni uses only these ports, which may be links that can be cut.
         "etcd3": {"hosts": [f"{HOST}:{port}" for port in node.etcd_ports], "use_proxies": True},
         "bootstrap": {
             "dcs": common,
-            # Small files of its write-ahead log are sooner written, and copied to standbys.
+            # Small segments of the write-ahead log are written and copied faster.
             "initdb": [{"auth": "trust"}, {"encoding": "UTF8"}, {"locale": "C"}, {"wal-segsize": "1"}, "no-sync"],
         },
         "postgresql": {
@@ -178,7 +178,7 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
             "pg_hba": anybody,
             "create_replica_methods": ["basebackup"],
             "basebackup": [{"checkpoint": "fast"}, "no-sync"],
-            # One that has diverged and cannot be rewound is made anew: nobody else has what it alone has.
+            # A diverged server that cannot be rewound is created again. Its data exists on the primary.
             "remove_data_directory_on_rewind_failure": True,
             "remove_data_directory_on_diverged_timelines": True,
         },

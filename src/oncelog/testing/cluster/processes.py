@@ -1,4 +1,4 @@
-"""Which processes are a cluster's, and how they are ended: those alone, whoever else names its directory."""
+"""Finds and ends the processes of a cluster, and no others that name its directory."""
 
 import signal
 from collections.abc import Iterator
@@ -10,26 +10,26 @@ from oncelog.testing.cluster.layout import Layout, Node, build_etcd_arguments, b
 from oncelog.testing.programs import get_start_ticks, kill_process_tree, list_children, send_signal, wait_for_exit
 
 _WRITERS: Final = {"initdb", "pg_basebackup", "pg_rewind"}
-"""What Patroni runs for minutes; they go on where it has died."""
+"""Programs that Patroni runs for minutes. They continue when Patroni has died."""
 
 
 def has_supervisor(layout: Layout) -> bool:
-    """Whether the command that started it is still there, and not somebody else, whose number it is by now."""
+    """Return whether the command that started the cluster still runs. Its pid may belong to another process by now."""
     command = "\0".join(_read_arguments(layout.pid))
     return get_start_ticks(layout.pid) == layout.born_at and "oncelog.testing.cluster" in command.replace("/", ".")
 
 
 def find_server_pid(node: Node) -> int | None:
-    """Of its PostgreSQL, if that runs."""
+    """Return the pid of a PostgreSQL server if it runs."""
     with suppress(OSError, ValueError):
         pid = int(Path(node.data, "postmaster.pid").read_text().split("\n", 1)[0])
-        if _is_server(node, _read_arguments(pid)):  # and not somebody else, whose number it is by now
+        if _is_server(node, _read_arguments(pid)):  # the pid may belong to another process by now
             return pid
     return None
 
 
 def kill_server(node: Node) -> None:
-    """All of its processes at once. Raises ProcessLookupError where it does not run."""
+    """Kill all processes of a server at once. Raises ProcessLookupError if it does not run."""
     pid = find_server_pid(node)
     if pid is None:
         raise ProcessLookupError(f"PostgreSQL of {node.name} does not run")
@@ -37,10 +37,10 @@ def kill_server(node: Node) -> None:
 
 
 def stop_all(layout: Layout) -> None:
-    """Ends all processes of a cluster, also of one whose starter has died, and no others."""
+    """End all processes of a cluster, even if its supervisor has died."""
     starters = [pid for pid, arguments in _iterate_commands() if _is_starter(layout, arguments)]
-    # First those who would start servers again, with all that they have under way; halted, so that nobody is born
-    # who is not found.
+    # First the processes that would start servers again, with their helpers. They are stopped first, so that no new
+    # child is missed.
     for pid in starters:
         send_signal(pid, signal.SIGSTOP)
     writers = [
@@ -51,7 +51,7 @@ def stop_all(layout: Layout) -> None:
         send_signal(pid, signal.SIGKILL)
     for pid in process_ids:
         wait_for_exit(pid)
-    # Then the servers, at once but so that they leave no memory behind; again, for one that was just being started.
+    # Then the servers, in a way that releases their shared memory. Repeated for servers that were just being started.
     while servers := _list_servers(layout):
         for pid in servers:
             send_signal(pid, signal.SIGQUIT)
@@ -66,7 +66,7 @@ def _list_servers(layout: Layout) -> list[int]:
 
 
 def _iterate_helpers(layout: Layout, parent: int) -> Iterator[int]:
-    """What it has started that is not done yet, without servers."""
+    """Yield the running helpers of a process, except for servers."""
     for pid in list_children(parent):
         arguments = _read_arguments(pid)
         if not any(_is_server(node, arguments) for node in layout.nodes):
@@ -75,8 +75,8 @@ def _iterate_helpers(layout: Layout, parent: int) -> Iterator[int]:
 
 
 def _is_starter(layout: Layout, arguments: list[str]) -> bool:
-    """Whether it is one of its etcd or Patroni, to the last argument: who only names its files is somebody else."""
-    if "--" in arguments and _get_program_name(arguments) == "setpriv":  # which is about to become one of them
+    """Return whether a process is an etcd or Patroni of the cluster. All arguments must match."""
+    if "--" in arguments and _get_program_name(arguments) == "setpriv":  # it is about to become one of them
         arguments = arguments[arguments.index("--") + 1 :]
     options = arguments[1:]
     if _get_program_name(arguments) == "etcd":
@@ -105,7 +105,7 @@ def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_arguments(pid: int) -> list[str]:
-    """Nothing where it has ended. Unlike its program and its environment they can be read of any user's process."""
+    """Return the arguments of a process, which are readable for processes of all users; empty if it has ended."""
     try:
         command_line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""How a cluster stands, as its Patronis and its etcd say."""
+"""State of a cluster, as its Patronis and etcd report it."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ _FAULTS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """One server, as Patroni tells of it."""
+    """State of a server, as Patroni reports it."""
 
     name: str
     role: str
@@ -25,24 +25,24 @@ class Member(Struct, frozen=True, kw_only=True):
     timeline: int = 0
     lag_bytes: int | None = None
     port: int = 0
-    """Where it listens for clients."""
+    """Port for clients."""
 
 
 class ClusterState(Struct, frozen=True, kw_only=True):
-    """Of all."""
+    """State of a cluster."""
 
     members: tuple[Member, ...]
     etcd_leader: int | None
-    """Which of its members leads; None if nobody says so."""
+    """Index of the leader of etcd; None if no member reports it."""
 
     @property
     def primary(self) -> Member | None:
-        """Who is written to, and says that it runs."""
+        """The running server that accepts writes."""
         return next((member for member in self.members if member.role == "leader" and member.state == "running"), None)
 
     @property
     def is_whole(self) -> bool:
-        """A primary, all others follow it, and one of them is waited for at each commit."""
+        """Whether there is a primary, all standbys follow it, and one of them is synchronous."""
         primary = self.primary
         others = [member for member in self.members if member is not primary]
         return (
@@ -53,7 +53,7 @@ class ClusterState(Struct, frozen=True, kw_only=True):
 
 
 def fetch_state(layout: Layout) -> ClusterState:
-    """By the first Patroni that answers; those it does not know of are away."""
+    """Return the state from the first Patroni that answers. Servers that it does not list are away."""
     ports = {node.name: node.port for node in layout.nodes}
     entries = next(_iterate_answers(layout), [])
     found = {member.name: member for member in (_parse_member(entry, ports) for entry in entries)}
@@ -81,7 +81,7 @@ def _parse_member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
 
 
 def is_etcd_ready(layout: Layout) -> bool:
-    """Whether all members have agreed on what they are. A Patroni that asks one before that ends with an error."""
+    """Return whether all members of etcd have agreed on their cluster. Before that, Patroni fails."""
     with suppress(*_FAULTS):
         versions = [_request_json("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
         return "not_decided" not in versions

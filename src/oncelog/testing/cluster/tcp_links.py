@@ -1,4 +1,4 @@
-"""TCP through a wire that can be cut: what is sent meanwhile waits, as packets do that are sent again and again."""
+"""TCP links that can be cut: bytes wait meanwhile, as retransmitted packets would."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class TcpLink:
-    """From a port of its own to another one."""
+    """Forwards connections from a separate port to another one."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -26,20 +26,20 @@ class TcpLink:
         self.port = 0
 
     async def start(self) -> None:
-        """Listens."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._accept, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
-        """Nothing gets through in either direction, new connections neither; nobody is told."""
+        """Forward nothing in either direction, including new connections. No end is notified."""
         self._connected.clear()
 
     def mend(self) -> None:
-        """All that waited gets through."""
+        """Forward the waiting bytes."""
         self._connected.set()
 
     async def close(self) -> None:
-        """Ends all that goes through it."""
+        """End all connections."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -48,7 +48,7 @@ class TcpLink:
 
     async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - asyncio has made one for us
+        assert task is not None  # noqa: S101 - asyncio has created a task
         self._tasks.add(task)
         with suppress(OSError, asyncio.CancelledError):
             await self._forward(reader, writer)
@@ -75,11 +75,11 @@ class TcpLink:
                 await self._connected.wait()
                 writer.write(data)
                 await writer.drain()
-            await self._connected.wait()  # that an end has gone is not told either
+            await self._connected.wait()  # the end of a connection waits too
 
 
 class TcpLinks:
-    """Any number of them, in a thread of their own. Names are those of nodes: all wires of a node are cut together."""
+    """TCP links in a separate thread. Links are named after nodes: all links of a node are cut together."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -88,7 +88,7 @@ class TcpLinks:
         self._links: dict[str, list[TcpLink]] = {}
 
     def add(self, name: str, target: int) -> int:
-        """One more to a port; gives its own."""
+        """Add a link to a port and return its port."""
 
         async def open_link() -> TcpLink:
             link = TcpLink(target)
@@ -100,17 +100,17 @@ class TcpLinks:
         return link.port
 
     def cut(self, name: str) -> None:
-        """All of a name."""
+        """Cut all links with a name."""
         for link in self._links[name]:
             self._loop.call_soon_threadsafe(link.cut)
 
     def mend(self, name: str) -> None:
-        """All of a name."""
+        """Mend all links with a name."""
         for link in self._links[name]:
             self._loop.call_soon_threadsafe(link.mend)
 
     def close(self) -> None:
-        """All of them, and the thread."""
+        """Close all links and the thread."""
         for link in (link for links in self._links.values() for link in links):
             self._run(link.close())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,10 +1,10 @@
-"""The contract that every store keeps, as tests to run on yours.
+"""The contract of stores, as tests to run on a store.
 
     class TestMyStore(StoreContract):
         def make_store(self, tmp_path, clock, settings, draw):
             return MyStore(tmp_path / "log", settings, clock=clock, draw=draw)
 
-pytest finds the tests in the class. They need no plugin, and no time: the clock is moved by hand.
+pytest finds the tests in the class. They need no plugin and no waiting: the clock moves by hand.
 """
 
 from oncelog.testing.contract.audit import AuditContract
@@ -39,8 +39,8 @@ class StoreContract(
     LeapContract,
     AuditContract,
 ):
-    """Subclass it, name the class Test…, and say in `make_store` how a store is made.
+    """Subclass it, name the class Test…, and create a store in `make_store`.
 
-    `make_store` is called again, with the same directory, where a log is closed and opened: it must then give what
-    was there. Set `is_durable` to False for a store that ends when it is closed.
+    `make_store` is called again, with the same directory, to reopen a log with its content. Set `is_durable` to False
+    for a store whose content ends when it is closed.
     """

@@ -1,6 +1,6 @@
 """The contract of audit records: administrative acts in the hash chain of their lane."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from itertools import pairwise
 from pathlib import Path
@@ -46,12 +46,12 @@ ROOT = "user:root"
 
 
 def act(name: str = READ_ONLY_ON, actor: str = ROOT, **more: Any) -> RecordAct:
-    """An act to record."""
+    """Build an act to record."""
     return RecordAct(act=name, actor=actor, **more)
 
 
 class AuditContract(Contract):
-    """What the record of an act has, who finds it, and what it is one transaction with."""
+    """Content of audit records, their readers, and their transactions."""
 
     def test_an_act_is_a_record_of_its_lane_and_of_no_stream_or_partition(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:

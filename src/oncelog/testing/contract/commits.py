@@ -1,6 +1,6 @@
-"""The contract of the commit: places, retries, blocks, and that it is all or nothing."""
+"""The contract of commits: places, retries, blocks and atomicity."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 import asyncio
 from itertools import pairwise
@@ -202,7 +202,7 @@ class CommitContract(Contract):
             assert isinstance(log.catch_error(log.store.commit([Request((event(2),))])), ClosedError)
             assert isinstance(log.catch_error(log.store.heads()), ClosedError)
 
-    # --- what a log is, and what it knows
+    # --- identity and settings of a log
 
     def test_epoch_and_settings_are_for_ever(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=3, eviction_interval=5)) as log:
@@ -310,12 +310,12 @@ class CommitContract(Contract):
 
 
 def write(number: int, stream: str) -> Submission:
-    """A write to some stream."""
+    """Build a write to a stream."""
     return Submission(policy=PAYMENTS, scope=stream, key=key(number + 1), fingerprint=b"", body=b"%d" % number)
 
 
 def chain(log: StoreDriver, lane: int, height: int) -> list[int]:
-    """The positions that a lane's blocks prove, from the first to the one at that height."""
+    """Return the positions in the blocks of a lane up to a height, after checking the chain."""
     found = [log.run(log.store.block(lane, number)) for number in range(1, height + 1)]
     proven = []
     for block, evidence in found:

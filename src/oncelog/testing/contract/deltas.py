@@ -1,6 +1,6 @@
-"""The contract of what readers of merged rows ask for: by page, of one table or of all, those that were deleted too."""
+"""The contract of reads of merged rows: by page, of one table or all, with or without deleted rows."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,18 +22,18 @@ OTHER: Final = "gateway/2"
 TABLES: Final = ("A", "Z", "_", "a", "a_b", "aa")
 ROW_IDS: Final = (" ", "0", "10", "9", "A", "a", "a a", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff")
 ALL_PLACES: Final = tuple(product(TABLES, ROW_IDS))
-"""By code points, which is neither what UTF-16 would say nor what people expect of letters."""
+"""In the order of code points, which is neither that of UTF-16 nor alphabetical."""
 BYTES_MAX: Final = 2**20
 
 Place = tuple[str, str]
 
 
 class DeltasContract(Contract):
-    """How merged rows are read."""
+    """Reads of merged rows."""
 
     @contextmanager
     def open_merged(self, tmp_path: Path, *places: Place, value: bytes = b"1") -> Iterator[StoreDriver]:
-        """A log with one row at each of the places, written in the other order, and another scope in the same lane."""
+        """Open a log with one row at each place, written in reverse order, and another scope in the same lane."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             numbers = count(1)
             for table, row_id in (*reversed(places), ("a", "another's")):
@@ -64,7 +64,7 @@ class DeltasContract(Contract):
             if not page.has_more:
                 return places
             assert page.rows
-            assert len(places) <= len(ALL_PLACES)  # or it would not end
+            assert len(places) <= len(ALL_PLACES)  # otherwise the loop would not end
 
     def test_a_page_goes_on_after_any_place_whether_a_row_is_there_or_not(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, *ALL_PLACES) as log:
@@ -98,7 +98,7 @@ class DeltasContract(Contract):
                 assert longest < len(places)
 
     def test_rows_are_what_was_merged_and_deleted_ones_are_there(self, tmp_path: Path) -> None:
-        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first of them is written last, as 2
+        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first place is written last, as 2
             assert_committed(log(_build_change(4, "a", "2", op=Op.DELETE, clock=9)))
             assert_committed(log(_build_change(5, "a", "3", op=Op.DELETE, clock=7)))
             kept = _build_stamp(2, 2)
@@ -120,7 +120,7 @@ class DeltasContract(Contract):
             assert log.run(log.store.side_state(read_set)).snapshot.horizons == {}
             tombstones = (Tombstone("a", "2", _build_stamp(9, 4), 3, 0), Tombstone("a", "3", _build_stamp(7, 5), 4, 0))
             assert log(DropTombstones(GATEWAY, tombstones, 0, ())) == Applied(changed=True, count=2)
-            assert_committed(log(_build_change(6, "a", "3", clock=8)))  # loses to the horizon, and gets a tombstone
+            assert_committed(log(_build_change(6, "a", "3", clock=8)))  # loses to the horizon and gets a tombstone
             assert_committed(log(_build_change(7, "a", "4", clock=11)))
             for _ in range(2):
                 assert self._list_places(log, "a", 10) == [("a", "1"), ("a", "3"), ("a", "4")]

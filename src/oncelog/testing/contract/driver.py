@@ -1,4 +1,4 @@
-"""A store as plain calls, on a clock that is moved by hand."""
+"""Synchronous calls of a store, on a clock that tests move by hand."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -15,11 +15,11 @@ from oncelog.testing.clock import ManualClock
 T = TypeVar("T")
 
 MakeStore = Callable[[ManualClock, Settings | None], Store]
-"""Gives a store that is not yet open. Without settings it is opened with those that its log was made with."""
+"""Creates a store, not yet open. Without settings it opens with those of its log."""
 
 
 class StoreDriver:
-    """A store with an event loop of its own, so that tests need neither `async` nor a plugin."""
+    """A store with a separate event loop, so that tests need neither `async` nor a plugin."""
 
     def __init__(self, make_store: MakeStore, settings: Settings, is_durable: bool) -> None:
         self.clock = ManualClock()
@@ -30,23 +30,24 @@ class StoreDriver:
         self.run(self.store.open())
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Runs a call of the store to its end."""
+        """Run a call of the store to its end."""
         return self._runner.run(call)
 
     def close(self) -> None:
-        """Closes store and loop."""
+        """Close the store and the event loop."""
         self.run(self.store.close())
         self._runner.close()
 
     def reopen(self, settings: Settings | None = None) -> None:
-        """Closes the store and opens it anew. One that is not durable is used on."""
+        """Close the store and open it again. A store that is not durable stays open."""
         if self._is_durable:
             self.run(self.store.close())
             self.store = self._make_store(self.clock, settings)
             self.run(self.store.open())
 
     def catch_reopen_error(self, settings: Settings) -> BaseException | None:
-        """What opening the store with other settings raises; None if it does not. It is open afterwards as before."""
+        """Return the error of opening the store with other settings, or None. Afterwards the store is open
+        as before."""
         self.run(self.store.close())
         other = self._make_store(self.clock, settings)
         error = self.catch_error(other.open())
@@ -57,7 +58,7 @@ class StoreDriver:
         return error
 
     def commit_batch(self, *requests: Request, validate: Validate | None = None) -> BatchResult:
-        """Commits requests as one batch."""
+        """Commit requests as one batch."""
         return self.run(self.store.commit(requests, validate))
 
     def commit_items(
@@ -67,19 +68,19 @@ class StoreDriver:
         validate: Validate | None = None,
         is_admitted_whole: bool = False,
     ) -> list[Verdict]:
-        """Commits items of one request."""
+        """Commit items as one request."""
         return self.commit_batch(Request(items, mode, is_admitted_whole), validate=validate).verdicts[0]
 
     def __call__(self, item: Item) -> Verdict:
-        """Commits one item."""
+        """Commit one item."""
         return self.commit_items(item)[0]
 
     def read_page(self, **query: Any) -> Page:
-        """Reads one page."""
+        """Read one page."""
         return self.run(self.store.read(Query(**query)))
 
     def read_all(self, **query: Any) -> list[Record]:
-        """Reads from page to page to the end."""
+        """Read all pages."""
         page = self.read_page(**query)
         records = list(page.records)
         while page.has_more:
@@ -88,11 +89,11 @@ class StoreDriver:
         return records
 
     def heads(self) -> dict[int, LaneHead]:
-        """The heads of all lanes."""
+        """Return the heads of all lanes."""
         return dict(self.run(self.store.heads()))
 
     def catch_error(self, call: Coroutine[Any, Any, Any]) -> BaseException | None:
-        """What a call raises; None if it does not."""
+        """Return the error of a call, or None."""
         try:
             self.run(call)
         except Exception as error:  # noqa: BLE001 - whichever it is, the test looks at it
@@ -101,21 +102,21 @@ class StoreDriver:
 
 
 class Contract:
-    """What the parts of the contract have in common: how a store is made."""
+    """Base of the parts of the contract, with the creation of stores."""
 
     is_durable: ClassVar[bool] = True
-    """Whether a store that is closed and made again has what was in it."""
+    """Whether a store that is closed and created again has its content."""
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
-        """A store that is not yet open. Called again with the same path it must give the same log.
+        """Create a store, not yet open. A repeated call with the same path must return the same log.
 
-        None for settings means those that the log was made with.
+        Settings of None stand for those of the log.
         """
         raise NotImplementedError
 
     @contextmanager
     def open_store(self, tmp_path: Path, settings: Settings | None = None) -> Iterator[StoreDriver]:
-        """A store for one test."""
+        """Open a store for one test."""
 
         def make(clock: ManualClock, its_settings: Settings | None) -> Store:
             return self.make_store(tmp_path, clock, its_settings, make_salt_source())
@@ -128,7 +129,7 @@ class Contract:
 
 
 def make_salt_source() -> Draw:
-    """Salts that differ from record to record and are the same in every run."""
+    """Return a source of salts that differ between records and are the same in every run."""
     drawn = 0
 
     def draw(size: int) -> bytes:
@@ -140,5 +141,5 @@ def make_salt_source() -> Draw:
 
 
 def list_positions(records: Sequence[Record]) -> list[int]:
-    """Where the records stand in their lane."""
+    """Return the positions of records in their lane."""
     return [record.position for record in records]

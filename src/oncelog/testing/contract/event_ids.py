@@ -1,6 +1,6 @@
-"""The contract of ids of events that are unique within a tenant."""
+"""The contract of event ids that are unique within a tenant."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class EventIdsContract(Contract):
             assert late.retry_after_ms > 0
             assert ACME in late.message
             assert assert_replayed(log(event(1, "a", partitions=("acme/x",)))).receipt == receipt
-            # Events of no such tenant, or of several, are unique in the whole log.
+            # Events of other tenants, or of several, are unique in the whole log.
             assert_committed(log(event(3, "c", partitions=("third",))))
             assert_committed(log(event(4, "d", partitions=("acme/x", "other/x"))))
             assert_refused(log(event(5, "e", partitions=("acme/x", "third"))), Reason.WRONG_SCOPE)
@@ -82,7 +82,7 @@ class EventIdsContract(Contract):
             receipts.append(assert_committed(log(event(2, partitions=both))))
             log.reopen()
             for number, receipt in enumerate(receipts):
-                for scope in ("", ACME, OTHER):  # writers with the settings of every time
+                for scope in ("", ACME, OTHER):  # writers with the settings of each time
                     assert assert_replayed(log(event(number, scope=scope, partitions=both))).receipt == receipt
 
     def test_retry_is_known_though_another_event_has_its_id_in_the_scope(self, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ class EventIdsContract(Contract):
             own = assert_committed(log(event(1, "own", scope=ACME, partitions=("acme/x",))))
             assert_committed(log(event(2, "after", scope=ACME, partitions=("acme/x",))))
             log.reopen()
-            # By a writer that does not know of the switch, whose scope has the id of the other tenant's event.
+            # By a writer with outdated tenants, whose scope has the id of the event of the other tenant.
             assert assert_replayed(log(event(1, "own", partitions=("acme/x",)))).receipt == own
             assert_refused(log(event(1, "new", partitions=("acme/x",))), Reason.WRONG_SCOPE)
             assert assert_replayed(log(event(1, "of another tenant", partitions=("other/x",)))).receipt == squatted

@@ -1,6 +1,6 @@
 """The contract of leaps: after a restore, numbers continue above every number of the lost history."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ TWO_LANES = Settings(lanes=2)
 
 
 class LeapContract(Contract):
-    """What `renew` changes, and what it leaves."""
+    """Effects of `renew_epoch`."""
 
     def test_numbers_continue_above_a_leap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
@@ -63,7 +63,7 @@ class LeapContract(Contract):
             log.reopen()
             assert assert_committed(log(message(1, scope="chat/new"))).sequence == 1
             assert assert_committed(log(message(2, scope="chat/new"))).sequence == 2
-            # One that was opened may have had messages in the lost history.
+            # An opened stream may have had messages in the lost history.
             assert assert_committed(log(message(1, scope="chat/empty"))).sequence == ABOVE + 1
 
     def test_client_sequences_and_known_keys_stay(self, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ class LeapContract(Contract):
             assert list_positions(log.read_all()) == list_positions(log.read_all(limit=1)) == wanted
             assert list_positions(log.read_all(partitions=("p",), limit=1)) == [1, 2, 3, ABOVE + 2]
             assert list_positions(log.read_all(partitions=("q", "p"), limit=2)) == [1, 2, 3, ABOVE + 2]
-            # A reader whose cursor is in the lost history.
+            # A reader with a cursor in the lost history.
             assert list_positions(log.read_all(after=5)) == [ABOVE + 1, ABOVE + 2]
             sequences = [record.sequence for record in log.read_all(stream=CHANNEL, limit=1)]
             assert sequences == [1, 2, ABOVE + 1]
@@ -219,7 +219,7 @@ class LeapContract(Contract):
             assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)
             _renew_epoch(log, 95)
-            assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)  # not forgotten: the client is at 1
+            assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)  # remembered: the client is at 1
             log.commit_items(*[transaction(number, number, client="other") for number in range(1, 4)])
             assert log.heads()[1].position == 99
             assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)
@@ -237,7 +237,7 @@ class LeapContract(Contract):
 
 
 def _fill(log: StoreDriver) -> str:
-    """Three events, two messages, two transactions and a lease. Returns the epoch."""
+    """Commit three events, two messages, two transactions and a lease. Return the epoch."""
     log.commit_items(*[event(number, partitions=("p",)) for number in (1, 2, 3)])
     log.commit_items(SetMember(CHANNEL, "user:ann"), message(1), message(2))
     log.commit_items(transaction(1, 1), transaction(2, 2), claim(1, "h1"))

@@ -1,6 +1,6 @@
-"""The contract of what a ledger's readers ask for: side state as it is, entities and relationships by page, blocks."""
+"""The contract of reads of a ledger: single entries, pages of entities and relationships, blocks."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,21 +30,21 @@ KEYS = ("a", "a/1", "a/2", "a0", "b", "\ud7ff", "\ud7ff1", "\ue000", "\uffff", "
 
 
 def build_transaction(sequence: int, *operations: Operation, scope: str = ORGANISATION) -> Submission:
-    """Return a transaction whose body spells its operations."""
+    """Return a transaction whose body has the canonical form of its operations."""
     return ledger_transaction(scope, "c1", sequence, operations)
 
 
 def _build_foreign_transaction(sequence: int, *operations: Operation) -> Submission:
-    """Return a transaction with a body that the application spelled in its own way."""
+    """Return a transaction whose body has a form of the application."""
     return transaction(sequence, sequence, *operations)
 
 
 class LedgerContract(Contract):
-    """How a ledger is read."""
+    """Reads of a ledger."""
 
     @contextmanager
     def open_written(self, tmp_path: Path, *operations: Operation) -> Iterator[StoreDriver]:
-        """A log with one transaction of these operations, and another scope's in the same lane."""
+        """Open a log with one transaction of these operations, and one of another scope in the same lane."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log(transaction(1, 1, SetEntity("a", b"other"), Relate("doc", "owner", "other"), scope=OTHER))
             log(transaction(1, 1, *operations))

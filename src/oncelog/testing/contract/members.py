@@ -1,6 +1,6 @@
-"""The contract of members: who opens a stream, who is in it, where somebody is in, and when that has changed."""
+"""The contract of members: opening of streams, members of a stream, streams of a member, and changes."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from pathlib import Path
 from typing import Any, Final
@@ -23,11 +23,11 @@ NAMES: Final = (
     "user:\ue000",
     "user:\U00010000",
 )
-"""By code points."""
+"""In the order of code points."""
 
 
 class MembersContract(Contract):
-    """How members are kept, read and followed."""
+    """Storage, reads and notification of members."""
 
     def test_a_stream_is_opened_once_and_stays_so(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -117,7 +117,7 @@ class MembersContract(Contract):
             told = [MemberChange(first, CHANNEL, name, MEMBERSHIP, True, 0, role) for name, role in roles.items()]
             assert self._list_changes(log, 0) == told
             log(message(1))
-            assert self._list_changes(log, first) == []  # a record is none
+            assert self._list_changes(log, first) == []  # a record is not a change of members
             log.reopen()
             log(Acknowledge(CHANNEL, "user:ann", 1))
             acknowledged = log.heads()[1].revision
@@ -125,12 +125,12 @@ class MembersContract(Contract):
                 MemberChange(acknowledged, CHANNEL, "user:ann", ACKNOWLEDGEMENT, True, 1, None)
             ]
             log.commit_items(Acknowledge(CHANNEL, "user:ann", 1), SetMember(CHANNEL, "user:bob"))
-            assert log.heads()[1].revision == acknowledged  # nothing has changed
+            assert log.heads()[1].revision == acknowledged  # unchanged
             log(SetMember(CHANNEL, "user:bob", present=False))
             last = log.heads()[1].revision
             gone = MemberChange(last, CHANNEL, "user:bob", MEMBERSHIP, False, 0, None)
             assert self._list_changes(log, acknowledged) == [gone]
-            # Each is there once, as it stands now, where it changed last.
+            # Each member appears once, in its current state, at its last change.
             assert [(change.member, change.kind) for change in self._list_changes(log, 0)] == [
                 ("user:ann", MEMBERSHIP),
                 ("user:ann", ACKNOWLEDGEMENT),
@@ -172,7 +172,7 @@ class MembersContract(Contract):
             assert_committed(log(message(4, "x", "user:bob", "chat/2", **rates)))
             log.clock.advance(334)
             log.reopen()
-            # What is refused for one of the rates takes nothing of the other.
+            # A refusal by one rate takes no token of the other.
             first, second = log.commit_items(
                 message(4, actor="user:bob", **rates), message(5, actor="user:bob", **rates)
             )

@@ -1,6 +1,6 @@
-"""The contract of tenants: what they have is counted with what it counts, and never by one store otherwise."""
+"""The contract of tenants: all stores count usage alike."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -128,7 +128,7 @@ class QuotasContract(Contract):
             assert (late.tenant, late.current) == ("acme", 0), "without the request"
             assert late.message == "records_max of the tenant 'acme' is 3; it has 0, and this request adds more than 3"
             assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
-            # Three at once are more than the burst, and are paid back before the next.
+            # Three at once exceed the burst; the bucket refills from the debt.
             assert [
                 assert_committed(commit_item).position
                 for commit_item in log.commit_items(*events[:3], is_admitted_whole=True)
@@ -158,17 +158,17 @@ class QuotasContract(Contract):
 
 
 def set_tenants(log: StoreDriver, *tenants: Tenant) -> bool:
-    """Gives the log its quotas."""
+    """Set the quotas of the log."""
     return log.run(log.store.set_tenants(tenants))
 
 
 def get_usage(log: StoreDriver) -> dict[str, tuple[int, int]]:
-    """Bytes and records of each tenant, as the log says."""
+    """Return the bytes and records of each tenant that the log reports."""
     return {tenant.prefix: (usage.bytes, usage.records) for tenant, usage in log.run(log.store.usage())}
 
 
 def recount_usage(log: StoreDriver, *prefixes: str) -> dict[str, tuple[int, int]]:
-    """The same from all records, one by one."""
+    """Return the usage counted from all records."""
     records = [record for lane in log.heads() for record in log.read_all(lane=lane)]
     found = {prefix: Usage() for prefix in prefixes}
     for prefix in prefixes:

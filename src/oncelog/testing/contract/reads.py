@@ -1,6 +1,6 @@
-"""The contract of reading: pages by cursor, of a lane, of partitions, of a stream."""
+"""The contract of reads: pages by cursor, of a lane, of partitions, of a stream."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -21,17 +21,17 @@ EVENT_COUNT = 12
 
 
 def encode_views(views: Sequence[RecordView]) -> bytes:
-    """Some records in brief, so that they can be compared. There are never none."""
+    """Encode the views of records for a comparison. There is at least one."""
     assert views
     return repr(list(views)).encode()
 
 
 class ReadContract(Contract):
-    """How records are read."""
+    """Reads of records."""
 
     @contextmanager
     def open_filled(self, tmp_path: Path) -> Iterator[StoreDriver]:
-        """A log of 12 events, in partition p those at even positions, in q those at multiples of 3, all in r."""
+        """Open a log of 12 events: partition p has those at even positions, q those at multiples of 3, r all."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for position in range(1, EVENT_COUNT + 1):
                 named = [name for name, every in (("p", 2), ("q", 3), ("r", 1)) if position % every == 0]
@@ -217,7 +217,7 @@ class ReadContract(Contract):
 
     @staticmethod
     def _read_views(log: StoreDriver, **query: Any) -> list[RecordView]:
-        """From page to page to the end, each page as many as it says."""
+        """Read all pages, and check the count of each."""
         found: list[RecordView] = []
         after, has_more = 0, True
         while has_more:

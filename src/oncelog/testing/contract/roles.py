@@ -1,6 +1,6 @@
-"""The contract of roles: owners, inheritance, and the limits of new streams and members."""
+"""The contract of roles: owners, inheritance, and limits of new streams and members."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class RolesContract(Contract):
             leaving = SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")
             assert [log(leaving), log(leaving)] == [CHANGED, UNCHANGED]
             log.reopen()
-            # A stranger does not learn which streams exist.
+            # The answer does not reveal which streams exist.
             for scope in (CHANNEL, "chat/none"):
                 assert log(SetMember(scope, "user:eve", present=False, actor="user:eve")) == UNCHANGED
                 assert_refused(
@@ -90,12 +90,12 @@ class RolesContract(Contract):
             joining = ("user:m", "user:c", "user:x", "user:a", "user:b")
             log.commit_items(*[SetMember(CHANNEL, name) for name in joining], message(1, actor="user:x"))
             log.commit_items(Acknowledge(CHANNEL, "user:x", 1), SetMember(CHANNEL, "user:c", present=False))
-            log(SetMember(CHANNEL, "user:c"))  # returns as the youngest
+            log(SetMember(CHANNEL, "user:c"))  # returns as the newest member
             log.reopen()
             assert log(SetMember(CHANNEL, "user:m", present=False, actor="user:m")) == CHANGED
             assert self._list_owners(log) == ["user:x"]
             log.reopen()
-            # Several owners leave in one batch, and a member that joins in it is the youngest.
+            # Several owners leave in one batch, in which the newest member joins.
             leaving = [SetMember(CHANNEL, name, present=False) for name in ("user:x", "user:a", "user:b")]
             assert log.commit_items(SetMember(CHANNEL, "user:0"), *leaving) == [CHANGED] * 4
             assert self._list_owners(log) == ["user:c"]
@@ -188,11 +188,11 @@ class RolesContract(Contract):
             opening = [OpenStream(f"chat/{number}", "user:ann", rate) for number in range(4)]
             assert log.commit_items(*opening[:2]) == [CHANGED, CHANGED]
             log.reopen()
-            assert log.commit_items(*opening[:2]) == [UNCHANGED, UNCHANGED]  # retries take nothing
+            assert log.commit_items(*opening[:2]) == [UNCHANGED, UNCHANGED]  # retries take no token
             assert assert_refused(log(opening[2]), Reason.RATE_LIMITED).retry_after_ms == 1000
             assert log(OpenStream("chat/9", "user:bob", rate)) == CHANGED
             log.clock.advance(1000)
-            # A request that is refused takes nothing.
+            # A refused request takes no token.
             bad = SetMember("chat/9", "user:ann", actor="user:ann")
             assert_refused(log.commit_items(opening[2], bad, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
             log.reopen()
@@ -220,7 +220,7 @@ class RolesContract(Contract):
                 SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.MEMBER, known_only=True),
             ):
                 assert log(known) == UNCHANGED
-            # The right to do something is checked before the limits.
+            # Rights are checked before limits.
             assert_refused(log(SetMember(CHANNEL, "user:eve", actor="user:bob", known_only=True)), Reason.NOT_AN_OWNER)
             log.reopen()
             assert log.run(log.store.internal_records({}, 1000)) == before

@@ -1,6 +1,6 @@
-"""The contract of what is kept beside the records, and of what is erased from them."""
+"""The contract of side state and erasure."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from oncelog.testing.contract.writes import (
 class SideStateContract(Contract):
     """Side state and erasure."""
 
-    # --- side state, which must be found again by a store that was opened later
+    # --- side state after the store is opened again
 
     def test_clients_go_on_where_they_were(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -199,7 +199,7 @@ class SideStateContract(Contract):
             assert log.heads() == before
             assert assert_replayed(log.commit_items(*events[:2], is_admitted_whole=True)[0]).receipt == first
             before = log.heads()
-            # More than the burst: admitted when the bucket is full, and paid back before the next.
+            # Above the burst: admitted when the bucket is full; it refills from the debt.
             verdicts = log.commit_items(*events[2:], mode=Mode.UNTIL_REFUSED, is_admitted_whole=True)
             assert assert_refused(verdicts[2], Reason.RATE_LIMITED).retry_after_ms == 1000
             assert log.heads() == before
@@ -304,7 +304,7 @@ class SideStateContract(Contract):
 
 
 def check_headers(log: StoreDriver, lane: int) -> None:
-    """Every record of the lane, erased or not, stands in its block by the hash that is kept of its body."""
+    """Check every record of the lane, erased or not, in its block by the stored hash of its body."""
     for height in range(1, log.heads()[lane].height + 1):
         block, evidence = log.run(log.store.block(lane, height))
         leaves = [

@@ -1,6 +1,6 @@
-"""The contract of storage quotas: names, members and side state count, and a recount gives the same sum."""
+"""The contract of storage quotas: names, members and side state count, and a recount has the same sum."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ LONG_MEMBER: Final = "ü" * 500
 
 
 class StoredBytesContract(Contract):
-    """Quotas of everything that a write can make a log keep."""
+    """Quotas of everything that a write can make a log store."""
 
     def test_partition_names_count_as_bytes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -48,7 +48,7 @@ class StoredBytesContract(Contract):
     def test_members_count_as_records_and_bytes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=3))
-            # By the application: audit records of its acts are not counted.
+            # Audit records of acts of the application are not counted.
             assert log(SetMember(CHANNEL, "user:ann")) == Applied(changed=True)
             assert log(SetMember(CHANNEL, LONG_MEMBER)) == Applied(changed=True)
             assert_committed(log(message(1)))
@@ -101,7 +101,7 @@ class StoredBytesContract(Contract):
             add = SetMember(CHANNEL, "user:bob", actor="user:ann")
             remove = SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")
             for _ in range(3):
-                # The member counts once; each of its additions and removals is an audit record.
+                # The member counts once; each addition and removal counts an audit record.
                 assert log(add) == Applied(changed=True)
                 assert log(remove) == Applied(changed=True)
             assert get_usage(log)["chat"][1] == 9
@@ -123,7 +123,7 @@ class StoredBytesContract(Contract):
                     assert assert_refused(log(item), Reason.QUOTA_EXCEEDED).tenant == "chat"
                 assert get_usage(log) == {"chat": (used, records)}
                 assert log(SetMember(CHANNEL, "user:bob", actor="user:ann")) == Applied(changed=False)
-            # A member and its audit record need room together.
+            # A member and its audit record must fit together.
             set_tenants(log, Tenant("chat", records_max=records + 1))
             assert_refused(log(SetMember(CHANNEL, "user:cyd", actor="user:ann")), Reason.QUOTA_EXCEEDED)
             assert log(SetMember(CHANNEL, "user:bob", role=Role.OWNER)) == Applied(changed=True), "by the application"
@@ -204,7 +204,7 @@ class StoredBytesContract(Contract):
 
 
 def assert_recount_agrees(log: StoreDriver) -> None:
-    """Count all tenants again, and compare with the usage that the writes have added up to."""
+    """Recount all tenants and compare the result with the usage."""
     tenants = [tenant for tenant, _ in log.run(log.store.usage())]
     before = get_usage(log)
     set_tenants(log)
@@ -213,6 +213,6 @@ def assert_recount_agrees(log: StoreDriver) -> None:
 
 
 def build_tombstone(deleted: Submission) -> Tombstone:
-    """Return the tombstone that a DELETE has left, as committed at sequence 3 at once."""
+    """Return the tombstone of a DELETE that was committed at sequence 3 at once."""
     assert deleted.delta is not None
     return Tombstone(deleted.delta.table, deleted.delta.row_id, deleted.delta.stamp, 3, 0)

@@ -1,6 +1,6 @@
-"""The contract of time: log time never goes back, a clock that jumps makes nothing forgotten."""
+"""The contract of time: log time never goes back, and a clock that jumps does not make the log forget."""
 
-# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+# ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from oncelog.testing.contract.writes import CHANNEL, DAY_MS, HOUR_MS, claim, eve
 
 
 class TimeContract(Contract):
-    """How a store deals with the clock."""
+    """Behaviour of a store when the clock changes."""
 
     def test_log_time_is_the_time_of_the_commit(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -90,7 +90,7 @@ class TimeContract(Contract):
             log.run(log.store.confirm_clock())
             log.reopen()
             assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
-            assert assert_committed(log(message(1))).sequence == 2  # forgotten, by a clock that an operator believes
+            assert assert_committed(log(message(1))).sequence == 2  # forgotten, by a confirmed clock
 
     def test_a_restart_of_the_machine_is_no_jump(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -115,6 +115,6 @@ class TimeContract(Contract):
 
 
 def prepare(log: StoreDriver) -> None:
-    """Under each kind of retention a write that is remembered."""
+    """Commit a write under each kind of retention."""
     for item in (SetMember(CHANNEL, "user:ann"), event(1), transaction(1, 1), message(1)):
         log(item)

@@ -1,4 +1,4 @@
-"""Short ways to say what the contract submits, and to read what came of it."""
+"""Builders of the items that the contract submits."""
 
 from typing import Any, Final
 
@@ -17,24 +17,24 @@ CAMPAIGN: Final = "campaign/1"
 
 
 def key(number: int, length: int = 16) -> bytes:
-    """A key of that number."""
+    """Return the key with a number."""
     return number.to_bytes(length, "big")
 
 
 def event(number: int, content: str = "x", **more: Any) -> Submission:
-    """A write to lane 0."""
+    """Build a write to lane 0."""
     fields: dict[str, Any] = {"scope": "", "body": content.encode(), **more}
     return Submission(policy=EVENTS, key=key(number), fingerprint=content.encode(), **fields)
 
 
 def message(number: int, content: str = "x", actor: str = "user:ann", scope: str = CHANNEL, **more: Any) -> Submission:
-    """A write to a stream that has members."""
+    """Build a write to a stream with members."""
     text = content.encode()
     return Submission(policy=CHAT, scope=scope, key=key(number), fingerprint=text, actor=actor, body=text, **more)
 
 
 def transaction(number: int, sequence: int, *operations: Operation, content: str = "x", **more: Any) -> Submission:
-    """A write to a ledger, numbered by its client; with number 0 it comes without a key."""
+    """Build a write to a ledger with a client sequence; number 0 stands for no key."""
     fields: dict[str, Any] = {"scope": ORGANISATION, "client": "c1", "body": content.encode(), **more}
     return Submission(
         policy=LEDGER,
@@ -47,24 +47,24 @@ def transaction(number: int, sequence: int, *operations: Operation, content: str
 
 
 def delta(number: int, clock: int, op: Op = Op.UPDATE, **columns: str) -> Submission:
-    """A change of a row; higher clocks win."""
+    """Build a change of a row; higher clocks win."""
     values = tuple((name, value.encode()) for name, value in columns.items())
     change = RowDelta(op, "todos", "r1", "c1", clock, values, key(number, 32))
     return Submission(policy=DELTAS, scope=GATEWAY, key=key(number, 32), fingerprint=b"", delta=change)
 
 
 def claim(number: int, holder: str, **more: Any) -> Claim:
-    """Asks for the right to work on a run."""
+    """Build a claim of a run."""
     return Claim(policy=RUNS, scope=CAMPAIGN, key=key(number), fingerprint=b"", holder=holder, **more)
 
 
 def result(number: int, holder: str = "", fence: int = 0) -> Submission:
-    """What a run came to."""
+    """Build the result of a run."""
     return Submission(
         policy=RUNS, scope=CAMPAIGN, key=key(number), fingerprint=b"", body=b"done", holder=holder, fence=fence
     )
 
 
 def identity(item: Submission | Claim) -> KeyIdentity:
-    """Under what it is remembered."""
+    """Return the identity under which an item is stored."""
     return key_identity(item)
