@@ -70,7 +70,7 @@ export function parse(json) { // JSON.parse alone rounds numbers beyond 2^53: he
 export async function verify(document) {
   const { record, salt, body, body_hash, index, count, path, block } = read(document, "$");
   if (!isSame(await H([2], blockHeader(block)), block.hash)) refuse("$.block.hash", "is not that of the block");
-  if ((salt === null) !== (body === null)) refuse("$.salt", "and body must be both there, or both null");
+  if ((salt === null) !== (body === null)) refuse("$.salt", "and body must both be present, or both be null");
   if (body && !isSame(await H(salt, body), body_hash)) refuse("$.body_hash", "is not that of salt and body");
   for (const [name, its] of [["lane", "lane"], ["height", "height"], ["log_time_ms", "timestamp_ms"]])
     if (record[name] !== block[its]) refuse(`$.record.${name}`, "is not the block's");

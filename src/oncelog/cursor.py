@@ -25,5 +25,5 @@ class Cursor(Struct, frozen=True):
         epoch, _, rest = text.partition(":")
         order, _, position = rest.rpartition(":")
         if not epoch or not position.isdecimal() or not position.isascii():
-            raise ValueError(f"a cursor is EPOCH:POSITION, not {text[:100]!r}")
+            raise ValueError(f"a cursor must be EPOCH:POSITION, not {text[:100]!r}")
         return cls(int(position), epoch, order)

@@ -75,7 +75,7 @@ class SettingsError(OncelogError, ValueError):
 class LimitExceededError(OncelogError):
     """A limit of the log (`oncelog.Limits`) is reached."""
 
-    def __init__(self, name: str, limit: int, reason: str = "that many are there already") -> None:
+    def __init__(self, name: str, limit: int, reason: str = "that many exist already") -> None:
         super().__init__(f"{name} is {limit}, and {reason}")
         self.name = name
         self.limit = limit
@@ -111,8 +111,8 @@ class ClockJumpedError(OncelogError):
 
     def __init__(self, ahead_ms: int, limit_ms: int) -> None:
         super().__init__(
-            f"the clock jumped {ahead_ms} ms forward (at most {limit_ms} are believed), and remembered identities "
-            "would be forgotten too early. Set the clock right, or confirm it: oncelog clock LOG --confirm"
+            f"the clock jumped {ahead_ms} ms forward (at most {limit_ms} are accepted), and the log "
+            "would forget identities too early. Correct the clock, or confirm it: oncelog clock LOG --confirm"
         )
         self.ahead_ms = ahead_ms
         self.limit_ms = limit_ms
@@ -199,7 +199,7 @@ class RunFailedError(WorkError):
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"the work that was waited for failed: {kind}: {message}")
+        super().__init__(f"the awaited work failed: {kind}: {message}")
         self.kind = kind
         self.message = message
 
@@ -271,8 +271,8 @@ class PartitionsChangedError(ClientError):
 
     def __init__(self, path: str, partitions: tuple[str, ...]) -> None:
         super().__init__(
-            f"{path} has followed the partitions {list(partitions)}: of others it would miss what came before. "
-            "Use another file, or give `reset`, which removes what was made of them, to begin again"
+            f"{path} follows the partitions {list(partitions)}, and would miss earlier events of other partitions. "
+            "Use another file, or pass `reset` to delete its state and start again"
         )
         self.partitions = partitions
 

@@ -101,7 +101,7 @@ class Portal:
         if self.is_forked:
             raise self._build_closed_error()
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a blocking call from the event loop's own thread would wait for itself")
+            raise RuntimeError("a blocking call in the thread of the event loop would wait for itself")
         call = _Call(function)
         try:
             self._submit(call)

@@ -135,7 +135,7 @@ class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         """Raise ProofError for values that no log can have."""
         if (self.salt is None) is not (self.body is None):
-            raise ProofError("salt", "and body must be both there, or both null")
+            raise ProofError("salt", "and body must both be present, or both be null")
         if self.salt is not None:
             _check_hex("salt", self.salt, SALT_BYTES, SALT_BYTES)
         _check_hex("body_hash", self.body_hash, HASH_BYTES, HASH_BYTES)
@@ -244,7 +244,7 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
         raise ProofError("$", "is not UTF-8") from error
     # The unused last bits of base64 must be zero, so that a body has one encoding only.
     if document.body is not None and parsed["body"] != b64encode(document.body).decode():
-        raise ProofError("$.body", "has bits set behind its last byte")
+        raise ProofError("$.body", "has bits set after its last byte")
     return document
 
 
@@ -252,7 +252,7 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):  # the decoder has refused unknown names
         names = [name for name, _ in pairs]
-        raise ProofError(next(name for name in members if names.count(name) > 1), "is there more than once")
+        raise ProofError(next(name for name in members if names.count(name) > 1), "is repeated")
     return members
 
 
@@ -311,15 +311,15 @@ def _find_inclusion_faults(record: Record, proof: Proof, block: Block) -> list[s
     """Describe how record, proof and block contradict each other."""
     position = block.first_position + proof.index
     comparisons = (
-        (record.lane, block.lane, "the record says lane {}, its block {}"),
-        (record.height, block.height, "the record says height {}, its block {}"),
-        (record.log_time_ms, block.log_time_ms, "the record says log_time_ms {}, its block {}"),
-        (record.position, position, "the record says position {}, its index in the block {}"),
+        (record.lane, block.lane, "the record has lane {}, its block {}"),
+        (record.height, block.height, "the record has height {}, its block {}"),
+        (record.log_time_ms, block.log_time_ms, "the record has log_time_ms {}, its block {}"),
+        (record.position, position, "the record has position {}, its index in the block {}"),
         (proof.count, block.count, "the proof is of a block with {} records, the block has {}"),
     )
     findings = [text.format(found, expected) for found, expected, text in comparisons if found != expected]
     if proof.index >= proof.count:
-        findings.append(f"there is no index {proof.index} among {proof.count} records")
+        findings.append(f"index {proof.index} is out of range: the proof is of {proof.count} records")
     return findings or ["the path does not lead from the record to the block's Merkle root"]
 
 
@@ -327,8 +327,8 @@ def _find_fingerprint_faults(record: Record) -> list[str]:
     try:
         fingerprint = request_hash(decode_operations(record))
     except (CanonicalError, UnicodeError):
-        return ["the body is no transaction of a ledger"]
-    return [] if fingerprint == record.fingerprint else ["the body does not say what its fingerprint says"]
+        return ["the body is not a transaction of a ledger"]
+    return [] if fingerprint == record.fingerprint else ["the body does not match the fingerprint"]
 
 
 def _build_record(document: ProofDocument) -> Record:

@@ -261,12 +261,12 @@ def test_failed_verification_states_the_reason() -> None:
     assert found_in(replace(document, block=replace(block, hash="00" * 32))) == (not_its_hash,)
     assert found_in(replace(document, block=replace(block, previous_hash="00" * 32))) == (not_its_hash,)
     assert found_in(replace(document, record=replace(record, actor="user:zoe"))) == (nowhere,)
-    assert found_in(replace(document, record=replace(record, lane=1))) == ("the record says lane 1, its block 0",)
-    assert found_in(replace(document, record=replace(record, height=5))) == ("the record says height 5, its block 4",)
+    assert found_in(replace(document, record=replace(record, lane=1))) == ("the record has lane 1, its block 0",)
+    assert found_in(replace(document, record=replace(record, height=5))) == ("the record has height 5, its block 4",)
     assert found_in(replace(document, record=replace(record, log_time_ms=5))) == (
-        "the record says log_time_ms 5, its block 1767225601234",
+        "the record has log_time_ms 5, its block 1767225601234",
     )
-    assert found_in(replace(document, index=3)) == ("the record says position 12, its index in the block 13",)
+    assert found_in(replace(document, index=3)) == ("the record has position 12, its index in the block 13",)
     assert found_in(replace(document, count=6)) == ("the proof is of a block with 6 records, the block has 5",)
     assert found_in(replace(document, path=document.path[:-1])) == (nowhere,)
     assert found_in(replace(document, body=b"other")) == ("the body hash is not that of salt and body",)
@@ -277,7 +277,7 @@ def test_failed_verification_states_the_reason() -> None:
 def test_index_beyond_the_block_is_refused() -> None:
     document = DOCUMENTS["alone"]
     block = replace(document.block, first_position=10)
-    assert "there is no index 2 among 1 records" in found_in(replace(document, index=2, block=block))
+    assert "index 2 is out of range: the proof is of 1 records" in found_in(replace(document, index=2, block=block))
 
 
 @pytest.mark.rule("LG-18")
@@ -309,13 +309,13 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
     """Also where the log has put another body under it, and has hashed that."""
     other = encode_operations([SetEntity("balance:7", b"251")])
     for body, words in (
-        (other, "the body does not say what its fingerprint says"),
-        (encode_operations([*OPERATIONS, DeleteEntity("more")]), "the body does not say what its fingerprint says"),
-        (b'{"operations":[]}', "the body does not say what its fingerprint says"),
-        (b"", "the body is no transaction of a ledger"),
-        (b'{"operations":[{}]}', "the body is no transaction of a ledger"),
-        (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is no transaction of a ledger"),
-        (b"[" * 100_000, "the body is no transaction of a ledger"),
+        (other, "the body does not match the fingerprint"),
+        (encode_operations([*OPERATIONS, DeleteEntity("more")]), "the body does not match the fingerprint"),
+        (b'{"operations":[]}', "the body does not match the fingerprint"),
+        (b"", "the body is not a transaction of a ledger"),
+        (b'{"operations":[{}]}', "the body is not a transaction of a ledger"),
+        (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is not a transaction of a ledger"),
+        (b"[" * 100_000, "the body is not a transaction of a ledger"),
     ):
         assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
         # Other policies mean other things by their bodies; and of an erased one there is nothing to compare.
@@ -360,10 +360,10 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("record.partitions", ["a", "p" * 257], "$.record.partitions[1]", "must have at most 256 characters, not 257"),
     ("record.more", 1, "$.record", "Object contains unknown field `more`"),
     ("salt", "00" * 15, "$.salt", "must have 32 hexadecimal digits, not 30"),
-    ("salt", None, "$.salt", "and body must be both there, or both null"),
-    ("body", None, "$.salt", "and body must be both there, or both null"),
+    ("salt", None, "$.salt", "and body must both be present, or both be null"),
+    ("body", None, "$.salt", "and body must both be present, or both be null"),
     ("body", "A", "$.body", "Invalid base64 encoded string"),
-    ("body", "AB==", "$.body", "has bits set behind its last byte"),
+    ("body", "AB==", "$.body", "has bits set after its last byte"),
     ("body_hash", "00" * 33, "$.body_hash", "must have 64 hexadecimal digits, not 66"),
     ("body_hash", "", "$.body_hash", "must have 64 hexadecimal digits, not 0"),
     ("index", -1, "$.index", "must be from 0 to 4294967295"),
@@ -403,7 +403,7 @@ def test_repeated_member_is_refused(name: bytes) -> None:
     plain = name.replace(b"\\u0070", b"p")
     value = data.partition(plain)[2][: data.partition(plain)[2].index(b'"]' if b"ath" in name else b'",') + 2]
     twice = data.replace(plain, name + value.rstrip(b",") + b"," + plain, 1)
-    assert refused(twice) == (json.loads(name.rstrip(b":")), "is there more than once")
+    assert refused(twice) == (json.loads(name.rstrip(b":")), "is repeated")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ async def test_start_prints_usage_and_leaves_nothing_behind(directory: Path) -> 
         killed = await until(lambda: succeeded("kill", directory))
         assert f"{primary} at port" in killed
         process.send_signal(signal.SIGTERM)
-        assert "nothing is left" in process.stdout.read()
+        assert "removed the directory" in process.stdout.read()
         assert process.wait(WAIT_S) == 0
     assert processes_of(directory) == []
     assert not directory.exists()
@@ -194,7 +194,7 @@ def test_start_ends_with_the_reason_when_patroni_dies(directory: Path) -> None:
     assert re.search(r"^ended while the cluster was starting: .*node\d", said, re.MULTILINE), said
     assert re.search(r"^node\d\.log ends with:$", said, re.MULTILINE), said
     assert "Traceback" not in said
-    assert said.endswith("Stopped; nothing is left.\n")
+    assert said.endswith("Stopped, and removed the directory.\n")
     assert processes_of(directory) == []
     assert not directory.exists()
 
@@ -205,7 +205,7 @@ def test_port_in_use_is_named(directory: Path) -> None:
         port = taken.getsockname()[1]
         status, said = run_command("start", "--directory", str(directory), "--port", str(port))
     assert status == 2
-    assert said.startswith(f"port {port} cannot be had: Address already in use; choose another --port"), said
+    assert said.startswith(f"port {port} is unavailable: Address already in use; choose another --port"), said
     assert not directory.exists()
 
 
@@ -215,7 +215,7 @@ def test_port_without_room_for_the_next_ones_is_refused(directory: Path, port: i
     assert status == 2
     limit = "greater than or equal to 0" if port < 0 else "less than or equal to 65533"
     assert f"'--port': Input should be {limit}" in said, said
-    with pytest.raises(PortError, match=f"port {port} cannot be had: the first one is at most 65533"):
+    with pytest.raises(PortError, match=f"port {port} is unavailable: the first one is at most 65533"):
         Cluster(directory, first_port=port)
     assert not directory.exists()
 

@@ -169,7 +169,7 @@ class WrongIdError(CanonicalError):
     """The id of a delta is not that of its content."""
 
     def __init__(self, path: str, expected: str) -> None:
-        super().__init__(path, f"is not that of the delta, which is {expected}")
+        super().__init__(path, f"is not the id of the delta, which is {expected}")
         self.expected = expected
 
 

@@ -317,7 +317,7 @@ _JSON_NAMES: Final = {
     float: "a float",
     bool: "a boolean",
     type(None): "null",
-    UnreadableValue: "what cannot be read",
+    UnreadableValue: "an unreadable value",
 }
 
 

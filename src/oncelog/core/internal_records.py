@@ -33,7 +33,7 @@ def check_internal_record(record: Record) -> str | None:
     if record.sequence or record.client_sequence:
         return f"a record of {kind} has a sequence"
     if not record.erased and record.fingerprint != sha256(record.body).digest():
-        return f"a record of {kind} has another fingerprint than its body"
+        return f"a record of {kind} has a fingerprint that is not that of its body"
     return None
 
 

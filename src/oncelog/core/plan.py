@@ -109,8 +109,10 @@ def plan(
 
 
 def _decide_request(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
-    if (request.mode is not _EACH or request.is_admitted_whole) and (refused := check_request(request)) is not None:
-        return [refused] * len(request.items)
+    if request.mode is not _EACH or request.is_admitted_whole:
+        refused = check_request(request)
+        if refused is not None:
+            return [refused] * len(request.items)
     if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, state)):
         return _decide_atomically(request, first, state, validate)
     return _decide_items(request, first, state, validate)

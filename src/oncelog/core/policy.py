@@ -94,7 +94,7 @@ class Retention(Struct, frozen=True):
     def __post_init__(self) -> None:
         _check(type(self.forget) is Forget, f"forget must be of type Forget, not {self.forget!r}")
         if self.forget is Forget.NEVER:
-            _check(self.ttl_ms == 0, "what is never forgotten has no time to live")
+            _check(self.ttl_ms == 0, "a key that is never forgotten must not have a time to live")
         else:
             _check(
                 type(self.ttl_ms) is int and 0 < self.ttl_ms <= TTL_MS_MAX,
@@ -150,8 +150,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check(
             isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None,
-            f"a policy's name is 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
-            f"from a letter on; not {self.name!r}",
+            f"a policy's name must be 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
+            f"and start with a letter; not {self.name!r}",
         )
         _check(self.name not in INTERNAL_POLICIES, f"{self.name} is reserved for internal records; choose another name")
         self._check_types()
@@ -159,7 +159,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             _check(is_consistent, f"{self.name}: {reason}")
         _check(
             _BUILT_IN_BY_NAME.get(self.name, self) == self or is_ledger(self),
-            f"{self.name} is the name of a built-in policy, and keys are kept by the policy's name",
+            f"{self.name} is the name of a built-in policy, whose keys are stored under this name; choose another",
         )
 
     def _check_types(self) -> None:
@@ -196,7 +196,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             ),
             (
                 not (self.leased and self.members_only),
-                "a lease is asked for before there is a write, so there is no member to check",
+                "a lease is claimed before the write, when there is no member to check; choose one",
             ),
             (not (self.entities and self.rows), "a write carries entities or a row, not both"),
             (

@@ -225,7 +225,7 @@ def decode_operations(record: Record) -> tuple[Operation, ...]:
     try:
         return operations_from_json(_BODY_DECODER.decode(record.body).operations)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CanonicalError("body", f"is no transaction: {error}") from error
+        raise CanonicalError("body", f"is not a transaction: {error}") from error
 
 
 def operations_from_json(operations: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:

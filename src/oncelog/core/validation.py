@@ -180,7 +180,7 @@ def _check_row_names(item: FoldRows) -> None:
 
 def _check_act(item: RecordAct) -> None:
     if type(item.act) is not str or _ACT_NAME.fullmatch(item.act) is None:
-        raise _FieldError("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', from a letter on")
+        raise _FieldError("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', and start with a letter")
     if type(item.key) is not bytes or len(item.key) not in (0, ACT_KEY_BYTES):
         raise _FieldError("key", f"must have {ACT_KEY_BYTES} bytes, or none")
     try:
@@ -299,7 +299,7 @@ def _check_partitions(partitions: tuple[str, ...]) -> None:
     _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
     if not all(partitions) or normal_partitions(partitions) != partitions:
         # Reads and erasures use the normal form, so they would not find another spelling.
-        message = "must be in normal form (normal_partitions): NFC, each once, sorted, none empty"
+        message = "must be in normal form (normal_partitions): NFC, sorted, without repetitions or empty names"
         raise _FieldError("partitions", message)
     if len(partitions) == 1:  # 64 long partitions in each entry would take many megabytes
         _cache_valid(_valid_partitions, partitions, ())
@@ -372,7 +372,7 @@ def _check_delta(submission: Submission, delta: RowDelta) -> None:
     if submission.policy.identity is Identity.DERIVED and submission.key != delta.delta_id:
         raise _FieldError("key", "must be the delta's id")
     if type(delta.op) is not Op:
-        raise _FieldError("delta", f"has an op that is no Op: {delta.op!r}")
+        raise _FieldError("delta", f"has an op that is not an Op: {delta.op!r}")
     if not 0 <= delta.hlc <= HLC_MAX:
         raise _FieldError("delta", "has a clock beyond 64 bits")
     if len(delta.columns) > ROW_COLUMNS_MAX:

@@ -394,7 +394,9 @@ class Refused(Struct, frozen=True, gc=False):
 
 
 Verdict = Committed | Replayed | Granted | Applied | Refused
-NOT_KNOWN: Final = Refused(Reason.NOT_KNOWN, "the log does not know this write, and was asked for known writes only")
+NOT_KNOWN: Final = Refused(
+    Reason.NOT_KNOWN, "the log does not know this write, and the request was for known writes only"
+)
 """Answer to a `known_only` item with an unknown key."""
 
 # --- stored state ------------------------------------------------------------------------------------

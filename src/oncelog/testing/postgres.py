@@ -65,7 +65,7 @@ class PostgresServer(Struct):
     def start(self) -> None:
         """Start the server again, on the same data and port. Returns when it accepts sessions."""
         if self.start_process is None:
-            raise RuntimeError("a server that was there already is not ours to start")
+            raise RuntimeError("an existing server cannot be started")
         self.process = self.start_process()
 
 

@@ -147,7 +147,7 @@ class PostgresProxy:
     def address(self) -> str:
         """Address of the target through the proxy."""
         if self._server is None:
-            raise RuntimeError("the proxy has no address before it is started, or after it was closed")
+            raise RuntimeError("the proxy has an address only while it is open")
         parts = urlsplit(self.target)
         user, at, _ = parts.netloc.rpartition("@")
         port = self._server.sockets[0].getsockname()[1]

@@ -97,7 +97,7 @@ class FaultyProxy:
     def port(self) -> int:
         """Port of the proxy, which stays the same until it is closed."""
         if self._server is None:
-            raise RuntimeError("the proxy has no port before it is started, or after it was closed")
+            raise RuntimeError("the proxy has a port only while it is open")
         return self._port
 
     @property

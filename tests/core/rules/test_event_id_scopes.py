@@ -75,9 +75,9 @@ def test_refusal_names_the_scope_of_the_event() -> None:
     log.switch_on("a")
     late = assert_refused(log.submit(event(1, partitions=("a/x",))), Reason.WRONG_SCOPE)
     assert (late.field, late.retry_after_ms) == ("scope", 1000)
-    assert "belongs into the scope 'tenant/a', not ''" in late.message
+    assert "belongs in the scope 'tenant/a', not ''" in late.message
     other = assert_refused(log.submit(event(1, scope=event_scope("a"), partitions=("other",))), Reason.WRONG_SCOPE)
-    assert "belongs into the scope '', not 'tenant/a'" in other.message
+    assert "belongs in the scope '', not 'tenant/a'" in other.message
 
 
 def test_scopes_of_projects_are_not_checked() -> None:

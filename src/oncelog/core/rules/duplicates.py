@@ -99,5 +99,5 @@ def _check_event_scope(submission: Submission, tenants: Tenants) -> Refused | No
     scope = tenants.get_event_scope(submission.partitions)
     if scope == submission.scope:
         return None
-    message = f"the id of this event belongs into the scope {scope!r}, not {submission.scope!r}: reload the server"
+    message = f"the id of this event belongs in the scope {scope!r}, not {submission.scope!r}: reload the server"
     return Refused(Reason.WRONG_SCOPE, message, field="scope", retry_after_ms=RETRY_AFTER_MS)

@@ -42,7 +42,7 @@ def decide_leap(item: Leap, state: BatchState) -> Applied | Refused:
     lanes = [state.get_lane(number) for number in range(state.settings.lanes + 1)]
     highest = max(max(lane.position, lane.fence, lane.head.revision) for lane in lanes)
     if item.above < highest:
-        message = f"must be at least {highest}, the highest number that the log has given out"
+        message = f"must be at least {highest}, the highest number that the log has assigned"
         return Refused(Reason.UNEXPECTED_POSITION, message, field="above", current=highest)
     if state.records:
         return Refused(Reason.MALFORMED, "a leap must be the only item of its batch", field="above")

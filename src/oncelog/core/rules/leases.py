@@ -50,9 +50,7 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
     lease = _find_lease(identity, lane, state)
     if lease is not None:
         if 0 < item.waited_for <= lease.failed_fence:
-            return Refused(
-                Reason.RUN_FAILED, "the run that was waited for failed", current=lease.failed_fence, value=lease.failure
-            )
+            return Refused(Reason.RUN_FAILED, "the awaited run failed", current=lease.failed_fence, value=lease.failure)
         is_the_same = lease.holder == item.holder and not _has_other_content(lease, item)
         if _is_active(lease, lane) and not is_the_same:
             return _refuse_busy(lease, item, lane)
@@ -178,7 +176,7 @@ def _refuse_busy(lease: Lease, item: Claim | Submission, lane: LaneDraft) -> Ref
 def _refuse_lost(fence: int, lease: Lease | None) -> Refused:
     return Refused(
         Reason.LEASE_LOST,
-        f"lease {fence} has been taken over or given back",
+        f"lease {fence} has been taken over or released",
         field="fence",
         current=lease.fence if lease else 0,
     )

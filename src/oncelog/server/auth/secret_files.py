@@ -101,7 +101,7 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
         # The server's user reads a file of root through its group.
         mode_max = "640" if owner == 0 and own != 0 else "600"
         return (
-            f"other users may read or change it (its mode is {mode:04o}). Take that from them: "
+            f"other users may read or change it (its mode is {mode:04o}). Remove these permissions: "
             f"chmod {mode_max} {quoted}"
         )
     return None

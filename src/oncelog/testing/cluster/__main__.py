@@ -22,7 +22,7 @@ REVIVE_S: Final = 5.0
 FIRST_PORT: Final = 7181
 
 app = typer.Typer(
-    help="PostgreSQL with one primary and two standbys on this machine, under Patroni and etcd; fails over by itself.",
+    help="PostgreSQL with one primary and two standbys on this machine, with automatic failover by Patroni and etcd.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 Directory = Annotated[
     Path,
-    typer.Option("--directory", help="Where all of it is kept. It is removed when the cluster is stopped."),
+    typer.Option("--directory", help="Directory of the cluster, which is removed when the cluster stops."),
 ]
 DEFAULT_DIRECTORY: Final = Path(tempfile.gettempdir()) / f"oncelog-cluster-{os.getuid()}"
 
@@ -41,10 +41,12 @@ def start(
     directory: Directory = DEFAULT_DIRECTORY,
     port: Annotated[
         int,
-        typer.Option(min=0, max=FIRST_PORT_MAX, help="Of the first server; the others have the next two. 0: any."),
+        typer.Option(
+            min=0, max=FIRST_PORT_MAX, help="Port of the first server; the others use the next two. 0: any free ports."
+        ),
     ] = FIRST_PORT,
-    ttl: Annotated[int, typer.Option(min=20, help="Seconds: a primary not heard of for so long is replaced.")] = 20,
-    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds: how often each Patroni looks.")] = 1,
+    ttl: Annotated[int, typer.Option(min=20, help="Seconds after which a silent primary is replaced.")] = 20,
+    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds between the checks of each Patroni.")] = 1,
     retry_timeout: Annotated[int, typer.Option(min=3, help="Seconds that Patroni tries to reach etcd.")] = 3,
 ) -> None:
     """Start a cluster, show how to use it, and supervise it until Ctrl-C, SIGTERM or `stop`.
@@ -80,7 +82,7 @@ def start(
     finally:
         cluster.close()
         shutil.rmtree(directory, ignore_errors=True)
-        typer.echo("Stopped; nothing is left.")
+        typer.echo("Stopped, and removed the directory.")
 
 
 @app.command()
@@ -103,7 +105,7 @@ def kill(directory: Directory = DEFAULT_DIRECTORY) -> None:
     layout = _load_layout(directory)
     primary = fetch_state(layout).primary
     if primary is None:
-        _fail("there is no primary at the moment")
+        _fail("the cluster has no primary at the moment")
     node = next(node for node in layout.nodes if node.name == primary.name)
     try:
         kill_server(node)
@@ -150,16 +152,16 @@ def _format_instructions(cluster: Cluster, directory: Path) -> str:
     return f"""
 {_format_state(cluster.state())}
 
-Gateways, each in a terminal of its own:
+Servers, each in a separate terminal:
   .venv/bin/oncelog serve --development --port 7171 --store {cluster.address}
   .venv/bin/oncelog serve --development --port 7172 --store {cluster.address}
 Load on both, and a reader:
   .venv/bin/oncelog load --seconds 60 --url http://127.0.0.1:7171
   .venv/bin/oncelog tail --partition load/0 --url http://127.0.0.1:7172
-How it stands, and the end of the primary:
+State of the cluster, and a kill of the primary:
   {command} state{options}
   {command} kill{options}
-Logs are in {directory}. Ctrl-C stops all of it.
+Logs are in {directory}. Ctrl-C stops the cluster.
 """
 
 

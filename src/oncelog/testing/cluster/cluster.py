@@ -181,7 +181,7 @@ class Cluster:
 
     def _build_layout(self, first_port: int) -> Layout:
         if not 0 <= first_port <= FIRST_PORT_MAX:
-            raise PortError(f"port {first_port} cannot be had: the first one is at most {FIRST_PORT_MAX}")
+            raise PortError(f"port {first_port} is unavailable: the first one is at most {FIRST_PORT_MAX}")
         take = self._ports.take
         etcd_ports = tuple((take(), take()) for _ in range(MEMBERS))
         nodes = []
@@ -259,7 +259,7 @@ class Cluster:
             time.sleep(_POLL_S)
         names = (path.stem for path in sorted(self._directory.glob("*.log")))
         raise ClusterError(
-            f"the cluster did not come to it within {START_S} s: {self.state()}\n{self._read_log_tails(names)}"
+            f"state of the cluster after {START_S} s: {self.state()}\n{self._read_log_tails(names)}"
         )
 
     def _check_alive(self) -> bool:

@@ -97,7 +97,7 @@ class Ports:
         try:
             reserved = reserve_port(port)
         except OSError as error:
-            raise PortError(f"port {port} cannot be had: {error.strerror}") from error
+            raise PortError(f"port {port} is unavailable: {error.strerror}") from error
         self._sockets.append(reserved)
         return int(reserved.getsockname()[1])
 
