@@ -6,16 +6,10 @@ The middleware stores the first response under a key, with status, headers and b
 the stored response, marked with `Idempotent-Replayed: true`, and does not reach the application. Several worker
 processes may share one file.
 
-<<<<<<< HEAD
-It must stand behind the authentication: `scope` returns the user whose key it is, so that no user gets the answer of
-another one. Answers after which a retry may succeed (429, 5xx; see `store_status`) are not kept, nor is anything if the
-application raises: then the retry is carried out. docs/guides/idempotency-key.md has the details.
-=======
 Install it behind the authentication: `scope` returns the user to whom the key belongs, so that no user gets the
 response of another user. The middleware does not store responses after which a retry may succeed (429, 5xx; see
 `store_status`). It stores nothing if the application raises: the application then handles the retry.
-docs/idempotency-key.md has the details.
->>>>>>> 69048830 (Rewrite the prose of the engine and of idempotent work)
+docs/guides/idempotency-key.md has the details.
 """
 
 import asyncio
