@@ -258,9 +258,7 @@ class Cluster:
                 return found
             time.sleep(_POLL_S)
         names = (path.stem for path in sorted(self._directory.glob("*.log")))
-        raise ClusterError(
-            f"state of the cluster after {START_S} s: {self.state()}\n{self._read_log_tails(names)}"
-        )
+        raise ClusterError(f"state of the cluster after {START_S} s: {self.state()}\n{self._read_log_tails(names)}")
 
     def _check_alive(self) -> bool:
         """Raise ClusterError if a process has ended, because nothing restarts it before the cluster is up."""
