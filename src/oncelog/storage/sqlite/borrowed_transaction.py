@@ -220,7 +220,7 @@ class BorrowedTransaction:
     def _commit(self, submission: Submission) -> BatchResult:
         self._check_in_transaction()
         with self._translate_errors():
-            return self._shared_file.transaction.commit(self._connection, [Request((submission,))], None)
+            return self._shared_file.transaction.commit(self._connection, [Request((submission,))])
 
     def load_record(self, receipt: Receipt) -> Record:
         """Return the record of a receipt."""

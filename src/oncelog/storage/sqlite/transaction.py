@@ -114,7 +114,7 @@ class StoreTransaction:
         self,
         connection: Any,
         batch: Sequence[Request],
-        validate: Validate | None,
+        validate: Validate | None = None,
         current_state: TransactionState | None = None,
     ) -> BatchResult:
         """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`.

@@ -83,7 +83,7 @@ class Writer:
     def commit(self, batch: Sequence[Request], validate: Validate | None) -> BatchResult:
         """Load, decide and save a batch in one transaction. After a StoreUnavailableError no verdict is sent."""
         with self._transaction(hint=_RETRY_HINT) as connection:
-            result = self._commit_batch(connection, batch, validate)
+            result = self.store_transaction.commit(connection, batch, validate)
         self.store_transaction.confirm()
         return result
 
@@ -105,17 +105,16 @@ class Writer:
                 if current_state is None:
                     connection.execute("ROLLBACK")
                     return None
-                result = self._commit_batch(connection, batch, None, current_state)
+                result = self.store_transaction.commit(connection, batch, current_state=current_state)
                 if result.changes.is_empty:
                     self._commit_prepared(connection)
             except BaseException:
-                if connection.in_transaction:
-                    roll_back(connection)
+                self.abandon()
                 raise
             return result
 
     def abandon(self) -> None:
-        """Roll a prepared batch back that will not be finished."""
+        """Roll back a batch that will not be finished."""
         if self._connection is not None and self._connection.in_transaction:
             self.store_transaction.roll_back()
             roll_back(self._connection)
@@ -151,20 +150,6 @@ class Writer:
         if waits != self._waits_for_lock:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if waits else 0}")
             self._waits_for_lock = waits
-
-    def _commit_batch(
-        self,
-        connection: Any,
-        batch: Sequence[Request],
-        validate: Validate | None,
-        current_state: TransactionState | None = None,
-    ) -> BatchResult:
-        try:
-            return self.store_transaction.commit(connection, batch, validate, current_state)
-        except BaseException:
-            # After any error, also outside of SQLite: staged changes of the index must not be confirmed later.
-            self.store_transaction.roll_back()
-            raise
 
     # --- other uses of the writer
 
@@ -223,7 +208,7 @@ class Writer:
     def _commit_audit_record(self, connection: Any, request: Request) -> None:
         """Commit an audit record in a transaction that other statements are part of."""
         try:
-            self._commit_batch(connection, [request], None)
+            self.store_transaction.commit(connection, [request])
         except BaseException:
             self.store_transaction.reset()  # the index may include commits that are rolled back
             raise
@@ -266,7 +251,7 @@ class Writer:
             request, renewed = build_leap_request(
                 state.heads, self.metadata, above, now_ms, new_epoch(), replaced, operator
             )
-            self._commit_batch(connection, [request], None)
+            self.store_transaction.commit(connection, [request])
             connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
         self.store_transaction.confirm()
         self.store_transaction.metadata = msgspec.structs.replace(self.metadata, epoch=renewed.new_epoch)
@@ -374,9 +359,14 @@ class Writer:
             connection = self.connection
             self._has_begun = False
             self._set_busy_timeout(connection, waits=True)
-            with transaction(connection, begin):
-                self._has_begun = True
-                yield connection
+            try:
+                with transaction(connection, begin):
+                    self._has_begun = True
+                    yield connection
+            except BaseException:
+                # After any error, also outside of SQLite: staged changes of the index must not be confirmed later.
+                self.store_transaction.roll_back()
+                raise
 
     @contextmanager
     def _read_transaction(self) -> Iterator[tuple[Any, TransactionState]]:
