@@ -3,13 +3,14 @@
 For every public method of an async class there is a blocking one with the same parameters, types and docstring, which
 calls it through a portal (`src/oncelog/portal.py`):
 
-- an async method is called in the event loop, and its result returned;
-- a method that is not async is called there too, because most of them are not thread-safe;
+- an async method runs in the event loop, and the blocking one returns its result;
+- other methods run there, too, because most of them are not thread-safe;
 - an async iterator becomes an iterator;
 - a result whose class has a blocking twin (`Pending`) is wrapped in it.
 
-What cannot be derived from the async class is in `table.py`, and in base classes written by hand (`blocking_base.py` of
-each package). An entry of the table that fits nothing is an error, so that the table follows the async classes.
+What the generator cannot derive from the async class is in `table.py`, and in base classes written by hand
+(`blocking_base.py` of each package). The generator rejects table entries that match nothing, so the table cannot become
+out of date.
 """
 
 from tools.blocking.generator import generate

@@ -85,7 +85,7 @@ class ClassWriter:
         twin = self._twin
         found = SourceModule(twin.module).find_class(twin.source_name)
         if found is None:
-            raise GenerationError(f"there is no class {twin.source}")
+            raise GenerationError(f"found no class {twin.source}")
         source, node = found
         bases = [self._module.find_twin(get_base_name(base)) for base in node.bases]
         blocking_bases = [base.name for base in bases if base is not None]
@@ -130,7 +130,7 @@ class ClassWriter:
         )
 
     def _write_members(self, source: SourceModule, node: ast.ClassDef) -> Iterator[str]:
-        """The members of the class, and those of its bases without a blocking twin."""
+        """Write the members of the class and of its bases without a blocking twin."""
         left_out = self._twin.omits | self._twin.inherits
         for module, member in iterate_members(source, node, self._module.find_twin):
             name = member.name if isinstance(member, Function) else ast.unparse(member.targets[0])
@@ -153,7 +153,7 @@ class ClassWriter:
                 yield self._write_method(member)
 
     def _write_alias(self, name: str, value: ast.expr) -> Iterator[str]:
-        """A deprecated name, unless the blocking class does not have the present one."""
+        """Write a deprecated name, unless the blocking class lacks the current one."""
         alias = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
         if not isinstance(value, ast.Call) or alias not in ("alias_method", "alias_property"):
             raise GenerationError(f"{self._twin.source}.{name} is neither a method nor a deprecated name")
@@ -196,7 +196,7 @@ class ClassWriter:
         return indent(f"def {name}({ast.unparse(node.args)}) -> {returned}:", text, *body)
 
     def _write_call(self, node: Function) -> str:
-        """The call of the async object's method."""
+        """Return the call of the method of the async object."""
         twin, name = self._twin, node.name
         arguments = _pass_on(node, self._replace_argument(node))
         is_async = isinstance(node, ast.AsyncFunctionDef)

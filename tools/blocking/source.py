@@ -1,4 +1,4 @@
-"""The async classes, as syntax trees."""
+"""Syntax trees of the async classes."""
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ class SourceModule:
         return None
 
     def find_base_names(self, name: str) -> list[str]:
-        """Return the names of the bases of a class; none if there is no such class."""
+        """Return the names of the bases of a class; an empty list for an unknown class."""
         found = self.find_class(name)
         return [] if found is None else [get_base_name(base) for base in found[1].bases]
 
@@ -57,7 +57,7 @@ class SourceModule:
 def iterate_members(
     source: SourceModule, node: ast.ClassDef, has_twin: Callable[[str], object]
 ) -> Iterator[tuple[SourceModule, Function | ast.Assign]]:
-    """The methods and assignments of a class and of its bases without a blocking twin, with their modules."""
+    """Yield the methods and assignments of a class and of its bases without a blocking twin, with their modules."""
     for member in node.body:
         if isinstance(member, Function | ast.Assign) and not _is_abstract(member):
             yield source, member

@@ -9,7 +9,7 @@ from typing import Final
 from tools.blocking.source import GenerationError
 
 DOCSTRING_COLUMNS: Final = 112
-"""Of a docstring of a method."""
+"""Line length of the docstrings of methods."""
 
 
 def quote(*texts: str) -> str:

@@ -171,7 +171,7 @@ async def test_client_can_be_opened_once() -> None:
     await client.close()
     async with client:
         pending = await client.send("tea", "hello")
-        with pytest.raises(ClosedError, match="opened once"):
+        with pytest.raises(ClosedError, match="opened only once"):
             await client.__aenter__()
     await client.close()
     with pytest.raises(ClosedError):

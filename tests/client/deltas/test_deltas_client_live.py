@@ -22,9 +22,9 @@ from oncelog.client.deltas import (
     Edits,
     UpdatesLostError,
 )
-from oncelog.client.deltas.client import _get_system_wall_ms
 from oncelog.client.deltas.codec import OutboxEntry
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.runtime.client import get_wall_ms
 from oncelog.core.values import Rate
 from oncelog.errors import ClientError, ClosedError
 from oncelog.testing.clock import ManualClock
@@ -299,8 +299,8 @@ async def test_client_with_a_fast_clock_waits_for_the_gateway_clock(tmp_path: Pa
 async def test_client_with_a_slow_clock_does_not_lose_edits(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as served,
-        client_of(served.url, client_id="ann", wall_ms=lambda: _get_system_wall_ms() + 4000) as ann,
-        client_of(served.url, client_id="bob", wall_ms=lambda: _get_system_wall_ms() - 86_400_000) as bob,
+        client_of(served.url, client_id="ann", wall_ms=lambda: get_wall_ms() + 4000) as ann,
+        client_of(served.url, client_id="bob", wall_ms=lambda: get_wall_ms() - 86_400_000) as bob,
     ):
         await ann.put("products", "1", {"name": "Tea"})
         await soon(ann.synced())
@@ -357,7 +357,7 @@ async def test_changed_history_replaces_the_rows_and_keeps_the_outbox(tmp_path: 
     other = tmp_path / "other"
     other.mkdir()
     async with serving(other) as served:
-        async with client_of(served.url, client_id="bob", wall_ms=lambda: _get_system_wall_ms() - 60_000) as bob:
+        async with client_of(served.url, client_id="bob", wall_ms=lambda: get_wall_ms() - 60_000) as bob:
             await bob.put("products", "1", {"name": "theirs", "price": 1})
             await soon(bob.synced())
         async with client_of(served.url, path, "ann") as ann:
@@ -462,7 +462,7 @@ async def test_clients_with_clock_skew_converge_over_a_faulty_network(tmp_path: 
                 tmp_path / f"{name}.db",
                 name,
                 limits=limits,
-                wall_ms=lambda: _get_system_wall_ms() + ahead_ms,
+                wall_ms=lambda: get_wall_ms() + ahead_ms,
                 chance=Random(seed),
             )
 

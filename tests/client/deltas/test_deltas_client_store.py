@@ -370,7 +370,7 @@ def test_files_of_other_applications_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE mine (a)")
     connection.close()
-    with pytest.raises(NotALogError, match="no file of a deltas client"):
+    with pytest.raises(NotALogError, match="not a file of a deltas client"):
         opened(path)
     text = tmp_path / "text.db"
     text.write_text("hello" * 1000)

@@ -229,7 +229,7 @@ async def test_connection_without_answers_is_closed_after_the_answer_timeout() -
     async with client_of(NOWHERE, limits=limits, transport=transport) as client:
         client.on_event(print)
         await until(lambda: len(transport.sockets) > 2)
-        assert "no answer in 10 ms" in str(client.status().last_error)
+        assert "did not answer within 10 ms" in str(client.status().last_error)
         assert all(one.is_closed for one in transport.sockets[:2])
         await until(lambda: bool(transport.sockets[-1].sent))
         connected = {"client_id": "x", "server_last_committed_id": 0, "epoch": "e"}

@@ -146,7 +146,7 @@ async def test_closed_client_raises_closed_error_and_keeps_its_outbox(tmp_path: 
     for call in (client.submit(counted(2)), client.until_settled(), client.refused(), client.start_over()):
         with pytest.raises(ClosedError):
             await call
-    with pytest.raises(ClosedError, match="opened once"):
+    with pytest.raises(ClosedError, match="opened only once"):
         await client.__aenter__()
     async with client_of(NOWHERE, store) as again:
         assert [one.id for one in again.pending()] == [pending.id]

@@ -407,7 +407,7 @@ def test_newer_schema_is_refused_unchanged(opened: Opened, path: Path) -> None:
 def test_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:
     path.write_bytes(b"a letter to my aunt, which is longer than a header of SQLite's" * 100)
     before = path.read_bytes()
-    with pytest.raises(NotALogError, match="no SQLite database"):
+    with pytest.raises(NotALogError, match="not an SQLite database"):
         ClientStore(path).open(None, ["a"], None)
     assert path.read_bytes() == before
 

@@ -87,7 +87,7 @@ async def test_submissions_with_the_same_id_are_one_event_with_one_outcome(clien
 async def test_refused_event_can_be_sent_again_under_its_id(client: Client) -> None:
     refused = await client.submit(counted(1), expected_committed_id=9)
     assert isinstance(await soon(refused.outcome()), Refused)
-    with pytest.raises(ClientError, match="there is no refused event x"):
+    with pytest.raises(ClientError, match="no refused event has the id x"):
         await client.send_again("x")
     again = await client.send_again(refused.id.upper())
     assert (again.id, again.event) == (refused.id, counted(1))

@@ -81,7 +81,7 @@ def test_timed_out_write_stays_pending(tmp_path: Path) -> None:
         ({"vault": "\0"}, "vault must be a string"),
         ({"client_id": ""}, "client_id must be a text"),
         ({"client_id": None}, "client_id must be given"),
-        ({"token": "ü"}, "token must be a text as tokens are"),
+        ({"token": "ü"}, "token must be a text of printable ASCII"),
         ({"limits": 7}, "limits must be LedgerLimits"),
     ],
 )

@@ -90,14 +90,14 @@ class BlockingPending(BlockingObject):
     def result(self) -> Outcome | None:
         """As `Pending.result`.
 
-        The outcome; None as long as it is not known.
+        The outcome; None until it is known.
         """
         return self._pending.result
 
     def outcome(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.outcome`.
 
-        Wait for the outcome, however long the server is away. Raises ClosedError if the client is closed.
+        Wait for the outcome without a time limit. Raises ClosedError if the client is closed.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
@@ -121,11 +121,11 @@ class BlockingChatClient(BlockingBaseClient):
         wall_ms: Callable[[], int] | None = None,
         wire: ChatTransport | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the file and connects.
 
-        `path` is a file of the client's own, made if it is missing; ":memory:" is for what need not survive. It is this
-        device's and this user's for ever. `device_id` is kept there, and made there if it is not given. `token` is a
-        text, or a function that gives one and is asked at every connection and request.
+        `path` is the file of the client, which is created if it is missing, or ":memory:" for messages that need not
+        survive. The file belongs to one device and one user. The file stores `device_id`; without one, the client
+        generates an id. `token` is a text, or a function that the client calls for each connection and request.
         """
         self._client = ChatClient(
             url,
@@ -146,11 +146,11 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> BlockingPending:
         """As `ChatClient.send`.
 
-        Takes a message into the outbox. On return it is on the disk, and will be sent until it has an outcome.
+        Add a message to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
 
-        Raises CanonicalError that names what cannot be, LimitExceededError if the outbox is full, IdReusedError if
-        another message waits under this id, StoreError if the file cannot be written: then it was not taken. After a
-        ClosedError it may be on the disk: then it is sent when the client is opened again.
+        Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if
+        another message waits under this id, and StoreError if the file cannot be written: then the message is not in
+        the outbox. After a ClosedError it may be on the disk: then the client sends it when it is opened again.
         """
         portal = self._portal
         return BlockingPending(
@@ -163,7 +163,7 @@ class BlockingChatClient(BlockingBaseClient):
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
         """As `ChatClient.pending`.
 
-        All messages without an outcome, those of an earlier run too, in their order; of one chat, or of all.
+        Return the messages of a chat or of all chats without an outcome, in their order, also of earlier runs.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending, chat_id)]
@@ -171,14 +171,14 @@ class BlockingChatClient(BlockingBaseClient):
     def refused(self) -> list[RefusedMessage]:
         """As `ChatClient.refused`.
 
-        Messages that are not sent again, oldest first, until the application has seen to them.
+        Return refused messages, oldest first, until `send_again` or `forget_refused`.
         """
         return self._portal.run(self._client.refused)
 
     def send_again(self, client_message_id: UUID | str) -> BlockingPending:
         """As `ChatClient.send_again`.
 
-        Takes a refused message into the outbox once more, under its id. Raises ClientError if there is none.
+        Add a refused message to the outbox again, under its id. Raises ClientError for any other id.
         """
         portal = self._portal
         return BlockingPending(portal.call(self._client.send_again, client_message_id), portal)
@@ -186,85 +186,87 @@ class BlockingChatClient(BlockingBaseClient):
     def forget_refused(self, *client_message_ids: UUID | str) -> None:
         """As `ChatClient.forget_refused`.
 
-        The application has seen to these; to all if none is named.
+        Remove refused messages that the application has handled; all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *client_message_ids)
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> Iterator[Message]:
         """As `ChatClient.messages`.
 
-        Messages as they come, own ones too, in the order of their chat: of one chat, or of all.
+        Iterate over messages of a chat or of all chats as they arrive, own ones too, in the order of each chat.
 
-        It begins behind what the application has received, or behind `after`. A message counts as received, and is
-        acknowledged to the server, when the next one is asked for. Raises HistoryChangedError if the history of a chat
-        begins again.
+        The stream begins after the messages that the application has received, or after `after`. A message counts as
+        received when the loop requests the next one; then the client acknowledges it to the server. Raises
+        HistoryChangedError if the history of a chat begins again.
         """
         return self._iterate(self._portal.run(self._client.messages, chat_id, after=after))
 
     def received(self, chat_id: str, sequence: int) -> None:
         """As `ChatClient.received`.
 
-        Acknowledges everything up to here: for an application that shows `lines` and does not loop over `messages`.
+        Acknowledge all messages up to a sequence, in an application that shows `lines` instead of using `messages`.
 
-        What has not arrived cannot be received: then it counts up to what has.
+        Messages that have not arrived yet do not count as received.
         """
         self._portal.run(self._client.received, chat_id, sequence)
 
     def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """As `ChatClient.lines`.
 
-        What a user interface shows of a chat: the last messages here, then own ones that have no place yet.
+        Return a chat for a user interface: the last messages, then own messages that are not committed yet.
 
-        An own message is in its place as soon as it is acknowledged. `before` gives those before a number alone.
+        An own message has its place as soon as the server has committed it. With `before`, return only messages before
+        that sequence.
         """
         return self._portal.call(self._client.lines, chat_id, before=before, count=count)
 
     def forget_messages(self, chat_id: str, up_to: int) -> None:
         """As `ChatClient.forget_messages`.
 
-        Removes old messages from the file, up to what was received at most. The server keeps them (`history`).
+        Remove received messages up to a sequence from the file. The server keeps them (`history`).
         """
         self._portal.call(self._client.forget_messages, chat_id, up_to)
 
     def updates(self) -> Iterator[Update]:
         """As `ChatClient.updates`.
 
-        What happens from this call on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
+        Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
 
-        Raises UpdatesLostError to a reader who falls too far behind. Not durable.
+        Raises UpdatesLostError in a loop that falls too far behind. Updates are not stored.
         """
         return self._iterate(self._portal.run(self._client.updates))
 
     def chats(self) -> list[ChatSummary]:
         """As `ChatClient.chats`.
 
-        The chats that are known here, by their ids.
+        Return the chats that the client knows, ordered by id.
         """
         return self._portal.run(self._client.chats)
 
     def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
         """As `ChatClient.create`.
 
-        Create a chat and own it, or add members to one that we own. Can be called again after a LostError.
+        Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
 
-        Raises LostError if there is no server, ServerRefusedError if it says no; so do all below.
+        Raises LostError without an answer and ServerRefusedError after a refusal, as all HTTP calls do. It can be
+        called again after a LostError.
         """
         return self._portal.call(self._client.create, chat_id, members=members)
 
     def details(self, chat_id: str) -> ChatDetails:
         """As `ChatClient.details`.
 
-        A chat as the server has it, with its members.
+        Return the state of a chat on the server, with its members.
         """
         return self._portal.call(self._client.details, chat_id)
 
     def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
         """As `ChatClient.add_member`.
 
-        Add a member (`user:bob`), as an owner of the chat; or set the role of one, `OWNER` or `MEMBER`.
+        Add a member (`user:bob`) as an owner of the chat, or set the role of a member (`OWNER` or `MEMBER`).
 
-        Without a role a new member is a plain one, and the role of a member stays. ServerRefusedError has the code
-        `NOT_AN_OWNER` for plain members, and `LAST_OWNER` if no owner would be left.
+        Without a role, a new member becomes a plain member, and an existing one keeps its role. ServerRefusedError has
+        the code `NOT_AN_OWNER` if the user is a plain member, and `LAST_OWNER` if no owner would be left.
         """
         self._portal.call(self._client.add_member, chat_id, user_id, role=role)
 
@@ -278,7 +280,7 @@ class BlockingChatClient(BlockingBaseClient):
     def remove_member(self, chat_id: str, user_id: str) -> None:
         """As `ChatClient.remove_member`.
 
-        Remove a member, as an owner of the chat; or leave it: messages that have arrived stay here.
+        Remove a member as an owner of the chat, or leave the chat. The client keeps its messages.
         """
         self._portal.call(self._client.remove_member, chat_id, user_id)
 
@@ -287,21 +289,21 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> list[Message]:
         """As `ChatClient.history`.
 
-        Messages as the server has them, in their order: the first after a number, or the last before one.
+        Return messages from the server, in their order: the first after a sequence, or the last before one.
         """
         return self._portal.call(self._client.history, chat_id, after=after, before=before, limit=limit)
 
     def watermarks(self, chat_id: str) -> dict[str, int]:
         """As `ChatClient.watermarks`.
 
-        How far each member has received the chat. Asked for once a connection; then it is told live.
+        Return the watermark of each member. The client requests them once for each connection.
         """
         return self._portal.call(self._client.watermarks, chat_id)
 
     def status(self) -> Status:
         """As `ChatClient.status`.
 
-        For a user interface. `until_status` waits for another one.
+        Return the status for a user interface. `until_status` waits for another one.
         """
         return self._client.status()
 

@@ -1,11 +1,11 @@
 """State of one chat, without I/O: its messages, its outbox, and the changes to save and report.
 
-Everything up to `complete_to` has arrived, so readers may see it. The next message raises it by one. The last page of a
-sync raises it to the end of the page: sequences that the page does not have do not exist, so a gap holds nothing back.
-Messages beyond the next one are stored (`ahead`), and show that something is missing. If that does not arrive soon, a
-sync is due. So a message that was not delivered live, or arrives late, is not lost.
+All messages up to `complete_to` have arrived, so readers may see them. The next message raises `complete_to` by one.
+The last page of a sync raises it to the end of the page: sequences that the page lacks do not exist, so a gap does not
+hold messages back. The client stores later messages (`ahead`), which show that a message is missing. If that message
+does not arrive soon, the client syncs the chat. So a live message that is lost or late is not missed.
 
-While a sync has further pages `complete_to` stays, so that readers do not see a part of it.
+While a sync has further pages, `complete_to` does not change: readers do not see a part of a sync.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class QueuedMessage(Struct):
 
     entry: OutboxMessage
     attempts: int = 0
-    """How often it was sent without an answer."""
+    """Number of times that it was sent without an answer."""
 
 
 class SavedChat(NamedTuple):
-    """Numbers of a chat, as they are saved and then reported."""
+    """Numbers of a chat that the store saves and the client then reports."""
 
     chat_id: str
     is_member: bool
@@ -35,7 +35,7 @@ class SavedChat(NamedTuple):
     fetched_to: int
     received_to: int
     generation: int
-    """Not in the file."""
+    """Not stored in the file."""
 
 
 class ChatState:
@@ -52,29 +52,29 @@ class ChatState:
         self.chat_id = chat_id
         self.is_member = is_member
         self.role: str | None = None
-        """Own role, from the list of chats and `membership` frames. Not stored."""
+        """Role of the user, from the list of chats and `membership` frames. Not stored."""
         self.complete_to = complete_to
-        """Everything up to here has arrived."""
+        """All messages up to this sequence have arrived."""
         self.fetched_to = fetched_to
-        """Last sequence of the pages that have arrived, while a sync has further ones."""
+        """Last sequence of the pages that have arrived, while a sync has further pages."""
         self.received_to = received_to
-        """The application has received everything up to here."""
+        """The application has received all messages up to this sequence."""
         self.generation = 0
-        """Number of times that its history has begun again since the client was opened."""
+        """Number of resets of its history since the client was opened."""
         self.heard_to = complete_to
-        """Highest sequence that the client has heard of."""
+        """Highest sequence that the server has mentioned."""
         self.asked_heard_to = 0
-        """`heard_to` when the last page was requested."""
+        """`heard_to` at the time of the last page request."""
         self.acked_to = 0
-        """Sequence that this device or another one has acknowledged to the server."""
+        """Sequence that a device of the user has acknowledged to the server."""
         self.ahead: set[int] = set()
-        """Sequences that have arrived beyond `complete_to`, over this connection."""
+        """Sequences after `complete_to` that have arrived over this connection."""
         self.queue: dict[str, QueuedMessage] = {}
-        """Messages in the outbox, by id, in their order."""
+        """Messages in the outbox, by id, in the order of the outbox."""
         self.in_flight: set[str] = set()
-        """Ids of messages that were sent and not answered."""
+        """Ids of sent messages without an answer."""
         self.is_synced = False
-        """Whether a sync has reached its end over this connection. Messages are sent after that."""
+        """Whether a sync has ended over this connection. The client sends messages of the chat only after that."""
         self.is_catching_up = True
         self.sync_id: str | None = None
 
@@ -85,11 +85,11 @@ class ChatState:
         self.is_synced, self.is_catching_up, self.sync_id = False, True, None
 
     def start_sync(self, sync_id: str) -> None:
-        """A page of a sync is requested."""
+        """Record that the client requests a page of a sync."""
         self.sync_id, self.is_catching_up, self.asked_heard_to = sync_id, True, self.heard_to
 
     def reset(self) -> None:
-        """Begin a new history. The outbox stays."""
+        """Begin a new history. Keep the outbox."""
         self.complete_to = self.fetched_to = self.received_to = self.heard_to = self.acked_to = 0
         self.generation += 1
         self.ahead.clear()
@@ -103,16 +103,16 @@ class ChatState:
 
     @property
     def is_gapped(self) -> bool:
-        """Whether messages are missing before the highest sequence that the client has heard of."""
+        """Whether messages up to `heard_to` are missing."""
         return self.is_synced and self.is_member and self.heard_to > self.complete_to
 
     @property
     def has_unacknowledged(self) -> bool:
-        """Whether the application has received messages that are to be acknowledged to the server."""
+        """Whether the application has received messages that the client has not acknowledged to the server."""
         return self.is_member and self.received_to > self.acked_to
 
     def add_message(self, message: Message, ahead_max: int) -> bool:
-        """Add a live message. Return False if it need not be saved: it was there before, or a sync brings it again."""
+        """Add a live message. Return False if it need not be saved: it is repeated, or a sync brings it again."""
         number = message.sequence
         self.heard_to = max(self.heard_to, number)
         if number <= self.complete_to or number in self.ahead:
@@ -139,7 +139,7 @@ class ChatState:
             self.is_catching_up, self.is_synced = False, True
             self.ahead = {number for number in self.ahead if number > self.complete_to}
             self._advance()
-            # A sequence that the server had mentioned before the request, and that the page lacks, does not exist.
+            # Sequences that the server mentioned before the request and that the page lacks do not exist.
             heard_since = self.heard_to if self.heard_to > self.asked_heard_to else 0
             self.heard_to = max(self.complete_to, heard_since, max(self.ahead, default=0))
         return batch.messages
@@ -157,10 +157,10 @@ class ChangeSet(Struct):
     """Changes to save and report, in the order of the fields."""
 
     is_reset: bool = False
-    """Whether all messages and watermarks are removed first."""
+    """Whether the store first removes all messages and watermarks."""
     reset_chats: list[str] = field(default_factory=list)
     user_and_epoch: tuple[str, str] | None = None
-    """The user and the epoch."""
+    """User and epoch."""
     messages: list[Message] = field(default_factory=list)
     chats: dict[str, SavedChat] = field(default_factory=dict)
     settled: list[SettledMessage] = field(default_factory=list)
@@ -174,11 +174,11 @@ class ChangeSet(Struct):
         return any(getattr(self, name) for name in self.__struct_fields__)
 
     def save_chat(self, chat: ChatState) -> None:
-        """Save the numbers of a chat."""
+        """Add the current numbers of a chat."""
         self.chats[chat.chat_id] = chat.to_saved()
 
     def reset(self, change: HistoryChange) -> None:
-        """Drop changes of the old history. Outcomes stay: the server had committed or refused those messages."""
+        """Drop changes of the old history, but no outcomes: the server has committed or refused those messages."""
         self.is_reset = True
         self.messages, self.watermarks, self.members = [], [], {}
         self.updates.append(change)

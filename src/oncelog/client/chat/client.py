@@ -1,4 +1,4 @@
-"""The asyncio client of chats: messages that are sent once, and read once, in one order, whatever happens between.
+"""The asyncio client of chats: it sends and delivers each message once, in one order, in spite of crashes.
 
     async with ChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
         await client.create("tea", members=["user:bob"])
@@ -7,15 +7,14 @@
         async for message in client.messages("tea"):
             print(message.sequence, message.sender_id, message.content)
 
-Two tasks share the work: the `connector` stays connected, the `persister` saves what is sent and what arrives. The
-`protocol` decides, and the `store` keeps.
+Two tasks do the work: the `connector` stays connected, and the `outbox` saves messages that are sent or arrive. The
+`protocol` decides without I/O, and the `store` has the file.
 """
 
 import asyncio
 import os
 import random
 import ssl
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
@@ -44,9 +43,9 @@ from oncelog.client.chat.values import (
     Update,
 )
 from oncelog.client.runtime.bounded_stream import BoundedStream
+from oncelog.client.runtime.client import get_wall_ms
 from oncelog.client.runtime.connector import ConnectedClient
 from oncelog.client.runtime.options import (
-    NUMBER_MAX,
     Token,
     check_client_id,
     check_limits,
@@ -56,6 +55,7 @@ from oncelog.client.runtime.options import (
 )
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.client.runtime.websocket import normalize_url
+from oncelog.core.canonical import INTEGER_MAX
 from oncelog.errors import (
     CanonicalError,
     ClientError,
@@ -65,7 +65,7 @@ LINES_DEFAULT: Final = 50
 
 
 class ChatClient(ConnectedClient[ChatRuntime, Status]):
-    """One device of one user, with a file of its own. `async with` opens and closes it."""
+    """A device of a user, with a separate file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
         self,
@@ -81,11 +81,11 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         wall_ms: Callable[[], int] | None = None,
         wire: ChatTransport | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the file and connects.
 
-        `path` is a file of the client's own, made if it is missing; ":memory:" is for what need not survive. It is this
-        device's and this user's for ever. `device_id` is kept there, and made there if it is not given. `token` is a
-        text, or a function that gives one and is asked at every connection and request.
+        `path` is the file of the client, which is created if it is missing, or ":memory:" for messages that need not
+        survive. The file belongs to one device and one user. The file stores `device_id`; without one, the client
+        generates an id. `token` is a text, or a function that the client calls for each connection and request.
         """
         self.limits = check_limits(limits, ChatLimits)
         check_token(token)
@@ -95,16 +95,16 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         self._transport: ChatHttpClient = ChatHttpClient(
             self.url, token=token, limits=self.limits, headers=headers, tls=tls
         )
-        self._wall_ms = wall_ms or _get_wall_ms
-        self._runtime.wake_tasks = self._wake_tasks
+        self._wall_ms = wall_ms or get_wall_ms
         self._outbox: Outbox = Outbox(
             self._runtime,
             lambda entry: Pending(entry, self._delivery_counts.wait_until_delivered),
-            lambda: self._connector.wake(),  # noqa: PLW0108 - the connector is made below
+            lambda: self._connector.wake(),  # noqa: PLW0108 - the connector is created below
         )
         self._connector: ChatConnector = ChatConnector(
             self._runtime, self._outbox, wire or self._transport, self._wall_ms
         )
+        self._runtime.wake_tasks = self._connector.wake_all
         self._delivery_counts = DeliveryCounts(self._runtime, self._outbox, self._connector, self._transport)
 
     # --- opening and closing
@@ -138,37 +138,37 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         content_type: str = TEXT_PLAIN,
         client_message_id: UUID | str | None = None,
     ) -> Pending:
-        """Takes a message into the outbox. On return it is on the disk, and will be sent until it has an outcome.
+        """Add a message to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
 
-        Raises CanonicalError that names what cannot be, LimitExceededError if the outbox is full, IdReusedError if
-        another message waits under this id, StoreError if the file cannot be written: then it was not taken. After a
-        ClosedError it may be on the disk: then it is sent when the client is opened again.
+        Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if
+        another message waits under this id, and StoreError if the file cannot be written: then the message is not in
+        the outbox. After a ClosedError it may be on the disk: then the client sends it when it is opened again.
         """
         self._runtime.check_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())
         return (await self._outbox.submit([draft]))[0]
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
-        """All messages without an outcome, those of an earlier run too, in their order; of one chat, or of all."""
+        """Return the messages of a chat or of all chats without an outcome, in their order, also of earlier runs."""
         return [message for message in self._outbox.pending.values() if chat_id in (None, message.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
-        """Messages that are not sent again, oldest first, until the application has seen to them."""
+        """Return refused messages, oldest first, until `send_again` or `forget_refused`."""
         return [message for _, message in sorted(self._outbox.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
-        """Takes a refused message into the outbox once more, under its id. Raises ClientError if there is none."""
+        """Add a refused message to the outbox again, under its id. Raises ClientError for any other id."""
         self._runtime.check_open()
         number, message = self._get_refused(str(client_message_id))
         draft = OutboxMessage(
             0, message.client_message_id, message.chat_id, message.content, message.content_type, self._wall_ms()
         )
         if draft.identity in self._outbox.pending:
-            raise ClientError(f"the {draft} is on its way already")
+            raise ClientError(f"the {draft} is in the outbox already")
         return (await self._outbox.submit([draft], [number]))[0]
 
     async def forget_refused(self, *client_message_ids: UUID | str) -> None:
-        """The application has seen to these; to all if none is named."""
+        """Remove refused messages that the application has handled; all of them if no id is given."""
         self._runtime.check_open()
         names = [str(item) for item in client_message_ids] or [item.client_message_id for item in self.refused()]
         await self._outbox.save((), [self._get_refused(name)[0] for name in names])
@@ -177,16 +177,16 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         for number, message in self._outbox.refused.items():
             if message.client_message_id == name.lower():
                 return number, message
-        raise ClientError(f"there is no refused message {name}")
+        raise ClientError(f"no refused message has the id {name}")
 
     # --- reading
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> MessageStream:
-        """Messages as they come, own ones too, in the order of their chat: of one chat, or of all.
+        """Iterate over messages of a chat or of all chats as they arrive, own ones too, in the order of each chat.
 
-        It begins behind what the application has received, or behind `after`. A message counts as received, and is
-        acknowledged to the server, when the next one is asked for. Raises HistoryChangedError if the history of a chat
-        begins again.
+        The stream begins after the messages that the application has received, or after `after`. A message counts as
+        received when the loop requests the next one; then the client acknowledges it to the server. Raises
+        HistoryChangedError if the history of a chat begins again.
         """
         self._runtime.check_open()
         if chat_id is not None:
@@ -196,9 +196,9 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return MessageStream(self._runtime, chat_id, after)
 
     def received(self, chat_id: str, sequence: int) -> None:
-        """Acknowledges everything up to here: for an application that shows `lines` and does not loop over `messages`.
+        """Acknowledge all messages up to a sequence, in an application that shows `lines` instead of using `messages`.
 
-        What has not arrived cannot be received: then it counts up to what has.
+        Messages that have not arrived yet do not count as received.
         """
         check_number(sequence, "sequence")
         self._runtime.check_open()
@@ -207,9 +207,10 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             self._runtime.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation)
 
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
-        """What a user interface shows of a chat: the last messages here, then own ones that have no place yet.
+        """Return a chat for a user interface: the last messages, then own messages that are not committed yet.
 
-        An own message is in its place as soon as it is acknowledged. `before` gives those before a number alone.
+        An own message has its place as soon as the server has committed it. With `before`, return only messages before
+        that sequence.
         """
         runtime = self._runtime
         check_chat_id(chat_id)
@@ -218,10 +219,10 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         user_id, shown = runtime.open_protocol.user_id, runtime.progress.get(chat_id)
         complete_to = 0 if shown is None else shown.complete_to
         found, watermarks = await runtime.call_store(
-            runtime.store.load_messages_before, chat_id, NUMBER_MAX if before is None else before, complete_to,
+            runtime.store.load_messages_before, chat_id, INTEGER_MAX if before is None else before, complete_to,
             user_id, count,
         )  # fmt: skip
-        self._delivery_counts.schedule(chat_id)  # the marks of own messages depend on the watermarks of others
+        self._delivery_counts.schedule(chat_id)  # marks of own messages depend on them
         lines = [
             _to_line(message, message.sender_id, get_mark(message, user_id, watermarks), message) for message in found
         ]
@@ -234,22 +235,22 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return lines
 
     async def forget_messages(self, chat_id: str, up_to: int) -> None:
-        """Removes old messages from the file, up to what was received at most. The server keeps them (`history`)."""
+        """Remove received messages up to a sequence from the file. The server keeps them (`history`)."""
         check_number(up_to, "up_to")
         chat = self._runtime.open_protocol.chats.get(chat_id)
         if chat is not None:
             await self._runtime.call_store(self._runtime.store.forget_messages, chat_id, min(up_to, chat.received_to))
 
     def updates(self) -> BoundedStream[Update]:
-        """What happens from this call on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
+        """Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
 
-        Raises UpdatesLostError to a reader who falls too far behind. Not durable.
+        Raises UpdatesLostError in a loop that falls too far behind. Updates are not stored.
         """
         self._runtime.check_open()
         return self._runtime.new_update_stream()
 
     def chats(self) -> list[ChatSummary]:
-        """The chats that are known here, by their ids."""
+        """Return the chats that the client knows, ordered by id."""
         shown = self._runtime.progress
         found = [
             ChatSummary(
@@ -269,30 +270,32 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     # --- over HTTP
 
     async def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
-        """Create a chat and own it, or add members to one that we own. Can be called again after a LostError.
+        """Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
 
-        Raises LostError if there is no server, ServerRefusedError if it says no; so do all below.
+        Raises LostError without an answer and ServerRefusedError after a refusal, as all HTTP calls do. It can be
+        called again after a LostError.
         """
-        name = f"chat_{uuid4().hex}" if chat_id is None else chat_id  # ours, so that it is one however often it is sent
+        # The client chooses the id, so that a repeated request creates no second chat.
+        name = f"chat_{uuid4().hex}" if chat_id is None else chat_id
         check_chat_id(name)
-        if isinstance(members, str):  # iterable too, but its characters are no members
+        if isinstance(members, str):  # also an iterable, of characters
             raise CanonicalError("members", f"must be several texts, not {members!r}")
         protocol = self._runtime.open_protocol
         details = await self._transport.create(name, members)
         own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)
         protocol.join(name, own)
-        self._wake_tasks()
+        self._connector.wake_all()
         return details
 
     async def details(self, chat_id: str) -> ChatDetails:
-        """A chat as the server has it, with its members."""
+        """Return the state of a chat on the server, with its members."""
         return await self._check_chat(chat_id).get_details(chat_id)
 
     async def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
-        """Add a member (`user:bob`), as an owner of the chat; or set the role of one, `OWNER` or `MEMBER`.
+        """Add a member (`user:bob`) as an owner of the chat, or set the role of a member (`OWNER` or `MEMBER`).
 
-        Without a role a new member is a plain one, and the role of a member stays. ServerRefusedError has the code
-        `NOT_AN_OWNER` for plain members, and `LAST_OWNER` if no owner would be left.
+        Without a role, a new member becomes a plain member, and an existing one keeps its role. ServerRefusedError has
+        the code `NOT_AN_OWNER` if the user is a plain member, and `LAST_OWNER` if no owner would be left.
         """
         await self._check_chat(chat_id).add_member(chat_id, user_id, role)
 
@@ -301,21 +304,21 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         await self._check_chat(chat_id).add_member(chat_id, user_id, role, only_if_member=True)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
-        """Remove a member, as an owner of the chat; or leave it: messages that have arrived stay here."""
+        """Remove a member as an owner of the chat, or leave the chat. The client keeps its messages."""
         await self._check_chat(chat_id).remove_member(chat_id, user_id)
         protocol = self._runtime.protocol
         if user_id == protocol.user_id:
             protocol.leave(chat_id)
-            self._wake_tasks()
+            self._connector.wake_all()
 
     async def history(
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> list[Message]:
-        """Messages as the server has them, in their order: the first after a number, or the last before one."""
+        """Return messages from the server, in their order: the first after a sequence, or the last before one."""
         return await self._check_chat(chat_id).get_history(chat_id, after, before, limit)
 
     async def watermarks(self, chat_id: str) -> dict[str, int]:
-        """How far each member has received the chat. Asked for once a connection; then it is told live."""
+        """Return the watermark of each member. The client requests them once for each connection."""
         self._check_chat(chat_id)
         return await self._delivery_counts.load_watermarks(chat_id)
 
@@ -325,15 +328,10 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         self._runtime.check_open()
         return self._transport
 
-    def _wake_tasks(self) -> None:
-        self._outbox.wake()
-        self._connector.wake()
-        self._runtime.wake_waiters()
-
-    # --- how it stands
+    # --- status
 
     def status(self) -> Status:
-        """For a user interface. `until_status` waits for another one."""
+        """Return the status for a user interface. `until_status` waits for another one."""
         runtime, connector = self._runtime, self._connector
         pending, refused = len(self._outbox.pending), len(self._outbox.refused)
         if not runtime.is_open:
@@ -356,7 +354,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         )
 
     def _is_live(self) -> bool:
-        """Whether everything that the server had is in the file."""
+        """Whether the file has all messages that the server has reported."""
         protocol = self._runtime.open_protocol
         return protocol.is_live and not protocol.changes and not self._outbox.is_busy
 
@@ -369,7 +367,3 @@ def _to_line(
     refusal: Refused | None = None,
 ) -> Line:
     return Line(source.client_message_id, sender_id, source.content, source.content_type, mark, message, refusal)
-
-
-def _get_wall_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""What a client and a chat server say to each other: frames of JSON, which are not believed blindly."""
+"""Frames of the Chat API as a client encodes and decodes them. Every frame of the server is checked."""
 
 from typing import Any, Final
 
@@ -17,18 +17,18 @@ NOT_A_MEMBER: Final = "NOT_A_MEMBER"
 INVALID_ACK: Final = "INVALID_ACK"
 TOO_LARGE: Final = "MESSAGE_TOO_LARGE"
 TRANSIENT: Final = frozenset({"RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY", "QUOTA_EXCEEDED"})
-"""Codes of errors after which a request is sent again later."""
+"""Codes of errors after which the client sends a request again later."""
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """Of any type: what it is, and what it is about."""
+    """The fields of all frames."""
 
     type: str
     request_id: str | None = None
 
 
 class Connected(Struct, frozen=True):
-    """The server lets us in."""
+    """A `connected`: the server has admitted the client."""
 
     user_id: str
     epoch: str
@@ -72,7 +72,7 @@ class MembershipFrame(Struct, frozen=True, gc=False):
     user_id: str
     present: bool
     last_acked_sequence: int = 0
-    """Of one who is present: who comes back has received what he had."""
+    """Sequence of a present member. A member that joins again keeps its earlier one."""
     role: str | None = None
 
 
@@ -81,8 +81,6 @@ class ServerError(Struct, frozen=True):
 
     code: str
     message: str = ""
-    chat_id: str | None = None
-    client_message_id: str | None = None
     retry_after_ms: Number = 0
 
 
@@ -114,22 +112,25 @@ ServerFrame = (
 
 
 def decode_frame(data: str | bytes) -> tuple[ServerFrame | None, str | None]:
-    """A frame and the request that it answers. None for one that a newer server says. Raises ProtocolError."""
+    """Return a frame and the id of the request that it answers. Raises ProtocolError.
+
+    The frame is None for a type that only newer servers send.
+    """
     try:
         frame = _decode_envelope(data)
         reader = _DECODERS.get(frame.type)
         return (None if reader is None else reader(data)), frame.request_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"the server does not speak as a chat server does: {error}") from error
+        raise ProtocolError(f"malformed frame of the server: {error}") from error
 
 
 def encode_connect(token: str | None, device_id: str) -> bytes:
-    """Who we are."""
+    """Return the first frame of a connection."""
     return orjson.dumps({"type": "connect", "token": token, "device_id": device_id})
 
 
 def encode_send(entry: OutboxMessage, request_id: str) -> bytes:
-    """A message."""
+    """Return a frame that sends a message."""
     return orjson.dumps(
         {
             "type": "send_message",
@@ -143,7 +144,7 @@ def encode_send(entry: OutboxMessage, request_id: str) -> bytes:
 
 
 def encode_sync(chat_id: str, after: int, limit: int, epoch: str, request_id: str) -> bytes:
-    """A page that we ask for."""
+    """Return the request for a page of a sync."""
     return orjson.dumps(
         {
             "type": "sync_request",
@@ -157,12 +158,12 @@ def encode_sync(chat_id: str, after: int, limit: int, epoch: str, request_id: st
 
 
 def encode_ack(chat_id: str, sequence: int, request_id: str) -> bytes:
-    """What the application has received."""
+    """Return the acknowledgement of all messages up to a sequence."""
     return orjson.dumps({"type": "ack", "request_id": request_id, "chat_id": chat_id, "last_acked_sequence": sequence})
 
 
 def to_own_message(entry: OutboxMessage, ack: SendAck, user_id: str) -> Message:
-    """Return an own message as other members receive it."""
+    """Return a committed own message as other members receive it."""
     return Message(
         message_id=ack.message_id,
         chat_id=entry.chat_id,

@@ -1,4 +1,4 @@
-"""The task that stays connected to the chats of a server."""
+"""Task that keeps a chat client connected to a server."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,6 +46,12 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         if self._protocol.wants_list:
             self._list_wakeup.set()
 
+    def wake_all(self) -> None:
+        """Wake all tasks and waiting callers after a change of the protocol."""
+        self._outbox.wake()
+        self.wake()
+        self._runtime.wake_waiters()
+
     async def _connect(self) -> Socket:
         self._reconnect_ms = 0
         token = await self._transport.get_token()
@@ -59,9 +65,7 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
     def _process_changes(self) -> None:
         if self._protocol.phase is ChatPhase.READY:
             self._mark_admitted()
-        self._outbox.wake()
-        self.wake()
-        self._runtime.wake_waiters()
+        self.wake_all()
 
     async def _read(self, socket: Socket) -> None:
         protocol = self._protocol

@@ -1,4 +1,4 @@
-"""Sequences that other members have received: requested once for each connection, and then updated by frames."""
+"""Watermarks of the members: the client requests them once for each connection, and frames then update them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from oncelog.errors import LostError, OncelogError, ProtocolError, ServerRefused
 
 
 def get_mark(message: Message, user_id: str, watermarks: Mapping[str, int]) -> Mark:
-    """Return the mark of a message that has its place."""
+    """Return the mark of a committed message."""
     has_others = bool(watermarks.keys() - {user_id})
     if message.sender_id == user_id and has_others and _has_reached_all(watermarks, user_id, message.sequence):
         return Mark.DELIVERED
@@ -23,7 +23,7 @@ def get_mark(message: Message, user_id: str, watermarks: Mapping[str, int]) -> M
 
 
 def _has_reached_all(watermarks: Mapping[str, int], user_id: str, sequence: int) -> bool:
-    """Whether every other member has received everything up to a sequence."""
+    """Whether all other members have received all messages up to a sequence."""
     return all(acked >= sequence for other, acked in watermarks.items() if other != user_id)
 
 
@@ -42,9 +42,9 @@ class DeliveryCounts:
         self._connector = connector
         self._http = http
         self._counted_connections: dict[str, int] = {}
-        """Number of the connection over which each chat was requested."""
+        """Number of the connection at the last request of each chat."""
         self._scheduled: set[str] = set()
-        """Chats that a task requests."""
+        """Chats whose watermarks a task requests."""
 
     def schedule(self, chat_id: str) -> None:
         """Request the watermarks of a chat in a task, if they are out of date. Readers of updates receive them."""
@@ -53,7 +53,7 @@ class DeliveryCounts:
             self._runtime.start_task("delivery", partial(self._run_scheduled, chat_id))
 
     async def _run_scheduled(self, chat_id: str) -> None:
-        with suppress(OncelogError):  # it is requested again the next time
+        with suppress(OncelogError):  # the next call requests them again
             await self._query(chat_id)
         self._scheduled.discard(chat_id)
 
@@ -66,7 +66,7 @@ class DeliveryCounts:
         return await self._runtime.call_store(self._runtime.store.load_watermarks, chat_id)
 
     async def wait_until_delivered(self, chat_id: str, sequence: int) -> None:
-        """Wait until every other member has received everything up to a sequence."""
+        """Wait until all other members have received all messages up to a sequence."""
         pauses = Pauses(self._runtime.limits, self._runtime.random_source)
         while not self._is_delivered(chat_id, sequence):
             connection = self._connector.connection_count
@@ -80,7 +80,7 @@ class DeliveryCounts:
                     await self._runtime.wait_until(is_otherwise)
 
     async def _query(self, chat_id: str) -> bool:
-        """Request watermarks that are not of this connection. Return False if the server does not answer."""
+        """Request watermarks unless this connection has done so. Return False if the server does not answer."""
         protocol, connection = self._runtime.open_protocol, self._connector.connection_count
         if self._is_counted(chat_id):
             return True
@@ -89,7 +89,7 @@ class DeliveryCounts:
         except (LostError, ProtocolError, ServerRefusedError):
             return False
         self._counted_connections[chat_id] = connection
-        await self._outbox.save()  # the watermarks are reported once they are saved
+        await self._outbox.save()  # the client reports watermarks once they are saved
         return True
 
     def _is_counted(self, chat_id: str) -> bool:

@@ -52,20 +52,20 @@ class _Messages(Struct):
 
 
 class ChatTransport(Protocol):
-    """A server, as the connector sees it."""
+    """Connections to a server, as the connector uses them."""
 
     async def get_token(self) -> str | None:
-        """Return the credential of the user. Raises LostError."""
+        """Return the token of the user. Raises LostError."""
 
     async def connect(self) -> Socket:
-        """Open a connection, over which nothing has been sent. Raises LostError, or ServerRefusedError."""
+        """Open a connection. Raises LostError or ServerRefusedError."""
 
     async def list_chats(self) -> list[ListedChat]:
         """Return the chats of the user. Raises LostError, ServerRefusedError or ProtocolError."""
 
 
 class ChatHttpClient(HttpClient):
-    """Chats of one server, as one user sees them: a WebSocket for messages, and requests for everything else."""
+    """Chats of one user on one server: a WebSocket for messages, and HTTP requests for everything else."""
 
     async def connect(self) -> Socket:
         """As `ChatTransport.connect`."""
@@ -76,7 +76,7 @@ class ChatHttpClient(HttpClient):
         return [chat async for page in self._load_pages("/v1/chats", _ChatsPage) for chat in page.chats]
 
     async def create(self, chat_id: str, members: Iterable[str]) -> ChatDetails:
-        """Create a chat, or add members to it."""
+        """Create a chat, or add members to an existing one."""
         body = orjson.dumps({"chat_id": chat_id, "members": list(members)})
         return _to_details([await self._request_json("POST", "/v1/chats", _ChatPage, {}, body)])
 
@@ -85,16 +85,16 @@ class ChatHttpClient(HttpClient):
         return _to_details([page async for page in self._load_pages(_to_path(chat_id), _ChatPage)])
 
     async def add_member(self, chat_id: str, user_id: str, role: str | None, *, only_if_member: bool = False) -> None:
-        """Add a member, or set its role. For owners."""
+        """Add a member, or set its role. Only owners may do so."""
         body = None if role is None else orjson.dumps({"role": role, "only_if_member": only_if_member})
         await self._send("PUT", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
-        """Remove a member. For owners; every member may remove itself."""
+        """Remove a member. Only owners may remove other members."""
         await self._send("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
 
     async def get_history(self, chat_id: str, after: int | None, before: int | None, limit: int) -> list[Message]:
-        """Return messages of the server in their order."""
+        """Return messages from the server, in their order."""
         query = {"limit": str(limit)}
         if after is not None:
             query["after"] = str(after)
@@ -103,7 +103,7 @@ class ChatHttpClient(HttpClient):
         return (await self._request_json("GET", f"{_to_path(chat_id)}/messages", _Messages, query)).messages
 
     async def get_delivery(self, chat_id: str) -> tuple[Member, ...]:
-        """Return the members with the last message that each has acknowledged."""
+        """Return the members with their watermarks."""
         pages = self._load_pages(f"{_to_path(chat_id)}/delivery", _MembersPage)
         return tuple([member async for page in pages for member in page.members])
 
@@ -115,7 +115,7 @@ class ChatHttpClient(HttpClient):
             if page.next_after is None:
                 return
             if page.next_after == query.get("after"):
-                raise ProtocolError(f"the server's list at {path} has no end")
+                raise ProtocolError(f"the server repeats a page of the list at {path}")
             query = {"after": page.next_after}
 
     async def _request_json(
@@ -149,7 +149,7 @@ def _to_error(response: HttpResponse) -> ServerRefusedError | LostError:
 
 
 def _to_details(pages: Sequence[_ChatPage]) -> ChatDetails:
-    # Servers without roles send the ids of members alone.
+    # Servers without roles send ids instead of members.
     found = [Member(member) if isinstance(member, str) else member for page in pages for member in page.members]
     return ChatDetails(pages[0].chat_id, pages[0].last_sequence, tuple(found))
 

@@ -1,4 +1,4 @@
-"""A reader of messages: each once, in the order of its chat, from where the application had come to."""
+"""Reader of the messages of a chat client: each message once, in the order of its chat."""
 
 from collections import deque
 from typing import Final
@@ -11,10 +11,10 @@ PAGE_MESSAGES: Final = 100
 
 
 class MessageStream:
-    """`async for message in stream`. A message counts as received when the next one is asked for.
+    """`async for message in stream`. A message counts as received when the loop requests the next one.
 
-    Not when the loop is left: nobody can tell whether its body had come to an end, or raised. It reads the file, so a
-    slow reader costs no memory.
+    It does not count when the loop is left, because its body may have raised an error. The stream reads the file, so a
+    slow reader needs no memory.
     """
 
     def __init__(self, runtime: ChatRuntime, chat_id: str | None, after: int | None) -> None:
@@ -22,12 +22,12 @@ class MessageStream:
         self._chat_id = chat_id
         self._after = after
         self._cursors: dict[str, tuple[int, int]] = {}
-        """Of each chat: the last message that was read, and of which history it was."""
+        """Sequence of the last message that was read, and generation of the history, by chat."""
         self._buffer: deque[Message] = deque()
         self._unacknowledged: Message | None = None
         self._is_over = False
         if chat_id is None or chat_id in runtime.progress:
-            self._find_readable()  # where it begins is decided now, not at the first message
+            self._find_readable()  # the stream begins after the messages that are received now
 
     def __aiter__(self) -> "MessageStream":
         return self
@@ -43,7 +43,7 @@ class MessageStream:
         return self._unacknowledged
 
     async def aclose(self) -> None:
-        """No more is wanted. The last message comes again the next time."""
+        """End the stream. The next stream begins with the last message again."""
         self._is_over = True
         self._buffer.clear()
         self._unacknowledged = None
@@ -63,7 +63,7 @@ class MessageStream:
             return
         for chat_id in found:
             place, generation = self._cursors[chat_id]
-            complete_to = self._runtime.progress[chat_id].complete_to  # it may move while the file is read
+            complete_to = self._runtime.progress[chat_id].complete_to  # it may grow while the store reads
             page = await self._runtime.call_store(
                 self._runtime.store.load_messages_after, chat_id, place, complete_to, PAGE_MESSAGES
             )
@@ -73,7 +73,7 @@ class MessageStream:
             self._buffer.extend(page)
 
     def _find_readable(self) -> list[str]:
-        """The chats in which there is something to be read."""
+        """Return the chats with messages that were not read."""
         self._check_same_history(*self._cursors)
         runtime = self._runtime
         names = (
@@ -92,5 +92,5 @@ class MessageStream:
             if generation != shown.generation:
                 self._is_over = True
                 self._buffer.clear()
-                message = f"the history of {chat_id} is another one than before, and begins again: {place} was the last"
+                message = f"{chat_id} has a new history, and its messages begin again; the last one read was {place}"
                 raise HistoryChangedError(message, self._runtime.protocol.epoch, shown.complete_to)

@@ -29,15 +29,15 @@ _CONTENT_TYPE: Final = re.compile(r"[!-.0-~]+/[ -~]+", re.ASCII)
 
 
 def check_chat_id(chat_id: str) -> None:
-    """Raises CanonicalError that names what is wrong."""
+    """Raise CanonicalError for a malformed chat id."""
     if not isinstance(chat_id, str) or not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
     if "/" in chat_id or _CONTROL.search(chat_id) or not is_storable(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
-    if chat_id in (".", ".."):  # no part of an address can be called so
+    if chat_id in (".", ".."):  # a URL cannot have them as a part of its path
         raise CanonicalError("chat_id", "must not be . or ..")
     if not chat_id.isascii() and nfc(chat_id) != chat_id:
-        raise CanonicalError("chat_id", "must be in NFC")  # two spellings would be two chats
+        raise CanonicalError("chat_id", "must be in NFC")  # other forms of one text would be other chats
 
 
 def prepare(
@@ -48,10 +48,10 @@ def prepare(
     limits: ChatLimits,
     wall_ms: int,
 ) -> OutboxMessage:
-    """An entry but for its number. Raises CanonicalError for what no server takes."""
+    """Return an entry without a number. Raises CanonicalError for a message that no server accepts."""
     check_chat_id(chat_id)
     if not isinstance(content, str) or not is_storable(content):
-        raise CanonicalError("content", "must be a text that has a form in UTF-8, and no U+0000")
+        raise CanonicalError("content", "must be a text that UTF-8 can encode, without U+0000")
     size = len(content.encode())
     if not 1 <= size <= limits.content_bytes_max:
         reason = f"must have 1 to {limits.content_bytes_max} bytes of UTF-8 (content_bytes_max), not {size}"
@@ -71,7 +71,7 @@ def _parse_message_id(client_message_id: UUID | str | None) -> str:
     except ValueError:
         found = UUID(int=0)
     if found.version != 4:
-        raise CanonicalError("client_message_id", "must be a UUID of version 4, drawn at random")
+        raise CanonicalError("client_message_id", "must be a random UUID (version 4)")
     return str(found)
 
 

@@ -1,11 +1,11 @@
 """The client side of the Chat API, without I/O. Times are milliseconds of a monotonic clock.
 
 Frames go in (`receive`). Frames to send (`outgoing`) and changes to save and report (`take_changes`) come out.
-`connect` begins a connection and `disconnect` ends it, any number of times. The caller calls `tick` at `next_at_ms`.
+`connect` begins a connection and `disconnect` ends it, any number of times. The connector calls `tick` at `next_at_ms`.
 
-Over each connection the client authenticates. Then the connector requests the list of chats over HTTP (`wants_list`,
-`apply_list`). Then the client syncs all chats that have something new, and after the sync of a chat it sends the
-messages of its outbox. So the sync finds a message that an earlier attempt had committed before it is sent again.
+Over each connection the client first authenticates. Then the connector requests the list of chats over HTTP
+(`wants_list`, `apply_list`). Then the client syncs the chats with new messages. After the sync of a chat it sends the
+messages of its outbox. If an earlier attempt has committed a message, the sync finds it before it is sent again.
 """
 
 from collections.abc import Iterable
@@ -28,12 +28,12 @@ from oncelog.client.chat.values import (
 from oncelog.errors import LostError, ServerRefusedError
 
 WRONG_USER: Final = "WRONG_USER"
-"""The file belongs to another user. No server sends this code."""
+"""Code of the client for a file that belongs to another user than the token."""
 _CONNECTION_ERROR_CODES: Final = frozenset({codec.AUTH_FAILED, "SLOW_CONSUMER", "SERVER_STOPPING", "HISTORY_CHANGED"})
 
 
 class ChatProtocol(ChatSender):
-    """One client. Never used by two threads at a time."""
+    """Protocol of one chat client."""
 
     def take_changes(self) -> ChangeSet:
         """Return the changes to save and report since the last call."""
@@ -43,7 +43,7 @@ class ChatProtocol(ChatSender):
     # --- the application's side
 
     def enqueue(self, entries: Iterable[OutboxMessage], now_ms: int, *, was_tried: bool = False) -> None:
-        """Add messages of the outbox, in its order. Those of an earlier run may have been sent (`was_tried`)."""
+        """Add messages of the outbox, in its order. `was_tried`: an earlier run of the client may have sent them."""
         for entry in entries:
             chat = self._get_or_create_chat(entry.chat_id, is_member=False)
             chat.queue[entry.client_message_id] = QueuedMessage(entry, attempts=int(was_tried))
@@ -54,7 +54,7 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def mark_received(self, chat_id: str, sequence: int, generation: int, now_ms: int) -> None:
-        """The application has received everything up to this sequence, in this generation of the history."""
+        """Record that the application has received all messages up to a sequence, in a generation of the history."""
         chat = self.chats.get(chat_id)
         if chat is not None and generation == chat.generation and sequence > chat.received_to:
             chat.received_to = sequence
@@ -62,7 +62,7 @@ class ChatProtocol(ChatSender):
             self._schedule_ack(chat, now_ms)
 
     def join(self, chat_id: str, role: str | None = None) -> None:
-        """Record that the user is a member of a chat, after a call of the application or a frame of the server."""
+        """Record that the user has become a member of a chat."""
         self._heard_since_list.add(chat_id)
         chat = self._get_or_create_chat(chat_id)
         chat.role = role or chat.role
@@ -91,7 +91,7 @@ class ChatProtocol(ChatSender):
     # --- the list of chats
 
     def start_list(self) -> None:
-        """The list of chats is requested. It may not contain changes that arrive from now on."""
+        """Record that the connector requests the list of chats. The list may lack changes that arrive from now on."""
         self.wants_list = False
         self._heard_since_list.clear()
         self._acked_since_list.clear()
@@ -111,7 +111,7 @@ class ChatProtocol(ChatSender):
             if chat_id not in seen and chat_id not in self._heard_since_list:
                 self.leave(chat_id)
             if chat_id not in seen and not chat.is_synced and (chat.is_member or chat.queue):
-                self._schedule_sync(chat_id)  # the answer says whether the user may read it now
+                self._schedule_sync(chat_id)  # the answer shows whether the user may read it now
         self._send_syncs()
 
     def _apply_listed(self, listed: ListedChat, now_ms: int) -> None:
@@ -119,7 +119,7 @@ class ChatProtocol(ChatSender):
         is_new = chat is None or not chat.is_member
         if chat is None or not chat.is_member:
             if listed.chat_id in self._heard_since_list:
-                return  # it was left meanwhile
+                return  # the user has left it since the request
             chat = self._get_or_create_chat(listed.chat_id)
             chat.is_member = True
             self.changes.save_chat(chat)
@@ -127,7 +127,7 @@ class ChatProtocol(ChatSender):
             self.changes.updates.append(Membership(listed.chat_id, self.user_id, present=True, role=listed.role))
         chat.role = listed.role
         if chat.chat_id not in self._acked_since_list:
-            # Less than was acknowledged if that was lost, or if the user has left and joined again.
+            # The server may have less: an acknowledgement was lost, or the user has left and joined again.
             chat.acked_to = listed.last_acked_sequence
         chat.heard_to = max(chat.heard_to, listed.last_sequence)
         self._schedule_ack(chat, now_ms)
@@ -143,7 +143,7 @@ class ChatProtocol(ChatSender):
     # --- frames in
 
     def receive(self, data: str | bytes, now_ms: int) -> None:
-        """Handle a text frame. Raises ProtocolError; ServerRefusedError or LostError if the connection must end."""
+        """Handle a text frame. Raises ProtocolError, ServerRefusedError or LostError if the connection must end."""
         frame, request_id = codec.decode_frame(data)
         is_admitted = self.phase in (ChatPhase.LISTING, ChatPhase.READY)
         match frame:
@@ -198,7 +198,7 @@ class ChatProtocol(ChatSender):
         self.changes.messages.append(message)
         queued = chat.queue.get(message.client_message_id)
         if queued is not None and message.sender_id == self.user_id:
-            # It was committed by an attempt whose answer was lost, or has not arrived yet.
+            # An attempt has committed it, and its answer was lost or has not arrived yet.
             is_different = message.content is not None and queued.entry.equality_key != (
                 message.content,
                 message.content_type,
@@ -225,7 +225,7 @@ class ChatProtocol(ChatSender):
         if queued is not None:
             sent = Sent(frame.message_id, frame.sequence, frame.created_at, frame.duplicate, frame.content_mismatch)
             self._settle(chat, frame.client_message_id, sent)
-            if frame.content_mismatch:  # it is another message: a sync brings it, if it is not here
+            if frame.content_mismatch:  # another message has the id: a sync brings it, if it is missing here
                 chat.heard_to = max(chat.heard_to, frame.sequence)
                 self._report_progress(chat, chat.complete_to, now_ms)
             else:
@@ -242,7 +242,7 @@ class ChatProtocol(ChatSender):
             self._reset_chat(chat)
         else:
             before = chat.complete_to
-            chat.is_member = True  # the server answers only members
+            chat.is_member = True  # the server answers members only
             for message in chat.apply_page(batch):
                 self._save_message(chat, message)
             self.changes.save_chat(chat)
@@ -274,16 +274,15 @@ class ChatProtocol(ChatSender):
             if not frame.present:
                 self.leave(frame.chat_id)
                 if frame.chat_id in self.chats and self.chats[frame.chat_id].queue:
-                    self._schedule_sync(frame.chat_id)  # the answer refuses the messages
+                    self._schedule_sync(frame.chat_id)  # its answer refuses the messages
                     self._send_syncs()
                 return
             self.join(frame.chat_id, frame.role)
             if not is_new:
                 return
-        elif frame.present:
-            self.changes.watermarks.append((frame.chat_id, frame.user_id, frame.last_acked_sequence))
         else:
-            self.changes.watermarks.append((frame.chat_id, frame.user_id, None))
+            acked = frame.last_acked_sequence if frame.present else None
+            self.changes.watermarks.append((frame.chat_id, frame.user_id, acked))
         self.changes.updates.append(Membership(frame.chat_id, frame.user_id, frame.present, frame.role))
 
     # --- errors
@@ -299,11 +298,11 @@ class ChatProtocol(ChatSender):
             self._handle_sync_error(self._syncs.pop(request_id), error, now_ms)
             self._send_syncs()
         elif request_id and request_id == self._last_ack_id:
-            # For example an acknowledgement beyond the last message. The list has the last message.
+            # For example an acknowledgement beyond the last message, which the list of chats has.
             logger.warning("an acknowledgement was refused: %s: %s", error.code, error.message)
             self.wants_list |= error.code == codec.INVALID_ACK and self.phase is ChatPhase.READY
         else:
-            # A request that the network has repeated.
+            # The network has repeated a request.
             logger.info("error without a request: %s: %s", error.code, error.message)
 
     def _handle_sync_error(self, chat: ChatState, error: codec.ServerError, now_ms: int) -> None:

@@ -1,7 +1,7 @@
-"""Requests of a chat client, and when they are sent: syncs, messages and acknowledgements. The protocol is built on it.
+"""Requests of a chat client and their times: syncs, messages and acknowledgements. Base of the protocol.
 
-Messages of one chat are sent in their order, and not before a sync has come to its end. A few chats are synced at a
-time. Acknowledgements gather for a moment, and are repeated if the server may not have received them.
+The client sends the messages of a chat in their order, after a sync of the chat has ended. It syncs a few chats at a
+time. It collects acknowledgements for a moment, and repeats them if the server may not have received them.
 """
 
 import logging
@@ -31,7 +31,7 @@ class ChatPhase(Enum):
 
 
 class Work(Enum):
-    """Kinds of work that can be due at a time."""
+    """Kinds of work that `tick` does when they are due."""
 
     SYNC = "sync"
     SEND = "send"
@@ -40,7 +40,7 @@ class Work(Enum):
 
 
 class ChatSender(BaseProtocol):
-    """State of one client, and the frames that it sends over one connection after the other."""
+    """State of one client, and the frames that it sends."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class ChatSender(BaseProtocol):
         super().__init__(logger)
         self.phase = ChatPhase.NONE
         self.user_id = user_id
-        """The user, as the server has said; empty before the first connection."""
+        """User id that the server has reported; empty before the first connection."""
         self.epoch = epoch
         self.chats = {chat.chat_id: chat for chat in chats}
         self.wants_list = False
-        """Whether the list of chats is to be requested over HTTP."""
+        """Whether the connector has to request the list of chats over HTTP."""
         self.reconnect_ms = 0
-        """Pause that a server asks for before it closes the connection."""
+        """Pause that the server asked for before it closed the connection."""
         self.changes = ChangeSet()
         """Changes to save and report."""
         self._device_id = device_id
@@ -68,18 +68,18 @@ class ChatSender(BaseProtocol):
         self._random = random_source
         self._wall_ahead_ms = 0
         self._syncs: dict[str, ChatState] = {}
-        """Chats of syncs without an answer, by the ids of the requests."""
+        """Chats of unanswered syncs, by request id."""
         self._sends: dict[str, tuple[ChatState, str]] = {}
-        """Chats and ids of messages without an answer, by the ids of the requests."""
+        """Chats and ids of unanswered messages, by request id."""
         self._due_ms: dict[Work, dict[str, int]] = {work: {} for work in Work}
-        """When work is due, by chat. Nothing is sent to a chat before its SEND is due."""
+        """Times of due work, by chat. The client sends no messages of a chat before its SEND is due."""
         self._sync_queue: dict[str, None] = {}
         self._last_ack_id = ""
-        """The server answers an acknowledgement only to refuse it; the id of the last one is enough."""
+        """Request id of the last acknowledgement. The server answers an acknowledgement only to refuse it."""
         self._heard_since_list: set[str] = set()
-        """Chats in which something has happened that the list may not contain."""
+        """Chats with changes that the requested list may not contain."""
         self._acked_since_list: set[str] = set()
-        """Chats with acknowledgements that the list may not contain."""
+        """Chats with acknowledgements that the requested list may not contain."""
         self._pauses: dict[str, Pauses] = {}
 
     # --- the connection
@@ -92,9 +92,9 @@ class ChatSender(BaseProtocol):
         self.outgoing.append(codec.encode_connect(token, self._device_id))
 
     def disconnect(self, close_code: int | None = None) -> None:
-        """End the connection. Unanswered messages are sent again over the next one, under the same ids.
+        """End the connection. The next one sends unanswered messages again, under the same ids.
 
-        A message that is too large for the server is refused.
+        If the server has closed the connection because of a frame that is too large, refuse the largest message.
         """
         if close_code == CLOSE_TOO_LARGE:
             self._refuse_largest()
@@ -127,7 +127,7 @@ class ChatSender(BaseProtocol):
 
     @property
     def next_at_ms(self) -> int | None:
-        """When `tick` is to be called; None for never."""
+        """Time of the next call of `tick`; None without due work."""
         if self.phase is not ChatPhase.READY:
             return None
         return min((at_ms for times in self._due_ms.values() for at_ms in times.values()), default=None)
@@ -151,12 +151,12 @@ class ChatSender(BaseProtocol):
             self._send_syncs()
 
     def flush(self) -> None:
-        """Send the acknowledgements that wait: the client is being closed."""
+        """Send the collected acknowledgements before the client is closed."""
         for chat_id in self._take_due(Work.ACK, None):
             self._send_ack(self.chats[chat_id])
 
     def _take_due(self, work: Work, now_ms: int | None) -> list[str]:
-        """Remove the times that have come, or all times without a clock; return their chats."""
+        """Remove the times up to now, or all times if now is None. Return their chats."""
         times = self._due_ms[work]
         due = [chat_id for chat_id, at_ms in times.items() if now_ms is None or at_ms <= now_ms]
         for chat_id in due:
@@ -172,11 +172,11 @@ class ChatSender(BaseProtocol):
         self._sync_queue[chat_id] = None
 
     def _check_gap(self, chat: ChatState, now_ms: int) -> None:
-        """Schedule a sync if something before the newest message is missing. It has a moment to arrive by itself."""
+        """Schedule a sync if a message before the newest one is missing. The message may still arrive by itself."""
         if chat.is_synced and not chat.is_gapped:
             self._due_ms[Work.SYNC].pop(chat.chat_id, None)
         elif chat.sync_id is None and chat.chat_id not in self._sync_queue:
-            # Also of a chat that is new here, or whose membership is.
+            # This includes chats and memberships that are new to the client.
             self._due_ms[Work.SYNC].setdefault(chat.chat_id, now_ms + self._limits.gap_wait_ms)
 
     def _send_syncs(self) -> None:
@@ -202,7 +202,7 @@ class ChatSender(BaseProtocol):
                 break
             queued = chat.queue[name]
             if now_ms + self._wall_ahead_ms - queued.entry.accepted_at_ms >= self._limits.remembered_ms:
-                # The sync has not found it, so it is not there. Only the application can decide whether it is sent.
+                # The sync has not found it, so it is not in the chat. The application decides whether to send it again.
                 reason = "it has been in the outbox for longer than a server remembers its id (remembered_ms)"
                 self._refuse(chat, name, EXPIRED, reason)
                 continue
@@ -215,7 +215,7 @@ class ChatSender(BaseProtocol):
     def _handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> None:
         """Send a message again later, or refuse it."""
         chat, name = self._sends.pop(request_id)
-        if name in chat.in_flight:  # else it has arrived by another way meanwhile
+        if name in chat.in_flight:  # otherwise a sync or a broadcast has settled it
             self._withdraw_attempt(chat, name)
             if error.code in codec.TRANSIENT:
                 self._due_ms[Work.SEND][chat.chat_id] = now_ms + self._next_pause_ms(chat, error.retry_after_ms)
@@ -225,9 +225,9 @@ class ChatSender(BaseProtocol):
         self._send_messages(chat, now_ms)
 
     def _refuse_largest(self) -> None:
-        """Refuse the largest message in flight: the server has closed the connection since a frame is too large.
+        """Refuse the largest message in flight, because the server has received a frame that is too large.
 
-        The server does not name the frame. No other message in flight can be too large if the largest is not.
+        The server does not name the frame. If the largest message is not too large, no other message is.
         """
         in_flight = [
             (len(codec.encode_send(chat.queue[name].entry, request_id)), chat, name)
@@ -237,8 +237,9 @@ class ChatSender(BaseProtocol):
         if in_flight:
             _, chat, name = max(in_flight, key=itemgetter(0))
             self._withdraw_attempt(chat, name)
-            reason = "the server takes no frame as large as this (limits.frame_bytes_max)"
-            self._refuse(chat, name, codec.TOO_LARGE, reason)
+            self._refuse(
+                chat, name, codec.TOO_LARGE, "the frame is larger than the server accepts (limits.frame_bytes_max)"
+            )
 
     def _next_pause_ms(self, chat: ChatState, least_ms: int) -> int:
         pauses = self._pauses.setdefault(chat.chat_id, Pauses(self._limits, self._random))
@@ -246,7 +247,7 @@ class ChatSender(BaseProtocol):
 
     @staticmethod
     def _withdraw_attempt(chat: ChatState, name: str) -> None:
-        """The server has answered a message, and has not committed it."""
+        """Undo the count of an attempt that the server has answered without a commit."""
         chat.in_flight.remove(name)
         chat.queue[name].attempts -= 1
 

@@ -1,6 +1,6 @@
-"""What a client of chats keeps: messages, how far each chat has come, the outbox, and what was refused.
+"""SQLite file of a chat client: messages, the numbers of each chat, the outbox, and refused messages.
 
-All of it lies in one SQLite file of its own. Everything here blocks, and is called by one thread at a time.
+All methods block. Only one thread may call them at a time.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ SQL: Final = SCHEMA.load_queries()
 
 
 class StoredChatClient(Struct, frozen=True):
-    """What lies in the file when a client is opened."""
+    """Content of the file that a client loads when it is opened."""
 
     user_id: str
     device_id: str
@@ -33,7 +33,7 @@ class StoredChatClient(Struct, frozen=True):
 
 
 class ChatStore(OutboxStore):
-    """The file of one client."""
+    """Store of one chat client."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, SCHEMA)
@@ -41,7 +41,10 @@ class ChatStore(OutboxStore):
     # --- opening and closing
 
     def open(self, device_id: str | None) -> StoredChatClient:
-        """Raises StoreInUseError, SettingsError if the file is another device's, or a StoreError."""
+        """Open the file and load its content.
+
+        Raises StoreInUseError, SettingsError if the file belongs to another device, or a StoreError.
+        """
 
         with self._file.open() as (connection, is_new):
             if is_new:
@@ -65,14 +68,15 @@ class ChatStore(OutboxStore):
     # --- writing
 
     def save(self, accepted: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
-        """Takes messages into the outbox, and keeps what has come. On return what must not be lost is on the disk.
+        """Save messages of the outbox and changes of the protocol in one transaction.
 
-        `withdrawn` are numbers of refused messages that the application has seen to.
+        `withdrawn` are numbers of refused messages to remove. The commit is durable if it has anything that the server
+        cannot send again.
         """
         refused = [
             (*astuple(entry), *astuple(outcome)) for entry, outcome in changes.settled if isinstance(outcome, Refused)
         ]
-        # The rest comes again from the server if a crash loses it, all of it together.
+        # If a crash loses the other changes, it loses the whole transaction, and the server sends them again.
         is_durable = bool(accepted or withdrawn or refused or changes.is_reset or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
             connection.executemany(SQL["accept"], map(astuple, accepted))
@@ -94,7 +98,7 @@ class ChatStore(OutboxStore):
     @staticmethod
     def _save_watermarks(connection: sqlite3.Connection, changes: ChangeSet) -> None:
         for chat_id, members in changes.members.items():
-            # Those who are there stay as they are if we have heard of more meanwhile.
+            # `save_watermark` does not lower a watermark: a later frame may have raised it.
             present = {member.user_id for member in members}
             known = connection.execute(SQL["watermarks"], (chat_id,)).fetchall()
             removed = [(chat_id, user_id) for user_id, _ in known if user_id not in present]
@@ -105,14 +109,14 @@ class ChatStore(OutboxStore):
             if sequence is None:
                 connection.execute(SQL["forget_watermark"], (chat_id, user_id))
             else:
-                # Who has heard of some members alone must not take them for all.
+                # `note_watermark` changes only chats whose members are complete in the file.
                 parameters = {"chat_id": chat_id, "user_id": user_id, "sequence": sequence}
                 connection.execute(SQL["note_watermark"], parameters)
 
     # --- reading
 
     def load_messages_after(self, chat_id: str, after: int, up_to: int, count: int) -> list[Message]:
-        """In their order."""
+        """Return messages after a sequence, in their order."""
         with self._file.translate_errors():
             rows = self._file.connection.execute(SQL["messages_after"], (chat_id, after, up_to, count)).fetchall()
         return [Message(*row) for row in rows]
@@ -120,7 +124,7 @@ class ChatStore(OutboxStore):
     def load_messages_before(
         self, chat_id: str, before: int, complete_to: int, user_id: str, count: int
     ) -> tuple[list[Message], dict[str, int]]:
-        """The last ones before a number that may be shown, in their order, and the watermarks of the members."""
+        """Return the last messages before a sequence that readers may see, in their order, and the watermarks."""
         parameters = {
             "chat_id": chat_id, "before": before, "complete_to": complete_to, "user_id": user_id, "count": count
         }  # fmt: skip
@@ -129,12 +133,12 @@ class ChatStore(OutboxStore):
         return [Message(*row) for row in reversed(rows)], self.load_watermarks(chat_id)
 
     def load_watermarks(self, chat_id: str) -> dict[str, int]:
-        """How far each member has acknowledged, as far as we have heard of it."""
+        """Return the last known watermarks of the members."""
         with self._file.translate_errors():
             return dict(self._file.connection.execute(SQL["watermarks"], (chat_id,)).fetchall())
 
     def forget_messages(self, chat_id: str, up_to: int) -> None:
-        """The application does not need them here any more."""
+        """Remove messages up to a sequence."""
         with self._file.transaction(is_durable=False) as connection:
             connection.execute(SQL["forget_messages_to"], (chat_id, up_to))
 

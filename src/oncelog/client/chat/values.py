@@ -1,94 +1,92 @@
-"""Values that a chat client takes from its application and gives to it: limits, messages, outcomes, and its status."""
+"""Values of the chat client: limits, messages, outcomes, updates and status."""
 
 from enum import Enum
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from oncelog.client.events.values import Number
-from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Settled, check_at_most
+from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Settled
 
 EXPIRED: Final = "EXPIRED"
-"""The code of a message that lay in the outbox for longer than a server remembers ids. No server has said so."""
+"""Code of the client for a message that was in the outbox for longer than a server remembers ids."""
 TEXT_PLAIN: Final = "text/plain"
 PAGE_MESSAGES_MAX: Final = 500
 _DAY_MS: Final = 86_400_000
 
 
 class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """What a client holds at most, and how long it waits."""
+    """Limits and times of a chat client."""
+
+    _server_maximums: ClassVar = {"page_messages": PAGE_MESSAGES_MAX}
 
     outbox_messages_max: int = 10_000
-    """Messages without an outcome. Beyond it `send` raises LimitExceededError, and nothing is taken."""
+    """Messages without an outcome. If the outbox is full, `send` raises LimitExceededError."""
     content_bytes_max: int = 4096
-    """Of one message. The default limit of a server is the same."""
+    """Size of the content of one message. The default limit of a server is the same."""
     in_flight_max: int = 1
-    """Messages of one chat that are under way at a time. With more than one, one's own messages may change their order
-    where the server sends one of them away for a while."""
+    """Messages of one chat that are sent before the first of them is answered. With more than one, own messages may
+    change their order when the server refuses one of them temporarily."""
     remembered_ms: int = 7 * _DAY_MS - 3_600_000
-    """Age from which a message in the outbox is not sent: a server forgets ids after seven days."""
+    """Age from which the client does not send a message of the outbox: a server forgets ids after seven days."""
     page_messages: int = 100
-    """Messages that are asked for at a time."""
+    """Messages of one page of a sync."""
     syncs_max: int = 8
-    """Chats that are caught up with at a time."""
+    """Chats that the client syncs at a time."""
     ahead_max: int = 1000
-    """Messages of one chat that are kept while those before them are missing. More come again with the sync."""
+    """Messages of one chat that the client stores while an earlier one is missing. A sync brings further ones again."""
     gap_wait_ms: int = 100
-    """How late a missing message may be before a sync requests it."""
+    """Time that a missing message may be late before the client syncs the chat."""
     ack_wait_ms: int = 50
-    """How long acknowledgements gather before they are sent."""
+    """Time for which the client collects acknowledgements before it sends them."""
     check_ms: int = 60_000
-    """How often a live client asks whether it has heard of everything."""
+    """Interval at which a live client compares its state with the list of chats of the server."""
     updates_max: int = 10_000
-    """Updates that wait for one reader of `updates`. Beyond it the reader gets UpdatesLostError."""
+    """Updates that wait for one reader of `updates`. With more, the reader gets UpdatesLostError."""
     frames_max: int = 1000
-    """Frames that wait to be kept. Beyond it no more are read, and the server may close the connection."""
+    """Messages that wait to be saved. With more, the client stops reading, and the server may close the connection."""
     message_bytes_max: int = 16 * MIB
-    """Of one answer or frame of the server."""
+    """Largest answer or frame of the server."""
     close_timeout_ms: int = 1000
-    """How long `close` tries to have the last acknowledgements sent."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_most(self, "page_messages", PAGE_MESSAGES_MAX)
+    """Time for which `close` tries to send the last acknowledgements."""
 
 
 class Message(Struct, frozen=True):
-    """A message that has its place in its chat, as it is on the wire."""
+    """A committed message, as it is on the wire."""
 
     message_id: str
     chat_id: str
     sequence: Number
-    """Its place in the chat, the same for every reader."""
+    """Place in the chat, equal for all readers."""
     sender_id: str
     client_message_id: str
     content: str | None
-    """None if it has been erased."""
+    """None if the message has been erased."""
     created_at: str
-    """When it was committed, by the log's time: ISO 8601, UTC, milliseconds."""
+    """Log time of the commit: ISO 8601, UTC, milliseconds."""
     content_type: str | None = TEXT_PLAIN
-    """None if it has been erased."""
+    """None if the message has been erased."""
 
 
 class Sent(Struct, frozen=True):
-    """The outcome of a message that has its place in the chat, whichever attempt brought it there."""
+    """Outcome of a committed message, also if an earlier attempt has committed it."""
 
     message_id: str
     sequence: int
     created_at: str
     duplicate: bool = False
-    """An earlier attempt had brought it there."""
+    """An earlier attempt had committed it."""
     content_mismatch: bool = False
-    """Another message is there under the same id, and stays as it is: ids must not be used twice."""
+    """The chat has another message under the same id, and keeps it: an id must not be used twice."""
 
 
 class Refused(Struct, frozen=True):
-    """The outcome of a message that is not sent again: the server says no, or it has become too old (`EXPIRED`)."""
+    """Outcome of a message that the client does not send again, because of the server or its age (`EXPIRED`)."""
 
     code: str
     message: str
     was_tried: bool = False
-    """An earlier attempt had no answer, so it may be in the chat all the same."""
+    """An earlier attempt had no answer, so the message may be in the chat."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -98,7 +96,7 @@ Outcome = Sent | Refused
 
 
 class OutboxMessage(BaseEntry, frozen=True, gc=False):
-    """A message in the outbox. Those of one chat are sent in the order of their numbers."""
+    """A message in the outbox. The client sends the messages of a chat in the order of their numbers."""
 
     client_message_id: str
     chat_id: str
@@ -112,12 +110,12 @@ class OutboxMessage(BaseEntry, frozen=True, gc=False):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Chat and id."""
+        """Return chat and id."""
         return self.chat_id, self.client_message_id
 
     @property
     def equality_key(self) -> tuple[str, str]:
-        """What two submissions of one message must have in common."""
+        """Return content and media type."""
         return self.content, self.content_type
 
 
@@ -125,7 +123,7 @@ SettledMessage = Settled[OutboxMessage, Outcome]
 
 
 class RefusedMessage(Struct, frozen=True):
-    """A message that was refused, kept until the application has seen to it (`send_again`, `forget_refused`)."""
+    """A refused message. The client keeps it until `send_again` or `forget_refused`."""
 
     client_message_id: str
     chat_id: str
@@ -136,27 +134,27 @@ class RefusedMessage(Struct, frozen=True):
 
 
 def to_refused_message(entry: OutboxMessage, outcome: Refused) -> RefusedMessage:
-    """Return a refused entry of the outbox, as the application sees it."""
+    """Return a refused message of the outbox, as the application sees it."""
     return RefusedMessage(
         entry.client_message_id, entry.chat_id, entry.content, entry.content_type, entry.accepted_at_ms, outcome
     )
 
 
 class Mark(Enum):
-    """What is known about a message, as a user interface marks it."""
+    """State of a message in a user interface."""
 
     PENDING = "pending"
-    """Own, and on its way."""
+    """Own message without an outcome."""
     SENT = "sent"
-    """It has its place in the chat."""
+    """Committed."""
     DELIVERED = "delivered"
-    """Own, and every other member has acknowledged it."""
+    """Own message that all other members have acknowledged."""
     REFUSED = "refused"
-    """Own, and not sent."""
+    """Own message that was refused."""
 
 
 class Line(Struct, frozen=True):
-    """A message as it is to be shown: others' and own ones, also those that have no place yet."""
+    """A message in a user interface, also an own message that is not committed yet."""
 
     client_message_id: str
     sender_id: str
@@ -164,29 +162,29 @@ class Line(Struct, frozen=True):
     content_type: str | None
     mark: Mark
     message: Message | None = None
-    """None before it has its place."""
+    """None before the commit."""
     refusal: Refused | None = None
 
 
 class ChatSummary(Struct, frozen=True):
-    """A chat as it is here."""
+    """State of a chat in the client."""
 
     chat_id: str
     is_member: bool
     last_sequence: int
-    """The highest number that we have heard of."""
+    """Highest sequence that the server has mentioned."""
     complete_to: int
-    """Everything up to here has arrived."""
+    """All messages up to this sequence have arrived."""
     received_to: int
-    """The application has received everything up to here."""
+    """The application has received all messages up to this sequence."""
     pending: int
     """Own messages in the outbox."""
     role: str | None = None
-    """Own role, `OWNER` or `MEMBER`. None until the server has listed the chat, and from a server without roles."""
+    """Role of the user, `OWNER` or `MEMBER`. None before the server lists the chat, and from a server without roles."""
 
 
 OWNER: Final = "owner"
-"""Role of a member that adds and removes members and names owners."""
+"""Role of a member that may add and remove members and name owners."""
 MEMBER: Final = "member"
 
 
@@ -200,7 +198,7 @@ class Member(Struct, frozen=True):
 
 
 class ChatDetails(Struct, frozen=True):
-    """A chat as the server has it."""
+    """State of a chat on the server."""
 
     chat_id: str
     last_sequence: Number
@@ -208,7 +206,7 @@ class ChatDetails(Struct, frozen=True):
 
 
 class ListedChat(Struct, frozen=True):
-    """One of our chats, as the server lists it."""
+    """A chat of the user in the list of the server."""
 
     chat_id: str
     last_sequence: Number
@@ -216,18 +214,18 @@ class ListedChat(Struct, frozen=True):
     role: str | None = None
 
 
-# --- what is told by `updates`
+# --- updates
 
 
 class Arrived(Struct, frozen=True):
-    """There are messages to be shown, up to `sequence`."""
+    """Messages up to `sequence` have arrived."""
 
     chat_id: str
     sequence: int
 
 
 class Progress(Struct, frozen=True):
-    """What has become of an own message."""
+    """An own message has its outcome."""
 
     chat_id: str
     client_message_id: str
@@ -235,7 +233,7 @@ class Progress(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """A member has received everything up to here."""
+    """A member has acknowledged all messages up to a sequence."""
 
     chat_id: str
     user_id: str
@@ -245,20 +243,20 @@ class Delivery(Struct, frozen=True):
 class Membership(Struct, frozen=True):
     """A member was added to a chat, left it or got another role.
 
-    The own user is reported too, so a new chat becomes known.
+    Updates about the user of the client report new chats.
     """
 
     chat_id: str
     user_id: str
     present: bool
     role: str | None = None
-    """The role from now on; None of a member that left, and from a server without roles."""
+    """New role. None for a member that has left, and from a server without roles."""
 
 
 class HistoryChange(Struct, frozen=True):
-    """The server's history is another one than before (a restored backup): what was here of it has been removed.
+    """The server has another history, for example after a restore. The client has removed the messages of the old one.
 
-    All chats are read anew from their first message on. `chat_id` is not None if it is that chat's alone.
+    It loads all chats again from their first message, or only the chat `chat_id` if that is not None.
     """
 
     known_epoch: str
@@ -270,10 +268,10 @@ Update = Arrived | Progress | Delivery | Membership | HistoryChange
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """For a user interface."""
+    """Status of a chat client for a user interface."""
 
     user_id: str = ""
-    """Who we are, as the server says; empty before the first connection."""
+    """User id that the server has reported; empty before the first connection."""
     epoch: str = ""
     history_change: HistoryChange | None = None
-    """The last one since the client was opened."""
+    """Last change since the client was opened."""

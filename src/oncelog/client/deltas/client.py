@@ -13,7 +13,6 @@ import asyncio
 import os
 import random
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import cached_property
 from typing import Final, TypeVar
@@ -38,7 +37,7 @@ from oncelog.client.deltas.values import (
     Refusal,
     Status,
 )
-from oncelog.client.runtime.client import BaseClient
+from oncelog.client.runtime.client import BaseClient, get_wall_ms
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.client.runtime.websocket import normalize_url
@@ -85,7 +84,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self.url = normalize_url(url)
         self.gateway = _check_gateway(gateway)
         self.client_id = checked_id
-        self._wall_ms = wall_ms or _get_system_wall_ms
+        self._wall_ms = wall_ms or get_wall_ms
         self._runtime = DeltasRuntime(DeltasStore(check_path(path), self.limits), self.limits, chance)
         self._transport = wire or DeltasTransport(
             self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
@@ -347,7 +346,3 @@ def _check_gateway(gateway: str) -> str:
     if problem is not None:
         raise SettingsError(f"gateway {problem}")
     return gateway
-
-
-def _get_system_wall_ms() -> int:
-    return time.time_ns() // 1_000_000

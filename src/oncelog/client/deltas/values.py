@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import MIB, BaseStatus, ConnectionLimits, check_at_most
+from oncelog.client.runtime.values import MIB, BaseStatus, ConnectionLimits
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.core.deltas import PUSH_DELTAS_MAX
 from oncelog.errors import ClientError
@@ -126,6 +126,8 @@ class Status(BaseStatus, frozen=True, kw_only=True):
 class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
     """Limits and timeouts of a deltas client. Every field can be set."""
 
+    _server_maximums: ClassVar = {"push_deltas_max": PUSH_DELTAS_MAX}
+
     outbox_deltas_max: int = 100_000
     """Deltas without an acknowledgement. Beyond it an edit raises LimitExceededError and changes nothing."""
     outbox_bytes_max: int = 256 * MIB
@@ -148,7 +150,3 @@ class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
     """Size of the values in these changes."""
     answer_timeout_ms: int = 60_000
     """Time without an answer after which a request is made again."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_most(self, "push_deltas_max", PUSH_DELTAS_MAX)

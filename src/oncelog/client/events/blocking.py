@@ -55,7 +55,7 @@ class BlockingPending(BlockingObject):
     def event(self) -> dict[str, Any]:
         """As `Pending.event`.
 
-        A copy of the event, for a user interface that shows it before it is committed.
+        Copy of the event, for a user interface that shows it before the commit.
         """
         return self._pending.event
 
@@ -63,14 +63,14 @@ class BlockingPending(BlockingObject):
     def result(self) -> Outcome | None:
         """As `Pending.result`.
 
-        The outcome; None as long as it is not known.
+        The outcome; None until it is known.
         """
         return self._pending.result
 
     def outcome(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.outcome`.
 
-        Wait for the outcome, however long the server is away. Raises ClosedError if the client is closed.
+        Wait for the outcome without a time limit. Raises ClosedError if the client is closed.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
@@ -97,13 +97,13 @@ class BlockingClient(BlockingEventsBase):
         chance: random.Random | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the file and connects.
 
-        `path` is a file of SQLite's, made if it is missing: the application's own, or ":memory:" for a client whose
-        outbox need not survive. `partitions` are followed; with none the client only submits. `client_id` is kept in
-        the store, and made there if it is not given. `apply(connection, events)` is called in the transaction that
-        moves the cursor; `reset(connection)`, in one that begins again from another point. `store` is the deprecated
-        name of `path`.
+        `path` is an SQLite file, which is created if it is missing and may have tables of the application, or
+        ":memory:" for an outbox that need not survive. The client follows `partitions`; without any it only submits.
+        The file stores `client_id`; without one, the client generates an id. The client calls `apply(connection,
+        events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction that begins again
+        from another cursor. `store` is the deprecated name of `path`.
         """
         self._client = Client(
             url,
@@ -126,7 +126,7 @@ class BlockingClient(BlockingEventsBase):
     def client_id(self) -> str:
         """As `Client.client_id`.
 
-        As the server knows it.
+        Id of the client on the server.
         """
         return self._client.client_id
 
@@ -140,11 +140,11 @@ class BlockingClient(BlockingEventsBase):
     ) -> BlockingPending:
         """As `Client.submit`.
 
-        Takes an event into the outbox. On return it is on the disk, and will be sent until it has an outcome.
+        Add an event to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
 
-        Raises CanonicalError for what is no event, LimitExceededError if the outbox is full, IdReusedError if another
-        event waits under this id, StoreError if the store cannot be written: then it was not taken. After a
-        ClosedError it may be on the disk: then it is sent when the client is opened again.
+        Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if another
+        event waits under this id, and StoreError if the store cannot be written: then the event is not in the outbox.
+        After a ClosedError it may be on the disk: then the client sends it when it is opened again.
         """
         portal = self._portal
         return BlockingPending(
@@ -155,7 +155,7 @@ class BlockingClient(BlockingEventsBase):
     def submit_many(self, drafts: Iterable[Draft]) -> list[BlockingPending]:
         """As `Client.submit_many`.
 
-        Takes several into the outbox, all or none, in this order.
+        Add several events to the outbox in this order, all or none.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.call(self._client.submit_many, drafts)]
@@ -163,7 +163,7 @@ class BlockingClient(BlockingEventsBase):
     def pending(self) -> list[BlockingPending]:
         """As `Client.pending`.
 
-        All submissions without an outcome, those of an earlier run too.
+        Return the submissions without an outcome, also of earlier runs.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending)]
@@ -171,23 +171,23 @@ class BlockingClient(BlockingEventsBase):
     def refused(self) -> list[RefusedEvent]:
         """As `Client.refused`.
 
-        Return the submissions that the server has refused for good, oldest first, until `forget_refused`.
+        Return the submissions that the server has refused, oldest first, until `forget_refused`.
         """
         return self._portal.call(self._client.refused)
 
     def forget_refused(self, *ids: UUID | str) -> None:
         """As `Client.forget_refused`.
 
-        Remove refused submissions that the application has seen to; all of them if no id is given.
+        Remove refused submissions that the application has handled; all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *ids)
 
     def send_again(self, id: UUID | str) -> BlockingPending:
         """As `Client.send_again`.
 
-        Take a refused event into the outbox once more, under its id and without an expected committed id.
+        Add a refused event to the outbox again, under its id and without an expected committed id.
 
-        Raises ClientError if no event with this id is refused, and what `submit` raises.
+        Raises ClientError if no event with this id is refused, and the errors of `submit`.
         """
         portal = self._portal
         return BlockingPending(portal.call(self._client.send_again, id), portal)
@@ -199,11 +199,11 @@ class BlockingClient(BlockingEventsBase):
     def on_event(self, handler: Callable[[Event], None], *, name: str | None = None) -> Callable[[Event], None]:
         """As `Client.on_event`.
 
-        Calls the function with every event, in order; it must not be async, and is called in a thread. Can be used as a
+        Call the function with every event, in order; it must not be async, and is called in a thread. Can be used as a
         decorator.
 
-        If it raises, the event is set aside for it (`set_aside`), and goes to the others. After a crash an event may
-        come again that it had already been called with: for once and only once, use `apply`.
+        If it raises an error, the client sets the event aside for it (`set_aside`), and delivers the event to the other
+        handlers. After a crash the client may deliver an event again. Use `apply` to handle each event exactly once.
         """
         self._run_any_time(self._client.on_event, wrap_handler(handler), name=name)
         return handler
@@ -211,41 +211,42 @@ class BlockingClient(BlockingEventsBase):
     def events(self) -> Iterator[Event]:
         """As `Client.events`.
 
-        Every event from the cursor on, in order. One counts as handed over when the next one is asked for.
+        Iterate over the events after the cursor, in order.
 
-        If the loop is left, or its body raises, the last one comes again: to the next loop, or the next time.
+        An event counts as delivered when the loop requests the next one. If the loop is left or its body raises an
+        error, the next loop gets the last event again.
         """
         return self._iterate(self._client.events())
 
     def set_aside(self) -> list[SetAside]:
         """As `Client.set_aside`.
 
-        Events that `apply` or a handler could not take, in their order.
+        Return the events for which `apply` or a handler has raised an error, in their order.
         """
         return self._portal.call(self._client.set_aside)
 
     def forget_set_aside(self, *committed_ids: int) -> None:
         """As `Client.forget_set_aside`.
 
-        These need not be handed over any more, to nobody.
+        Remove events that were set aside: the client does not deliver them again.
         """
         self._portal.call(self._client.forget_set_aside, *committed_ids)
 
     def hand_over_set_aside(self) -> list[SetAside]:
         """As `Client.hand_over_set_aside`.
 
-        Hands them over once more. Gives those that could not be taken again, with their errors.
+        Deliver the events that were set aside again. Return the ones that fail again, with their errors.
 
-        Not to be called by a handler of events.
+        A handler of events must not call it.
         """
         return self._portal.call(self._client.hand_over_set_aside)
 
     def reached(self, committed_id: int, timeout_s: float | None = None) -> None:
         """As `Client.reached`.
 
-        Returns when everything up to this number has been handed over. Raises ClosedError if the client is closed.
+        Wait until all events up to a committed id are delivered. Raises ClosedError if the client is closed.
 
-        For what the application has submitted itself, once it knows its number, and wants to see in its own tables.
+        An application that knows the committed id of a submission can wait until its tables contain the event.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
@@ -254,21 +255,21 @@ class BlockingClient(BlockingEventsBase):
     def status(self) -> Status:
         """As `Client.status`.
 
-        How the client stands, for a user interface.
+        Return the status for a user interface.
         """
         return self._client.status()
 
     def on_status(self, handler: Callable[[Status], None]) -> None:
         """As `Client.on_status`.
 
-        Calls the function whenever the client stands otherwise than before.
+        Call the function with each new status.
         """
         self._run_any_time(self._client.on_status, wrap_handler(handler))
 
     def on_history_changed(self, handler: Callable[[HistoryChange], None]) -> None:
         """As `Client.on_history_changed`.
 
-        Calls the function when the server's log is another one than before. Nothing goes on until `start_over`.
+        Call the function when the server has another history. The client then waits for `start_over`.
         """
         self._run_any_time(self._client.on_history_changed, wrap_handler(handler))
 
@@ -276,18 +277,18 @@ class BlockingClient(BlockingEventsBase):
     def history_change(self) -> HistoryChange | None:
         """As `Client.history_change`.
 
-        What is known about the server's other history, while the client waits for `start_over`.
+        The change of the history of the server, while the client waits for `start_over`.
         """
         return self._client.history_change
 
     def start_over(self, since: int = 0, *, reset: Reset | None = None) -> None:
         """As `Client.start_over`.
 
-        Goes on with the history that the server has now, from another point.
+        Continue with the current history of the server, from another cursor.
 
-        `reset(connection)` (or that of the client) is called in the same transaction: there the application removes
-        what it has made of the events behind `since`. Submissions in the outbox are sent as before. Not to be called
-        by a handler of events.
+        The client calls `reset(connection)`, or the `reset` of the constructor, in the same transaction. There the
+        application removes the effects of events after `since`. The client sends the submissions in the outbox as
+        before. A handler of events must not call it.
         """
         self._portal.call(self._client.start_over, since, reset=reset)
 

@@ -1,4 +1,4 @@
-"""What the blocking client of events does otherwise than the async one: handlers run in threads."""
+"""Parts of the blocking client of events that the generator cannot derive: handlers run in threads."""
 
 import asyncio
 import inspect
@@ -40,7 +40,7 @@ class BlockingEventsBase(BlockingBaseClient):
 def wrap_handler(handler: Callable[[Any], None]) -> Callable[[Any], Any]:
     """Return an async handler that calls a blocking one in a thread."""
     if not callable(handler) or inspect.iscoroutinefunction(handler):
-        raise SettingsError("the handler must be a function, and not async: nobody would await it")
+        raise SettingsError("the handler must be a function that is not async, because nothing would await it")
 
     def handle(value: Any) -> None:
         _in_handler.set(True)  # asyncio gives every call in a thread a separate context

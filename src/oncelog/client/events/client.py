@@ -1,12 +1,13 @@
-"""The asyncio client: submissions that survive, and every event once, in one order.
+"""The asyncio client of events: durable submissions, and each event once, in one order.
 
     async with Client("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         pending = await client.submit({"type": "todo.added", "text": "milk"})
         async for event in client.events():
             print(event.committed_id, event.event)
 
-Tasks share the work, and none of them waits for another: the `connector` stays connected, the `outbox` saves what is
-submitted, the `deliverer` hands events over, and one reports. The `protocol` decides, and the `store` keeps.
+Independent tasks do the work: the `connector` stays connected, the `outbox` saves submissions, the `deliverer` delivers
+events to the application, and one task reports changes of the status. The `protocol` decides without I/O, and the
+`store` has the file.
 """
 
 import os
@@ -52,7 +53,7 @@ _STATE_BY_PHASE: Final = {
 
 
 class Client(ConnectedClient[EventsRuntime, Status]):
-    """One client of one server, with a store of its own. `async with` opens and closes it."""
+    """A client of one server, with a separate store. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
         self,
@@ -71,13 +72,13 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         chance: random.Random | None = None,
         store: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Says what is to be; nothing is opened yet.
+        """Store the configuration; `async with` opens the file and connects.
 
-        `path` is a file of SQLite's, made if it is missing: the application's own, or ":memory:" for a client whose
-        outbox need not survive. `partitions` are followed; with none the client only submits. `client_id` is kept in
-        the store, and made there if it is not given. `apply(connection, events)` is called in the transaction that
-        moves the cursor; `reset(connection)`, in one that begins again from another point. `store` is the deprecated
-        name of `path`.
+        `path` is an SQLite file, which is created if it is missing and may have tables of the application, or
+        ":memory:" for an outbox that need not survive. The client follows `partitions`; without any it only submits.
+        The file stores `client_id`; without one, the client generates an id. The client calls `apply(connection,
+        events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction that begins again
+        from another cursor. `store` is the deprecated name of `path`.
         """
         if store is not None:
             if path is not None:
@@ -98,7 +99,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._outbox: Outbox = Outbox(self._runtime, self._wake_all)
         self._deliverer = Deliverer(self._runtime, apply, self._connector.wake_writer)
         self._handlers: dict[type, list[Callable[[Any], Awaitable[None] | None]]] = {Status: [], HistoryChange: []}
-        """Functions of the application that are called with every new status and every other history."""
+        """Functions of the application that the client calls with each new status and each change of the history."""
 
     # --- opening and closing
 
@@ -118,7 +119,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._deliverer.handlers.close()
 
     def _wake_tasks(self) -> None:
-        """Something has arrived or changed: wake the tasks that have to do something."""
+        """Wake the tasks that have work after a frame or a change of the connection."""
         if self._runtime.protocol.has_settled:
             self._outbox.wake()
         if self._deliverer.has_undelivered:
@@ -131,7 +132,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
 
     @property
     def client_id(self) -> str:
-        """As the server knows it."""
+        """Id of the client on the server."""
         return self._runtime.protocol.client_id
 
     # --- submitting
@@ -144,41 +145,41 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         id: UUID | str | None = None,  # noqa: A002 - the name that it has on the wire
         expected_committed_id: int | None = None,
     ) -> Pending:
-        """Takes an event into the outbox. On return it is on the disk, and will be sent until it has an outcome.
+        """Add an event to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
 
-        Raises CanonicalError for what is no event, LimitExceededError if the outbox is full, IdReusedError if another
-        event waits under this id, StoreError if the store cannot be written: then it was not taken. After a
-        ClosedError it may be on the disk: then it is sent when the client is opened again.
+        Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if another
+        event waits under this id, and StoreError if the store cannot be written: then the event is not in the outbox.
+        After a ClosedError it may be on the disk: then the client sends it when it is opened again.
         """
         return (await self.submit_many([Draft(event, partitions, id, expected_committed_id)]))[0]
 
     async def submit_many(self, drafts: Iterable[Draft]) -> list[Pending]:
-        """Takes several into the outbox, all or none, in this order."""
+        """Add several events to the outbox in this order, all or none."""
         self._runtime.check_open()
         return await self._outbox.submit_drafts(drafts)
 
     def pending(self) -> list[Pending]:
-        """All submissions without an outcome, those of an earlier run too."""
+        """Return the submissions without an outcome, also of earlier runs."""
         return list(self._outbox.pending.values())
 
     async def refused(self) -> list[RefusedEvent]:
-        """Return the submissions that the server has refused for good, oldest first, until `forget_refused`."""
+        """Return the submissions that the server has refused, oldest first, until `forget_refused`."""
         return await self._runtime.call_store(self._runtime.store.load_refused)
 
     async def forget_refused(self, *ids: UUID | str) -> None:
-        """Remove refused submissions that the application has seen to; all of them if no id is given."""
+        """Remove refused submissions that the application has handled; all of them if no id is given."""
         self._runtime.check_open()
         await self._outbox.save((), [str(one).lower() for one in ids] or [one.id for one in await self.refused()])
 
     async def send_again(self, id: UUID | str) -> Pending:  # noqa: A002 - as above
-        """Take a refused event into the outbox once more, under its id and without an expected committed id.
+        """Add a refused event to the outbox again, under its id and without an expected committed id.
 
-        Raises ClientError if no event with this id is refused, and what `submit` raises.
+        Raises ClientError if no event with this id is refused, and the errors of `submit`.
         """
         self._runtime.check_open()
         found = [one for one in await self.refused() if one.id == str(id).lower()]
         if not found:
-            raise ClientError(f"there is no refused event {id}")
+            raise ClientError(f"no refused event has the id {id}")
         draft = Draft(found[-1].event, found[-1].partitions, found[-1].id)
         return (await self._outbox.submit_drafts([draft], [found[-1].id]))[0]
 
@@ -194,23 +195,24 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     # --- events
 
     def on_event(self, handler: EventHandler, *, name: str | None = None) -> EventHandler:
-        """Calls the function with every event, in order; it may be async. Can be used as a decorator.
+        """Call the function with every event, in order; it may be async. Can be used as a decorator.
 
-        If it raises, the event is set aside for it (`set_aside`), and goes to the others. After a crash an event may
-        come again that it had already been called with: for once and only once, use `apply`.
+        If it raises an error, the client sets the event aside for it (`set_aside`), and delivers the event to the other
+        handlers. After a crash the client may deliver an event again. Use `apply` to handle each event exactly once.
         """
         check_function(handler, "the handler", may_be_async=True)
         called = name or get_handler_name(handler)
         if called == APPLY:
-            raise ValueError(f"{APPLY!r} is the name of what is called in the transaction: give this one another name")
+            raise ValueError(f"{APPLY!r} is the name of the function `apply`: give this handler another name")
         self._deliverer.handlers.add(handler, called)
         self._want_events()
         return handler
 
     async def events(self) -> AsyncIterator[Event]:
-        """Every event from the cursor on, in order. One counts as handed over when the next one is asked for.
+        """Iterate over the events after the cursor, in order.
 
-        If the loop is left, or its body raises, the last one comes again: to the next loop, or the next time.
+        An event counts as delivered when the loop requests the next one. If the loop is left or its body raises an
+        error, the next loop gets the last event again.
         """
         self._runtime.check_open()
         stream = self._deliverer.handlers.new_stream()
@@ -220,9 +222,6 @@ class Client(ConnectedClient[EventsRuntime, Status]):
                 yield event
         finally:
             stream.finish()
-        failed = self._runtime.failure_error
-        if failed is not None:
-            raise failed
 
     def _want_events(self) -> None:
         self._deliverer.wake()
@@ -231,11 +230,11 @@ class Client(ConnectedClient[EventsRuntime, Status]):
             self._connector.wake_writer()
 
     async def set_aside(self) -> list[SetAside]:
-        """Events that `apply` or a handler could not take, in their order."""
+        """Return the events for which `apply` or a handler has raised an error, in their order."""
         return await self._runtime.call_store(self._runtime.store.load_set_aside)
 
     async def forget_set_aside(self, *committed_ids: int) -> None:
-        """These need not be handed over any more, to nobody."""
+        """Remove events that were set aside: the client does not deliver them again."""
         for number in committed_ids:
             check_number(number, "committed_ids")
         runtime = self._runtime
@@ -243,27 +242,27 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         runtime.wake_waiters()
 
     async def hand_over_set_aside(self) -> list[SetAside]:
-        """Hands them over once more. Gives those that could not be taken again, with their errors.
+        """Deliver the events that were set aside again. Return the ones that fail again, with their errors.
 
-        Not to be called by a handler of events.
+        A handler of events must not call it.
         """
         self._deliverer.check_not_in_handler("hand_over_set_aside")
         return await self._deliverer.redeliver()
 
     async def reached(self, committed_id: int) -> None:
-        """Returns when everything up to this number has been handed over. Raises ClosedError if the client is closed.
+        """Wait until all events up to a committed id are delivered. Raises ClosedError if the client is closed.
 
-        For what the application has submitted itself, once it knows its number, and wants to see in its own tables.
+        An application that knows the committed id of a submission can wait until its tables contain the event.
         """
         check_number(committed_id, "committed_id")
         if self._deliverer.cursor < committed_id:
             self._deliverer.check_not_in_handler("reached")
         await self._runtime.wait_until(lambda: self._deliverer.cursor >= committed_id)
 
-    # --- how it stands
+    # --- status
 
     def status(self) -> Status:
-        """How the client stands, for a user interface."""
+        """Return the status for a user interface."""
         runtime, deliverer = self._runtime, self._deliverer
         server_last = runtime.protocol.last_committed_id if runtime.is_open else 0
         return Status(
@@ -280,7 +279,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         protocol, connector = self._runtime.protocol, self._connector
         state = _STATE_BY_PHASE[protocol.phase]
         if protocol.phase is EventsPhase.ASIDE and not self._deliverer.has_handlers:
-            state = ConnectionState.LIVE  # there is nothing else that it could do
+            state = ConnectionState.LIVE  # it only submits, and is ready for that
         is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         return ConnectionState.REFUSED if is_refused or protocol.read_error is not None else state
 
@@ -295,26 +294,26 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         )
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
-        """Calls the function whenever the client stands otherwise than before."""
+        """Call the function with each new status."""
         check_function(handler, "the handler", may_be_async=True)
         self._handlers[Status].append(handler)
 
     def on_history_changed(self, handler: Callable[[HistoryChange], Awaitable[None] | None]) -> None:
-        """Calls the function when the server's log is another one than before. Nothing goes on until `start_over`."""
+        """Call the function when the server has another history. The client then waits for `start_over`."""
         check_function(handler, "the handler", may_be_async=True)
         self._handlers[HistoryChange].append(handler)
 
     @property
     def history_change(self) -> HistoryChange | None:
-        """What is known about the server's other history, while the client waits for `start_over`."""
+        """The change of the history of the server, while the client waits for `start_over`."""
         return self._runtime.protocol.history_change
 
     async def start_over(self, since: int = 0, *, reset: Reset | None = None) -> None:
-        """Goes on with the history that the server has now, from another point.
+        """Continue with the current history of the server, from another cursor.
 
-        `reset(connection)` (or that of the client) is called in the same transaction: there the application removes
-        what it has made of the events behind `since`. Submissions in the outbox are sent as before. Not to be called
-        by a handler of events.
+        The client calls `reset(connection)`, or the `reset` of the constructor, in the same transaction. There the
+        application removes the effects of events after `since`. The client sends the submissions in the outbox as
+        before. A handler of events must not call it.
         """
         self._runtime.check_open()
         self._deliverer.check_not_in_handler("start_over")
@@ -332,7 +331,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         return protocol.phase is EventsPhase.LIVE and not self._deliverer.has_undelivered
 
     async def _report_changes(self) -> None:
-        """Tell the handlers of the application how the client stands, whenever that has changed."""
+        """Call the handlers of the application after each change of the status or of the history."""
         reported: tuple[Status | None, HistoryChange | None] = (None, None)
 
         def is_new() -> bool:

@@ -1,4 +1,4 @@
-"""The task that stays connected to the events of a server."""
+"""Task that keeps a client of events connected to a server."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from oncelog.errors import LostError
 
 
 class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
-    """Connector of a client of events. `on_change` is called after every frame, and when the connection changes."""
+    """Connector of a client of events. It calls `on_change` after every frame and after changes of the connection."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
         self._busy_event = asyncio.Event()
 
     def restart(self) -> None:
-        """End the connection, if there is one: the protocol has begun again."""
+        """End the connection, because the protocol has started over."""
         self._restart_event.set()
         self.skip_pause()
 
@@ -70,7 +70,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self._yield_to_submissions()
 
     async def _watch_delivery(self, _socket: Socket) -> None:
-        """Let submissions go first while handlers are slow: a handler may wait for the outcome of a submission."""
+        """Send submissions first while handlers are slow: a handler may wait for the outcome of a submission."""
         protocol = self._protocol
         while True:
             before = protocol.page_count
@@ -79,7 +79,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self._yield_to_submissions()
 
     async def _retry_read(self, _socket: Socket) -> None:
-        """Request events again from time to time, while the client may not read all partitions."""
+        """Request events again at intervals while the client may not read all partitions."""
         while True:
             await asyncio.sleep(self._runtime.limits.refused_pause_ms_min / 1000)
             if self._protocol.read_error is not None:
@@ -87,16 +87,16 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self.wake_writer()
 
     def _yield_to_submissions(self) -> None:
-        """End the connection, which cannot stop a sync: the next one sends the outbox before it syncs."""
+        """End the connection, because a sync cannot be interrupted. The next one sends the outbox before it syncs."""
         self.skip_pause()
-        raise LostError("events are taken too slowly; the client submits first, and then goes on with them")
+        raise LostError("handlers are too slow; the client reconnects to submit before it requests further events")
 
     async def _wait_for_restart(self, _socket: Socket) -> None:
         await self._restart_event.wait()
         raise LostError("the client starts over")
 
     async def _resume_requests(self, _socket: Socket) -> None:
-        """Send requests again after the pause that a busy server has asked for."""
+        """Send requests again after the pause that a busy server asked for."""
         while True:
             await self._busy_event.wait()
             await asyncio.sleep(self._protocol.busy_ms / 1000)

@@ -1,4 +1,4 @@
-"""The task that hands events over: to `apply`, to handlers and to loops, and saves the cursor behind them."""
+"""Task that delivers events to `apply`, handlers and loops, and saves the cursor after them."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ from oncelog.client.runtime.backoff import wait_for_store
 from oncelog.errors import StoreError
 
 DELIVERY_S: Final = 0.1
-"""Time after which the cursor is saved while events are handed over."""
+"""Time after which the deliverer saves the cursor while it delivers events."""
 
 
 class Deliverer:
-    """Hands each event to everything that takes events, one event after the other."""
+    """Delivers events one after the other, each to all handlers and loops."""
 
     def __init__(self, runtime: EventsRuntime, apply: Apply | None, on_taken: Callable[[], None]) -> None:
-        """`on_taken` is called when there may be room for further events."""
+        """Call `on_taken` when the protocol may have room for further events."""
         self._runtime = runtime
         self._apply = apply
         self._on_taken = on_taken
@@ -31,20 +31,20 @@ class Deliverer:
         self.last_error: str | None = None
         """Why the store cannot be written; None while it can."""
         self.handlers = EventHandlers()
-        runtime.end_calls.append(self.handlers.close)
+        runtime.end_calls.append(lambda: self.handlers.close(runtime.failure_error))
         self.cursor = 0
-        """Everything up to this committed id has been handed over."""
+        """All events up to this committed id are delivered."""
         self._epoch = ""
         self.set_aside_count = 0
 
     @property
     def has_handlers(self) -> bool:
-        """Whether anything takes events, or there are none to take."""
+        """Whether the application takes events, or the client follows no partitions."""
         return self._apply is not None or bool(self.handlers) or not self._runtime.protocol.partitions
 
     @property
     def has_undelivered(self) -> bool:
-        """Whether events, or a cursor behind them, wait to be handed over."""
+        """Whether events wait for delivery, or the cursor has moved without events."""
         protocol = self._runtime.protocol
         is_other_history = protocol.phase is EventsPhase.HISTORY_CHANGED
         return bool(protocol.ready_count) or (
@@ -52,24 +52,24 @@ class Deliverer:
         )
 
     def start(self, cursor: int, epoch: str, set_aside_count: int) -> None:
-        """Begin to hand events over, from a cursor on."""
+        """Begin to deliver events after a cursor."""
         self.cursor, self._epoch, self.set_aside_count = cursor, epoch, set_aside_count
         self._task = self._runtime.start_task("deliver", self._run)
         self.wake()
 
     def wake(self) -> None:
-        """There may be events, or somebody that takes them."""
+        """Let the task check for events and handlers."""
         self._wakeup.set()
 
     def check_not_in_handler(self, method: str) -> None:
-        """Raises RuntimeError in a handler of events, which must not wait for the next event."""
+        """Raise RuntimeError in a handler of events, which must not wait for the next event."""
         if asyncio.current_task() is self._task:
             raise RuntimeError(f"{method} must not be called by a handler of events: it would wait for itself")
 
     async def start_over(self, since: int, reset: Reset | None) -> None:
-        """Go on from another point of the history that the server has now."""
+        """Continue from another cursor in the current history of the server."""
         runtime = self._runtime
-        # A handler may wait for an outcome that comes only after this.
+        # A handler may wait for an outcome that only arrives after the restart.
         if self._task is not None:
             await runtime.cancel_tasks([self._task])
         async with self._lock:
@@ -81,7 +81,7 @@ class Deliverer:
         self.start(since, epoch, 0)
 
     async def redeliver(self) -> list[SetAside]:
-        """Hand over what was set aside. Return those that were not taken again, with their errors."""
+        """Deliver events that were set aside again. Return the ones that fail again, with their errors."""
         left: list[SetAside] = []
         async with self._lock:
             for one in await self._runtime.call_store(self._runtime.store.load_set_aside):
@@ -108,7 +108,7 @@ class Deliverer:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            # Without anything that takes them, events wait: skipping them would lose them.
+            # Without handlers and loops events wait: to skip them would lose them.
             while self.has_handlers and self.has_undelivered:
                 async with self._lock:
                     if self.has_undelivered:
@@ -128,16 +128,16 @@ class Deliverer:
                 if not self.has_handlers:  # the only loop was left
                     break
                 if taken and time.monotonic() - began > DELIVERY_S:
-                    break  # what was handed over is saved before it goes on
+                    break  # save the cursor first
                 not_taken, is_taken = await self.handlers.deliver(event)
-                if not is_taken and self._apply is None:  # it was left before it came to this one
+                if not is_taken and self._apply is None:  # the only loop was left before it got the event
                     break
                 failed += not_taken
                 taken += 1
             else:
                 taken = len(events)
         finally:
-            # Also if the client is being closed: what has been handed over must not come again.
+            # Save also while the client is being closed, so that delivered events are not delivered again.
             if taken < len(events):
                 protocol.return_events(events[taken:])
                 cursor = events[taken - 1].committed_id if taken else self.cursor

@@ -1,4 +1,4 @@
-"""Who takes the events: functions that are called with each, and loops that ask for the next."""
+"""Receivers of events in the application: handlers, which are functions, and loops over `Client.events`."""
 
 import asyncio
 import inspect
@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from oncelog.client.events.values import Event, SetAside
+from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import describe_error, is_being_cancelled
+from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.client")
 
@@ -15,7 +17,7 @@ EventHandler = Callable[[Event], Awaitable[None] | None]
 
 
 class EventHandlers:
-    """In the order in which they were added. Each event goes to all of them before the next one goes to any."""
+    """Handlers and loops of one client, in the order of registration. All get an event before any gets the next one."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, EventHandler] = {}
@@ -25,26 +27,26 @@ class EventHandlers:
         return bool(self._handlers or self._streams)
 
     def add(self, handler: EventHandler, name: str) -> None:
-        """Under a name by which its set-aside events are found again after a restart. Raises ValueError if taken."""
+        """Add a handler. Its name identifies its failed events after a restart. Raises ValueError for a used name."""
         if name in self._handlers:
-            raise ValueError(f"there is a handler {name!r} already: give this one another name")
+            raise ValueError(f"another handler has the name {name!r}: give this handler another name")
         self._handlers[name] = handler
 
     def new_stream(self) -> "EventStream":
-        """A loop that takes the events from now on."""
+        """Return a stream of the events from now on."""
         stream = EventStream(self._streams.remove)
         self._streams.append(stream)
         return stream
 
-    def close(self) -> None:
-        """All loops end."""
+    def close(self, error: OncelogError | None = None) -> None:
+        """End all loops, with an error if there is one."""
         for stream in list(self._streams):
-            stream.finish()
+            stream.finish(error)
 
     async def deliver(self, event: Event) -> tuple[list[SetAside], bool]:
-        """To all of them. Those that could not take it do not keep it from the others.
+        """Deliver an event to all handlers and loops. An error of one of them does not keep it from the others.
 
-        Gives those, and whether anybody was there: a loop can be left just before it comes to the event.
+        Return the failed deliveries, and whether anything received the event: a loop can be left just before that.
         """
         failed: list[SetAside] = []
         is_taken = bool(self._handlers)
@@ -52,21 +54,21 @@ class EventHandlers:
             error = await self.call(handler, name, event)
             if error is not None:
                 failed.append(SetAside(name, event, error))
-        # All loops get the event first: they do not wait for the bodies of each other.
-        for handled in [stream.put(event) for stream in self._streams]:
+        # All loops get the event at once: they do not wait for the bodies of other loops.
+        for handled in [stream.deliver(event) for stream in self._streams]:
             is_taken |= await handled
         return failed, is_taken
 
     async def redeliver(self, failed_delivery: SetAside) -> str | None:
-        """To the one that could not take it. Gives its error, or None if all is well."""
+        """Deliver an event again to the handler that has failed. Return its error, or None."""
         handler = self._handlers.get(failed_delivery.handler)
         if handler is None:
-            return f"there is no handler {failed_delivery.handler!r}; at first: {failed_delivery.error}"
+            return f"the handler {failed_delivery.handler!r} does not exist; its first error: {failed_delivery.error}"
         return await self.call(handler, failed_delivery.handler, failed_delivery.event)
 
     @staticmethod
     async def call(handler: Callable[[Any], Awaitable[None] | None], name: str, value: Any) -> str | None:
-        """Calls a function of the application's. Gives its error in one line, or None if all is well."""
+        """Call a function of the application. Return its error in one line, or None."""
         try:
             result = handler(value)
             if inspect.isawaitable(result):
@@ -80,60 +82,45 @@ class EventHandlers:
         return None
 
 
-class EventStream:
-    """`async for event in stream`. An event counts as handed over when the next one is requested.
+class EventStream(BoundedStream[Event]):
+    """A loop over the events of a client. An event counts as delivered when the loop requests the next one.
 
-    It does not count when the loop is left: its body may have raised before its end.
+    It does not count when the loop is left, because its body may have raised an error.
     """
 
     def __init__(self, on_finish: Callable[["EventStream"], None]) -> None:
-        self._on_finish = on_finish
-        self._event: Event | None = None
+        super().__init__(on_finish, count_max=("events", 1))
         self._handled: asyncio.Future[bool] | None = None
-        """Result of the event: whether the loop asked for the next one."""
+        """Result of the event: whether the loop has requested the next one."""
         self._is_delivered = False
-        self._is_over = False
-        self._arrival = asyncio.Event()
-
-    def __aiter__(self) -> "EventStream":
-        return self
 
     async def __anext__(self) -> Event:
         if self._is_delivered:
             self._settle(was_handled=True)
-        while self._event is None:
-            if self._is_over:
-                raise StopAsyncIteration
-            # A caller that stops waiting here leaves the event for the next call.
-            self._arrival.clear()
-            await self._arrival.wait()
+        event = await super().__anext__()
         self._is_delivered = True
-        return self._event
+        return event
 
-    def put(self, event: Event) -> "asyncio.Future[bool]":
-        """Give the loop its next event. The result is False if the loop is left before it asks for another one."""
+    def deliver(self, event: Event) -> "asyncio.Future[bool]":
+        """Pass the next event to the loop. The result is False if the loop is left before it requests another one."""
         self._handled = asyncio.get_running_loop().create_future()
         if self._is_over:
             self._handled.set_result(False)
         else:
-            self._event, self._is_delivered = event, False
-            self._arrival.set()
+            self.put([event])
         return self._handled
 
-    def finish(self) -> None:
-        """End the stream: the client is closed, or the loop was left."""
-        if not self._is_over:
-            self._is_over = True
-            self._on_finish(self)
+    def finish(self, error: OncelogError | None = None) -> None:
+        """End the stream without its event, because the client is closed or the loop was left."""
+        self._end(error)
         self._settle(was_handled=False)
-        self._arrival.set()
 
     def _settle(self, *, was_handled: bool) -> None:
         if self._handled is not None and not self._handled.done():
             self._handled.set_result(was_handled)
-        self._event, self._is_delivered = None, False
+        self._is_delivered = False
 
 
 def get_handler_name(handler: Callable[..., object]) -> str:
-    """What a function is called in logs and in the store."""
+    """Return the name of a function in logs and in the store."""
     return getattr(handler, "__qualname__", None) or type(handler).__name__

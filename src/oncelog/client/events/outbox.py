@@ -1,6 +1,5 @@
-"""The outbox of a client of events: drafts, and submissions that wait for their outcomes."""
+"""Outbox of a client of events: drafts, and submissions without an outcome."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -10,7 +9,7 @@ import msgspec
 from oncelog.client.events.protocol import EventsProtocol
 from oncelog.client.events.store import ClientStore
 from oncelog.client.events.values import ClientLimits, OutboxEntry, Outcome, Refused, SettledEntry
-from oncelog.client.runtime.client import ProtocolRuntime
+from oncelog.client.runtime.client import ProtocolRuntime, get_wall_ms
 from oncelog.client.runtime.outbox import BaseOutbox, BasePending
 from oncelog.core.builders import event as submission_of
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
@@ -25,23 +24,23 @@ class Draft(NamedTuple):
 
     event: JsonValue
     partitions: Sequence[str] | None = None
-    """None for the partition of the client, if it has only one."""
+    """None for the partition of a client that follows only one."""
     id: UUID | str | None = None
-    """None for a new one. A caller that may submit the same event again must give it an id."""
+    """None for a new id. A caller that may submit the same event again must choose its id."""
     expected_committed_id: int | None = None
 
 
 def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> OutboxEntry:
-    """Return an entry without a number. `partitions` are those of the client.
+    """Return an entry without a number. `partitions` are the partitions that the client follows.
 
-    Raises CanonicalError for a value that cannot be an event, or an event that is too large, and ValueError if the
-    draft has no partitions and the client several.
+    Raises CanonicalError for a malformed or too large event, and ValueError if the draft has no partitions and the
+    client does not follow exactly one.
     """
     expected = draft.expected_committed_id
     if expected is not None and (type(expected) is not int or not 0 <= expected <= INTEGER_MAX):
         raise CanonicalError("$.expected_committed_id", f"must be a whole number from 0 to {INTEGER_MAX}")
     if draft.partitions is None and len(partitions) != 1:
-        raise ValueError(f"partitions must be given: the client follows {len(partitions)}, not one")
+        raise ValueError(f"partitions must be given, because the client follows {len(partitions)} of them")
     own = list(partitions) if draft.partitions is None else draft.partitions
     submission = submission_of(uuid4() if draft.id is None else draft.id, draft.event, own)
     if len(submission.body) > body_bytes_max:
@@ -68,7 +67,7 @@ class Pending(BasePending[OutboxEntry, Outcome]):
 
     @property
     def event(self) -> dict[str, Any]:
-        """A copy of the event, for a user interface that shows it before it is committed."""
+        """Copy of the event, for a user interface that shows it before the commit."""
         event: dict[str, Any] = msgspec.json.decode(self._entry.body)
         return event
 
@@ -77,7 +76,7 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
     """Outbox of a client of events."""
 
     def __init__(self, runtime: EventsRuntime, on_saved: Callable[[], None]) -> None:
-        """`on_saved` is called when there may be something new to send."""
+        """Call `on_saved` when the protocol may have new frames to send."""
         limits = runtime.limits
         super().__init__(
             runtime,
@@ -89,7 +88,7 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
         self.refused_count = 0
 
     async def submit_drafts(self, drafts: Iterable[Draft], withdrawn: Sequence[str] = ()) -> list[Pending]:
-        """Accept all drafts or none, as `submit` does."""
+        """Prepare drafts and submit them: all or none."""
         partitions, body_bytes_max = self._runtime.protocol.partitions, self._runtime.limits.body_bytes_max
         return await self.submit([prepare(draft, partitions, body_bytes_max) for draft in drafts], withdrawn)
 
@@ -99,7 +98,7 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
     async def _write(
         self, entries: Sequence[OutboxEntry], withdrawn: Sequence[str], changes: list[SettledEntry]
     ) -> None:
-        store, now_ms = self._runtime.store, time.time_ns() // 1_000_000
+        store, now_ms = self._runtime.store, get_wall_ms()
         self.refused_count += await self._runtime.call_store(store.save_outbox, entries, withdrawn, changes, now_ms)
 
     def _report(self, entries: Sequence[OutboxEntry], withdrawn: Sequence[str], changes: list[SettledEntry]) -> None:

@@ -1,9 +1,9 @@
-"""What a client keeps: its outbox, its cursor, refused submissions, and what a handler could not take.
+"""SQLite file of a client of events: outbox, cursor, refused submissions, and events that were set aside.
 
-All of it lies in one SQLite file, which may be the application's own: then what the application makes of an event and
-the cursor behind it are saved in one transaction, and each event counts once, whatever crashes.
+The file may be a file of the application. Then one transaction saves the effect of an event and the cursor after it,
+and each event takes effect exactly once in spite of crashes.
 
-Everything here blocks, and is called by one thread at a time.
+All methods block. Only one thread may call them at a time.
 """
 
 import os
@@ -26,7 +26,7 @@ SCHEMA: Final = StoreSchema(
 )
 SQL: Final = SCHEMA.load_queries()
 APPLY: Final = "apply"
-"""The name under which events are set aside that `apply` could not take."""
+"""Name of the handler of events that `apply` could not handle."""
 _DISK_ERRORS: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _EVENT_DECODER: Final = msgspec.json.Decoder(Event)
 _OUTCOME_DECODER: Final = msgspec.json.Decoder(Refused)
@@ -37,7 +37,7 @@ Reset = Callable[[sqlite3.Connection], None]
 
 
 class StoredClient(Struct, frozen=True):
-    """What lies in the file when a client is opened."""
+    """Content of the file that a client loads when it is opened."""
 
     client_id: str
     cursor: int
@@ -48,7 +48,7 @@ class StoredClient(Struct, frozen=True):
 
 
 class ClientStore(OutboxStore):
-    """The file of one client."""
+    """Store of one client of events."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path, SCHEMA)
@@ -56,7 +56,7 @@ class ClientStore(OutboxStore):
     # --- opening and closing
 
     def open(self, client_id: str | None, partitions: Sequence[str], reset: Reset | None) -> StoredClient:
-        """Raises StoreInUseError, PartitionsChangedError, or a StoreError."""
+        """Open the file and load its content. Raises StoreInUseError, PartitionsChangedError or a StoreError."""
 
         with self._file.open() as (connection, is_new):
             if is_new:
@@ -90,12 +90,12 @@ class ClientStore(OutboxStore):
     def save_outbox(
         self, accepted: Sequence[OutboxEntry], withdrawn: Sequence[str], settled: Sequence[SettledEntry], now_ms: int
     ) -> int:
-        """Save submissions, and remove those that have an outcome. On return it is on the disk.
+        """Save new submissions and outcomes. On return new submissions and refusals are on the disk.
 
-        `withdrawn` are ids of refused submissions to remove. Return by how many there are more refused ones.
+        `withdrawn` are ids of refused submissions to remove. Return the change of the number of refused submissions.
         """
         refused = [one for one in settled if isinstance(one.outcome, Refused)]
-        # That an entry was committed may be forgotten in a crash: it is sent again, and answered as before.
+        # A crash may lose the outcome of a committed event: the client sends it again and gets the same answer.
         with self._file.transaction(is_durable=bool(accepted or refused or withdrawn)) as connection:
             connection.executemany(SQL["accept"], map(_to_entry_row, accepted))
             removed = connection.executemany(SQL["forget_refused"], [(event_id,) for event_id in withdrawn]).rowcount
@@ -104,7 +104,7 @@ class ClientStore(OutboxStore):
         return len(refused) - max(removed, 0)
 
     def load_refused(self) -> list[RefusedEvent]:
-        """All that the application has not seen to, oldest first."""
+        """Return the refused submissions, oldest first."""
         with self._file.translate_errors(), self._file.translate_damage():
             return [
                 RefusedEvent(
@@ -117,13 +117,16 @@ class ClientStore(OutboxStore):
                 for id, partitions, body, outcome, rejected_at_ms in self._file.connection.execute(SQL["refused"])  # noqa: A001
             ]
 
-    # --- handing over
+    # --- delivery
 
     def save_delivery(
         self, events: Sequence[Event], cursor: int, epoch: str, apply: Apply | None, failed: Sequence[SetAside]
     ) -> int:
-        """Calls `apply` and moves the cursor, in one transaction. Gives how many events are set aside by now."""
-        # If a crash loses it, all of it is lost together, and comes again from the server.
+        """Call `apply` and move the cursor, in one transaction. Return the number of events that are set aside.
+
+        The number is -1 if it has not changed.
+        """
+        # A crash can only lose the whole transaction; then the server sends the events again.
         with self._file.transaction(is_durable=False) as connection:
             if apply is not None and events:
                 failed = [*failed, *_apply_events(connection, apply, events)]
@@ -132,19 +135,19 @@ class ClientStore(OutboxStore):
             return self._count("count_set_aside") if failed else -1
 
     def load_set_aside(self) -> list[SetAside]:
-        """All events that a handler could not take, in their order."""
+        """Return the events that are set aside, in their order."""
         with self._file.translate_errors(), self._file.translate_damage():
             rows = self._file.connection.execute(SQL["all_set_aside"])
             return [SetAside(handler, _EVENT_DECODER.decode(event), error) for handler, event, error in rows]
 
     def forget_set_aside(self, committed_ids: Sequence[int]) -> int:
-        """These need not be handed over any more. Gives how many are left."""
+        """Remove events that are set aside. Return the number of the others."""
         with self._file.transaction(is_durable=True) as connection:
             connection.executemany(SQL["forget_set_aside_at"], [(committed_id,) for committed_id in committed_ids])
             return self._count("count_set_aside")
 
     def redeliver(self, failed_delivery: SetAside, apply: Apply | None) -> str | None:
-        """Hands one over that was set aside, to `apply` or (done before) to another. Gives its error, or None."""
+        """Call `apply`, if that is the failed handler, and remove the event. Return the error of `apply`, or None."""
         with self._file.transaction(is_durable=True) as connection:
             failed = [] if apply is None else _apply_events(connection, apply, [failed_delivery.event])
             if failed:
@@ -154,7 +157,7 @@ class ClientStore(OutboxStore):
             return None
 
     def start_over(self, partitions: Sequence[str], since: int, epoch: str, reset: Reset | None) -> None:
-        """Another beginning, with what the application does about what it has, in one transaction."""
+        """Move the cursor to another history and call `reset`, in one transaction."""
         with self._file.transaction(is_durable=True) as connection:
             self._reset_cursor(connection, _to_json(partitions), since, epoch, reset)
 
@@ -171,7 +174,7 @@ class ClientStore(OutboxStore):
 
 
 def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> list[SetAside]:
-    """Lets the application take all of them at once; if it cannot, one by one, and those at fault are set aside."""
+    """Call `apply` with all events, and after an error with each event separately. Return the events that fail."""
     error = _try_apply(connection, apply, events)
     if error is None:
         return []
@@ -203,7 +206,7 @@ def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Ev
 
 
 def _is_disk_error(error: BaseException) -> bool:
-    """Of an error in `apply`. What is locked or read-only there may be another database, and may stay so."""
+    """Whether an error of `apply` is about the disk. Other errors, as of a locked database, can be of another file."""
     return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK_ERRORS)
 
 

@@ -1,4 +1,4 @@
-"""Values that a client takes from its application and gives to it: limits, events, outcomes, and its status."""
+"""Values of the client of events: limits, events, outcomes and status."""
 
 from typing import Annotated, Any
 
@@ -8,64 +8,64 @@ from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, Connection
 from oncelog.deprecation import alias_property
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-"""As a server's numbers are: others are no server's."""
+"""A number of a server: committed ids, sequences and times."""
 
 
 class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """What a client holds at most, and how long it waits."""
+    """Limits and times of a client of events."""
 
     outbox_events_max: int = 100_000
-    """Submissions without an outcome. Beyond it `submit` raises LimitExceededError."""
+    """Submissions without an outcome. If the outbox is full, `submit` raises LimitExceededError."""
     outbox_bytes_max: int = 256 * MIB
-    """Of all of them together; they are kept in memory too."""
+    """Size of their bodies, which are also in memory."""
     body_bytes_max: int = MIB
-    """Of one event in its canonical form. The default limit of a server is 4 MiB for a frame."""
+    """Size of an event in canonical form. The default limit of a server is 4 MiB for a frame."""
     hand_over_events_max: int = 1000
-    """Events that are handed over in one transaction."""
+    """Events that the client delivers in one transaction."""
     taking_timeout_ms: int = 1000
-    """If handlers and loops leave no room for further events for this time, the outbox is sent before they are."""
+    """If the client has no room for further events for this time, it sends the outbox before it requests them."""
 
 
 class Event(Struct, frozen=True):
-    """A committed event, own or foreign, as it is on the wire."""
+    """A committed event of this or another client, as it is on the wire."""
 
     id: str
     client_id: str
     partitions: tuple[str, ...]
     committed_id: Number
-    """Its place in the one order, the same for every reader."""
+    """Place in the order of all events, equal for all readers."""
     event: dict[str, Any] | None
     """None if it has been erased."""
     status_updated_at: Number
-    """When it was committed, in milliseconds since 1970, by the log's time."""
+    """Log time of the commit, in milliseconds since 1970."""
     erased: bool = False
     actor: str = ""
-    """The principal that wrote it, assigned by the server (`user:ada`). Empty if the server does not show it."""
+    """Principal that wrote the event (`user:ada`), assigned by the server. Empty if the server does not show it."""
 
     @property
     def type(self) -> str:
-        """Of the event; empty if it has been erased."""
+        """Type of the event; empty if it has been erased."""
         return "" if self.event is None else str(self.event.get("type", ""))
 
 
 class Fault(Struct, frozen=True):
-    """What is wrong with a submission."""
+    """A fault of a submission."""
 
     field: str
     message: str
     current_committed_id: int | None = None
-    """Where another one was expected."""
+    """Committed id that the server has instead of the expected one."""
 
 
 class Committed(Struct, frozen=True):
-    """The outcome of a submission that has its place in the order, whoever sent it first."""
+    """Outcome of a committed submission, also if another connection has sent it first."""
 
     committed_id: int
     status_updated_at: int
 
 
 class Refused(Struct, frozen=True):
-    """The outcome of a submission that was refused for good."""
+    """Outcome of a refused submission."""
 
     reason: str
     errors: tuple[Fault, ...] = ()
@@ -78,18 +78,18 @@ Outcome = Committed | Refused
 
 
 class RefusedEvent(Struct, frozen=True):
-    """A refused submission, kept until the application has seen to it (`forget_refused`)."""
+    """A refused submission. The client keeps it until `forget_refused`."""
 
     id: str
     partitions: tuple[str, ...]
     event: dict[str, Any]
     outcome: Refused
     rejected_at_ms: int
-    """By the clock of this machine."""
+    """Time of the refusal, by the clock of this machine."""
 
 
 class SetAside(Struct, frozen=True):
-    """An event that a handler could not take, kept until it is handed over again."""
+    """An event for which a handler has raised an error. The client keeps it until it is delivered again."""
 
     handler: str
     event: Event
@@ -97,22 +97,22 @@ class SetAside(Struct, frozen=True):
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """For a user interface."""
+    """Status of a client of events for a user interface."""
 
     set_aside: int = 0
-    """Events that a handler could not take."""
+    """Events that are set aside."""
     cursor: int = 0
-    """Everything up to this number has been handed over."""
+    """All events up to this committed id are delivered."""
     server_last_committed_id: int = 0
-    """The highest number the client has heard of."""
+    """Highest committed id that the server has reported."""
 
     rejected = alias_property("Status.rejected", "refused")
 
 
 class HistoryChange(Struct, frozen=True):
-    """The server's log is not the one that this client has followed: a backup was restored, or the log was cut.
+    """The server has another history than the client has followed: a backup was restored, or the log was cut.
 
-    What was handed over up to `cursor` may be gone there, and other events may have its numbers.
+    The history may lack events up to `cursor` that the client has delivered, and other events may have their ids.
     """
 
     known_epoch: str
@@ -128,7 +128,7 @@ class OutboxEntry(BaseEntry, frozen=True, gc=False):
     id: str
     partitions: tuple[str, ...]
     body: bytes
-    """The event in its canonical form."""
+    """Event in canonical form."""
     fingerprint: bytes
     expected_committed_id: int | None = None
 

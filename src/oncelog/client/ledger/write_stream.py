@@ -18,7 +18,7 @@ from oncelog.client.ledger.protocol import LedgerProtocol
 from oncelog.client.ledger.store import LedgerStore, StoredScope
 from oncelog.client.ledger.values import ForgottenError, LedgerLimits, Outcome, PendingWrite, Recovered
 from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s, wait_for_store
-from oncelog.client.runtime.client import ClientRuntime
+from oncelog.client.runtime.client import ClientRuntime, get_wall_ms
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
@@ -127,7 +127,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             raise LimitExceededError("pending_bytes_max", limits.pending_bytes_max)
         if time.monotonic() - self._answered_at > limits.idle_ms / 1000:
             protocol.request_state()
-        entry = protocol.submit(key, operations, body, _get_now_ms())
+        entry = protocol.submit(key, operations, body, get_wall_ms())
         self._by_key[key] = entry
         self._bytes += len(body)
         self._advance()
@@ -289,7 +289,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
     def _send_all(self) -> None:
         protocol = self._protocol
-        for call in protocol.next_calls(_get_now_ms()):
+        for call in protocol.next_calls(get_wall_ms()):
             self._start_call(partial(self._send, call))
         if protocol.take_state_request():
             self._start_call(self._request_state)
@@ -326,7 +326,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         else:
             self._record_answer()
             self._denied.clear()
-            self._protocol.on_state_received(state, _get_now_ms())
+            self._protocol.on_state_received(state, get_wall_ms())
         self._advance()
 
     def _record_answer(self) -> None:
@@ -413,10 +413,6 @@ def _give_outcome(entry: QueuedWrite, outcome: Outcome | Exception | None) -> No
         waiter.exception()  # the callers may be gone
     else:
         waiter.set_result(outcome)
-
-
-def _get_now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _to_pending_write(entry: QueuedWrite) -> PendingWrite:

@@ -1,6 +1,6 @@
-"""Pauses before the next attempt, and tasks that repeat a step.
+"""Pauses between attempts, and tasks that repeat a step.
 
-Pauses grow, are random, and are not shorter than the server asks for.
+Pauses grow and are random. They are not shorter than the pause that the server asks for.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ class RetryPause(Struct, frozen=True):
 
     least_ms: int = 0
     is_long: bool = False
-    """A person has to do something first, at the client or at the server."""
+    """A person has to remove the reason, at the client or at the server."""
 
 
 STORE_PAUSE: Final = RetryPause(500)
-"""Before the next attempt to write to a file that cannot be written."""
+"""Pause after a write to the file has failed."""
 
 
 async def wait_for_store() -> None:
-    """Wait before the next attempt to write to a file that cannot be written."""
+    """Wait after a write to the file has failed."""
     await asyncio.sleep(STORE_PAUSE.least_ms / 1000)
 
 
 def iterate_pauses_s(shortest_ms: int, longest_ms: int, random_source: random.Random) -> Iterator[float]:
-    """Yield the pause before each further attempt. Clients that were sent away together must not return together."""
+    """Yield the pauses before further attempts. They are random, so that clients do not return at the same time."""
     pause_ms = shortest_ms
     while True:
         yield pause_ms * random_source.uniform(0.5, 1) / 1000
@@ -50,13 +50,13 @@ class Pauses:
         self.reset()
 
     def reset(self) -> None:
-        """Make the next pause a short one again, after a success."""
+        """Begin with short pauses again after a success."""
         limits = self._limits
         self._short = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
         self._long = iterate_pauses_s(limits.refused_pause_ms_min, limits.refused_pause_ms_max, self._random)
 
     def next_pause_s(self, pause: RetryPause) -> float:
-        """Return how long to wait before the next attempt."""
+        """Return the time to wait before the next attempt."""
         least_ms = min(pause.least_ms, self._limits.retry_after_ms_max)
         return max(next(self._long if pause.is_long else self._short), least_ms * self._random.uniform(1, 1.2) / 1000)
 
@@ -73,7 +73,7 @@ class Backoff(Pauses):
         await self.sleep(self.next_pause_s(pause))
 
     async def sleep(self, seconds: float | None) -> bool:
-        """Wait for this time, without a limit if it is None, or until `skip`. Return whether the wait was skipped."""
+        """Wait for a time, without a limit if it is None, or until `skip`. Return whether `skip` ended the wait."""
         try:
             async with asyncio.timeout(seconds):
                 await self._skip_event.wait()
@@ -84,20 +84,20 @@ class Backoff(Pauses):
         return True
 
     def skip(self) -> None:
-        """End the pause, or the next one if there is none."""
+        """End the current pause or, without one, the next pause."""
         self._skip_event.set()
 
     async def wait_for_skip(self) -> None:
-        """Wait until `skip`, however long that takes."""
+        """Wait until `skip`."""
         await self._skip_event.wait()
 
     def clear_skip(self) -> None:
-        """Forget a `skip` that came while there was no pause."""
+        """Forget a `skip` between pauses."""
         self._skip_event.clear()
 
 
 class RetryTask(ABC, Generic[Runtime]):
-    """`run` is the task."""
+    """Base of tasks that repeat a step; `run` is the task."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -105,14 +105,14 @@ class RetryTask(ABC, Generic[Runtime]):
 
     @abstractmethod
     async def _step(self) -> RetryPause | None:
-        """Do the next thing. Return the pause before the following step, None for none."""
+        """Make one attempt. Return the pause before the next step, or None."""
 
     @abstractmethod
     def _record_error(self, error: str) -> None:
-        """Keep the reason why there is a pause, for the status of the client."""
+        """Store the reason for the pause, for the status of the client."""
 
     def skip_pause(self) -> None:
-        """Try again at once: the application knows that the network is back, or there is something new to do."""
+        """Make the next attempt at once."""
         self._backoff.skip()
 
     async def run(self) -> None:

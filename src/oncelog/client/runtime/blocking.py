@@ -18,7 +18,7 @@ class BlockingStatusSource(BlockingObject):
     def until_live(self, timeout_s: float | None = None) -> None:
         """As `StatusSource.until_live`.
 
-        Wait until everything that the server had has arrived. Raises ClosedError if the client is closed.
+        Wait until all data of the server has arrived. Raises ClosedError if the client is closed.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
@@ -27,7 +27,7 @@ class BlockingStatusSource(BlockingObject):
     def until_settled(self, timeout_s: float | None = None) -> None:
         """As `StatusSource.until_settled`.
 
-        Wait until every write has its outcome. Raises ClosedError if the client is closed.
+        Wait until all writes have outcomes. Raises ClosedError if the client is closed.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """

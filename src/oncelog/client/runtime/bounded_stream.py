@@ -1,4 +1,4 @@
-"""A stream of updates for one reader. A reader that falls behind gets an error and no further updates."""
+"""Stream of updates for one reader, with a limit for a reader that falls behind."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BoundedStream(Generic[T]):
-    """`async for item in stream`: the items from the creation of the stream on. `aclose` ends it."""
+    """`async for item in stream`: all items since the creation of the stream. `aclose` ends it."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class BoundedStream(Generic[T]):
         accepts: Callable[[T], bool] = lambda _one: True,
         get_size: Callable[[T], int] = lambda _one: 0,
     ) -> None:
-        """Store the limits with their names. Beyond a limit the reader gets UpdatesLostError."""
+        """Store the limits with their names. If items exceed a limit, the reader gets UpdatesLostError."""
         self._on_close = on_close
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -39,10 +39,8 @@ class BoundedStream(Generic[T]):
 
     async def __anext__(self) -> T:
         while not self._buffer:
-            if self._error is not None:
-                raise self._error
             if self._is_over:
-                raise StopAsyncIteration
+                raise self._error or StopAsyncIteration
             self._arrival.clear()
             await self._arrival.wait()
         item = self._buffer.popleft()
@@ -54,7 +52,7 @@ class BoundedStream(Generic[T]):
         self._end(None)
 
     def put(self, items: Iterable[T]) -> None:
-        """Give items to the reader, in this order."""
+        """Add items for the reader."""
         for item in items:
             if not self._is_over and self._accepts(item):
                 self._buffer.append(item)
@@ -66,11 +64,11 @@ class BoundedStream(Generic[T]):
         self._arrival.set()
 
     def overflow(self, limit_name: str, limit: int) -> None:
-        """End the stream with an error, and drop its items: the reader has to read everything again."""
+        """Drop all items and end the stream with UpdatesLostError: the reader has to load the state again."""
         self._end(UpdatesLostError(limit_name, limit))
 
     def finish(self, error: OncelogError | None) -> None:
-        """End the stream after its current items: the client is closed."""
+        """End the stream after its current items, because the client is closed."""
         buffer = self._buffer
         self._end(error)
         self._buffer = buffer

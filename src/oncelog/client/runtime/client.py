@@ -1,11 +1,12 @@
-"""Lifecycle of a client: its store thread, its tasks, the callers that wait, and how all of them end.
+"""Lifecycle of a client: its store thread, its tasks, waiting callers, and the end of all of them.
 
-`BaseClient` is the base of the four public classes; `ClientRuntime` is what their parts share.
+`BaseClient` is the base of the four public classes. The parts of a client share its `ClientRuntime`.
 """
 
 import asyncio
 import logging
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class ClosableStore(Protocol):
-    """The store of a client, as its runtime sees it."""
+    """Store of a client, as its runtime uses it."""
 
     def close(self) -> None:
         """Close the file."""
@@ -30,7 +31,7 @@ LimitsType = TypeVar("LimitsType", bound=BaseLimits)
 
 
 class ClientRuntime(Generic[StoreType, LimitsType]):
-    """Store thread, tasks and waiting callers of one client. Opened once and closed once."""
+    """Store thread, tasks and waiting callers of one client. It is opened once and closed once."""
 
     def __init__(
         self,
@@ -49,14 +50,14 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped_tasks: set[asyncio.Task[None]] = set()
-        """Tasks that this runtime cancels. Any other cancellation of a task is a failure."""
+        """Tasks that this runtime has cancelled. Any other cancellation of a task is a failure."""
         self._change_event = asyncio.Event()
         self._is_closing = False
         self._failure: BaseException | None = None
         self.is_ready = False
         """Whether opening has succeeded."""
         self.end_calls: list[Callable[[], None]] = []
-        """Functions that tell readers and callers that wait when the client ends."""
+        """Functions that end streams and waiting callers when the client ends."""
 
     # --- opening and ending
 
@@ -67,7 +68,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the client is being closed, is closed or has failed: nothing new is begun."""
+        """Whether the client is being closed, is closed or has failed. Then it accepts no calls."""
         return self._is_closing or self._failure is not None
 
     @property
@@ -77,48 +78,48 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     @property
     def failure_error(self) -> OncelogError | None:
-        """Error for callers after an unexpected error in a task."""
+        """Error for callers after an unexpected error in a task; None without one."""
         if self._failure is None:
             return None
-        failed = ClientError(f"the {self.name} client cannot go on: {describe_error(self._failure)}")
+        failed = ClientError(f"the {self.name} client has failed: {describe_error(self._failure)}")
         failed.__cause__ = self._failure
         return failed
 
     @property
     def failure_text(self) -> str | None:
-        """The unexpected error in words, for the status of the client."""
+        """Text of the unexpected error, for the status of the client."""
         return None if self._failure is None else str(self.failure_error)
 
     @property
     def end_error(self) -> OncelogError:
-        """Error for callers that wait when the client ends."""
+        """Error for waiting callers when the client ends."""
         return self.failure_error or build_closed_error(self.name)
 
     @property
     def not_open_error(self) -> ClosedError:
-        """Error for calls before the client is open."""
+        """Error for calls before the client is opened."""
         return ClosedError(f"the {self.name} client is not open: use `async with`")
 
     def start(self) -> None:
-        """Start the store thread. Afterwards `end` must be called, whatever happens."""
+        """Start the store thread. The caller must call `end`, also after an error."""
         self._thread = ThreadPoolExecutor(1, f"oncelog-{self.name}")
 
     def stop(self) -> None:
-        """Refuse new calls from now on."""
+        """Refuse new calls."""
         self._is_closing = True
         self.wake_waiters()
 
     async def end(self) -> None:
-        """Tell all callers that wait, close the store after all calls that are queued for it, and end its thread."""
+        """End streams and waiting callers, close the store after all its queued calls, and end its thread."""
         self.stop()
         self._tell_end()
         if self._thread is not None:
             await close_store_thread(self._thread, self.store.close)
 
     def fail(self, error: BaseException) -> None:
-        """End all tasks and tell all callers that wait: an unexpected error must not leave them waiting."""
+        """End all tasks and waiting callers after an unexpected error."""
         if self._failure is None:
-            self.logger.error("the %s client cannot go on", self.name, exc_info=error)
+            self.logger.error("the %s client has failed", self.name, exc_info=error)
             self._failure = error
             self._cancel([task for task in self._tasks if task is not asyncio.current_task()])
             self._tell_end()
@@ -129,7 +130,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
             call()
 
     def check_open(self) -> None:
-        """Raises ClosedError, or ClientError after an unexpected error in a task."""
+        """Raise ClosedError if the client is not open, and ClientError after an unexpected error in a task."""
         if self.is_ended:
             raise self.end_error
         if not self.is_ready:
@@ -139,7 +140,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     @property
     def is_own_task(self) -> bool:
-        """Whether the caller runs in a task of this client, as handlers do."""
+        """Whether the caller runs in a task of this client, for example in a handler."""
         return asyncio.current_task() in self._tasks
 
     def start_task(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
@@ -167,11 +168,11 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         except asyncio.CancelledError:
             if is_being_cancelled() and asyncio.current_task() in self._stopped_tasks:
                 raise
-            self.fail(ClientError("a task of the client's was cancelled by somebody else"))
+            self.fail(ClientError("other code has cancelled a task of the client"))
         except (KeyboardInterrupt, SystemExit) as error:
             self.fail(error)
             raise
-        except BaseException as error:  # noqa: BLE001 - a GeneratorExit, say
+        except BaseException as error:  # noqa: BLE001 - for example a GeneratorExit
             if not (self.is_ended and isinstance(error, ClosedError)):
                 self.fail(error)
 
@@ -183,7 +184,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
             raise self.end_error
         try:
             called = asyncio.get_running_loop().run_in_executor(self._thread, call_in_thread, function, *arguments)
-        except RuntimeError as error:  # the thread has been ended
+        except RuntimeError as error:  # the thread has ended
             raise self.end_error from error
         return await called
 
@@ -200,22 +201,22 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
         return await self.call_store(call_and_notify)
 
-    # --- callers that wait
+    # --- waiting callers
 
     def wake_waiters(self) -> None:
-        """Let callers of `wait_until` check their conditions again."""
-        self._change_event.set()  # wakes all tasks that wait for the event now
+        """Let the callers of `wait_until` check their conditions."""
+        self._change_event.set()  # wakes the tasks that wait now; `clear` does not affect them
         self._change_event.clear()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds. Raises what `check_open` raises."""
+        """Wait until a condition holds. Raises the errors of `check_open`."""
         self.check_open()
         while not condition():
             await self._change_event.wait()
             self.check_open()
 
     async def wait_for(self, get: Callable[[], T], condition: Callable[[T], bool]) -> T:
-        """Wait until a condition holds for what `get` returns, and return that."""
+        """Wait until a condition holds for the value that `get` returns. Return the value."""
         await self.wait_until(lambda: condition(get()))
         return get()
 
@@ -224,21 +225,21 @@ ProtocolType = TypeVar("ProtocolType")
 
 
 class ProtocolRuntime(ClientRuntime[StoreType, LimitsType], Generic[StoreType, LimitsType, ProtocolType]):
-    """Runtime of a client whose protocol begins with what the store has."""
+    """Runtime of a client whose protocol starts from the content of the store."""
 
     loaded_protocol: ProtocolType | None = None
     """The protocol, once the store is open."""
 
     @property
     def protocol(self) -> ProtocolType:
-        """The protocol, also while the client is being closed. Raises ClosedError before the client is open."""
+        """The protocol, also while the client is being closed. Raises ClosedError before the client is opened."""
         if self.loaded_protocol is None:
             raise self.not_open_error
         return self.loaded_protocol
 
     @property
     def open_protocol(self) -> ProtocolType:
-        """The protocol of an open client. Raises what `check_open` raises."""
+        """The protocol of an open client. Raises the errors of `check_open`."""
         self.check_open()
         return self.protocol
 
@@ -248,7 +249,7 @@ StatusType = TypeVar("StatusType", bound=BaseStatus)
 
 
 class StatusSource(ABC, Generic[Runtime, StatusType]):
-    """A client or one scope of it: its status, and methods that wait for another status."""
+    """A client or one scope of it: its status, and methods that wait for a status."""
 
     _runtime: Runtime
 
@@ -261,11 +262,11 @@ class StatusSource(ABC, Generic[Runtime, StatusType]):
         return await self._runtime.wait_for(self.status, condition)
 
     async def until_live(self) -> None:
-        """Wait until everything that the server had has arrived. Raises ClosedError if the client is closed."""
+        """Wait until all data of the server has arrived. Raises ClosedError if the client is closed."""
         await self._runtime.wait_until(self._is_live)
 
     async def until_settled(self) -> None:
-        """Wait until every write has its outcome. Raises ClosedError if the client is closed."""
+        """Wait until all writes have outcomes. Raises ClosedError if the client is closed."""
         await self._runtime.wait_until(lambda: not self.status().pending)
 
     def _is_live(self) -> bool:
@@ -273,14 +274,14 @@ class StatusSource(ABC, Generic[Runtime, StatusType]):
 
 
 class BaseClient(StatusSource[Runtime, StatusType]):
-    """A client with a file of its own. `async with` opens and closes it."""
+    """A client with a separate file. `async with` opens and closes it."""
 
     _close_task: "asyncio.Task[None] | None" = None
 
     async def __aenter__(self) -> Self:
-        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
+        """Open the client without waiting for the server. Raises SettingsError, StoreInUseError or a StoreError."""
         if self._runtime.was_opened:
-            raise ClosedError("a client is opened once; make another one")
+            raise ClosedError("a client can be opened only once; create another one")
         self._runtime.start()
         try:
             await self._open()
@@ -296,10 +297,10 @@ class BaseClient(StatusSource[Runtime, StatusType]):
         await self.close()
 
     async def close(self) -> None:
-        """End all tasks and close the file. What is pending stays there, and is sent when the client is opened again.
+        """End all tasks and close the file. Pending writes stay in it; the client sends them when it is opened again.
 
-        A handler that calls it does not wait for it: the handler is cancelled at its next `await`, and its event comes
-        again.
+        In a handler the method returns at once. The client cancels the handler at its next `await`, and delivers its
+        event again.
         """
         if not self._runtime.was_opened:
             return
@@ -323,22 +324,22 @@ class BaseClient(StatusSource[Runtime, StatusType]):
         """Open the store and start the tasks."""
 
     async def _drain(self) -> None:
-        """Finish what is under way, before the tasks are cancelled. For subclasses."""
+        """Finish work in progress before the tasks are cancelled. For subclasses."""
 
     @abstractmethod
     async def _release(self) -> None:
-        """Close connections, after the tasks have ended."""
+        """Close connections after the tasks have ended."""
 
 
 def build_closed_error(name: str) -> ClosedError:
     """Return the error for calls to a closed client."""
-    return ClosedError(f"the {name} client is closed; what is pending is kept, and sent when it is opened again")
+    return ClosedError(f"the {name} client is closed; it sends pending writes when it is opened again")
 
 
 async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[], None]) -> None:
     """Close the store after all calls that are queued for its thread, and end the thread.
 
-    The store is closed even if the caller is cancelled while it waits. On return the thread has ended.
+    The store closes even if the caller is cancelled while it waits. On return the thread has ended.
     """
     close_future = thread.submit(close_store)
     thread.shutdown(wait=False)
@@ -350,21 +351,26 @@ async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, also if its text cannot be made."""
+    """Return an error in one line, also if `str` fails for it."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its text cannot be made
+    except Exception:  # noqa: BLE001 - any error of `str`
         return type(error).__name__
 
 
+def get_wall_ms() -> int:
+    """Return the time of the wall clock, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 def is_being_cancelled() -> bool:
-    """Whether a CancelledError is meant for the task that gets it: what it waits for may have been cancelled too."""
+    """Whether the current task is cancelled. Otherwise a CancelledError is about a future for which the task waits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread. A future does not accept StopIteration, so its caller would never wake up."""
+    """Call a function in a thread, and replace StopIteration, which a future does not accept."""
     try:
         return function(*arguments)
     except StopIteration as error:

@@ -1,4 +1,7 @@
-"""The task that stays connected: it reads, writes, gives up on a silent server, and tries again after a pause."""
+"""Task that keeps a client connected, and base of the clients that have one.
+
+Over each connection it reads, writes, and watches for answers. After the end of a connection it pauses and reconnects.
+"""
 
 import asyncio
 from abc import abstractmethod
@@ -22,10 +25,10 @@ ACCESS_DENIED_CODES: Final = frozenset(
         "invalid_request",
     }
 )
-"""Codes after which a client does not get in before a person has done something."""
+"""Codes of refusals whose reason a person has to remove before the server admits the client."""
 
 ConnectionPart = Callable[[Socket], Awaitable[None]]
-"""One of the loops that share a connection. The first one that ends, ends the connection."""
+"""One of the loops over a connection. When one of them ends, the connection ends."""
 
 
 ProtocolType = TypeVar("ProtocolType", bound=BaseProtocol)
@@ -33,7 +36,7 @@ Runtime = TypeVar("Runtime", bound=ProtocolRuntime[Any, Any, Any])
 
 
 class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
-    """One connection after the other. A subclass says how they begin, and what becomes of what arrives."""
+    """Makes one connection after the other. A subclass opens them and handles their frames."""
 
     denied_codes: frozenset[str] = ACCESS_DENIED_CODES
 
@@ -41,13 +44,13 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         super().__init__(runtime)
         self._may_renew_token = may_renew_token
         self._was_admitted = False
-        """Whether the server has let us in over the current connection."""
+        """Whether the server has admitted the client over the current connection."""
         self._reconnect_ms = 0
         """Pause that the server asked for before it closed the connection."""
         self._write_wakeup = asyncio.Event()
         self._drained_event = asyncio.Event()
         self.last_error: str | None = None
-        """Why it is not connected; None while it is."""
+        """Reason why the client is not connected; None while it is connected."""
         self.is_admitted = True
         """False while the server denies access."""
 
@@ -56,7 +59,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         protocol: ProtocolType = self._runtime.protocol
         return protocol
 
-    # --- what a subclass says
+    # --- for subclasses
 
     @abstractmethod
     async def _connect(self) -> Socket:
@@ -64,26 +67,26 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
 
     @abstractmethod
     async def _read(self, socket: Socket) -> None:
-        """Give what arrives to the protocol, until the connection ends with an error."""
+        """Pass frames to the protocol until the connection ends with an error."""
 
     @abstractmethod
     def _list_parts(self) -> Sequence[ConnectionPart]:
-        """Return the loops of a connection besides reading, writing and watching for answers."""
+        """Return further loops of a connection, in addition to reading, writing and watching for answers."""
 
     @abstractmethod
     def _process_changes(self) -> None:
-        """Something has arrived, or the connection has changed: wake the tasks that have to do something."""
+        """Wake the tasks that have work after a frame or a change of the connection."""
 
     # --- calls
 
     def wake_writer(self) -> None:
-        """The protocol may have something to send."""
+        """Wake the writing loop if the protocol has frames to send."""
         if self._protocol.outgoing:
             self._drained_event.clear()
             self._write_wakeup.set()
 
     async def drain(self) -> None:
-        """Wait until everything has been sent, or the connection has ended."""
+        """Wait until all frames are sent or the connection has ended."""
         if self._protocol.outgoing:
             self.wake_writer()
             await self._drained_event.wait()
@@ -101,12 +104,12 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             return RetryPause(self._reconnect_ms)
         except ServerRefusedError as error:
             self._record_error(str(error))
-            # A connection that was admitted had a valid token, which has expired: there may be a new one.
+            # The token of an admitted connection has expired; the token function may return a new one.
             has_expired = self._was_admitted and self._may_renew_token
             self.is_admitted = has_expired or error.code.lower() not in self.denied_codes
             return RetryPause(error.retry_after_ms, is_long=not self.is_admitted)
         finally:
-            if self._protocol.answer_count - before > 1:  # more than a greeting
+            if self._protocol.answer_count - before > 1:  # more than the first answer, to `connect`
                 self._backoff.reset()
             self._process_changes()
         return RetryPause()
@@ -117,7 +120,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         self.last_error = error
 
     def _mark_admitted(self) -> None:
-        """The server has let us in."""
+        """Record that the server has admitted the client."""
         self._was_admitted = self.is_admitted = True
         self.last_error = None
 
@@ -128,7 +131,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             self._process_changes()
             await self._run_parts(socket)
         finally:
-            # First of all: what is submitted while the socket is being closed waits for the next connection.
+            # Disconnect first: submissions during the close of the socket wait for the next connection.
             self._protocol.disconnect(socket.close_code)
             self._write_wakeup.clear()
             self._drained_event.set()
@@ -160,7 +163,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             self._drained_event.set()
 
     async def _watch_answers(self, _socket: Socket) -> None:
-        """Give up on a server that owes an answer for too long."""
+        """End the connection if the server owes an answer for too long."""
         protocol, timeout_ms = self._protocol, self._runtime.limits.answer_timeout_ms
         while True:
             before = protocol.answer_count if protocol.is_waiting else -1
@@ -168,11 +171,11 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             if protocol.is_waiting and protocol.answer_count == before:
                 await asyncio.sleep(timeout_ms / 2000)
                 if protocol.is_waiting and protocol.answer_count == before:
-                    raise LostError(f"the server gave no answer in {timeout_ms} ms")
+                    raise LostError(f"the server did not answer within {timeout_ms} ms")
 
 
 class ConnectedClient(BaseClient[Runtime, StatusType]):
-    """A client with an outbox and a connection to a server that it makes again whenever it is lost."""
+    """A client with an outbox and a connector."""
 
     _connector: BaseConnector[Any, Any]
     _outbox: BaseOutbox[Any, Any, Any, Any]

@@ -1,4 +1,4 @@
-"""Requests to a server over HTTP, and one aiohttp session for them and for WebSockets."""
+"""HTTP requests and WebSockets to a server over one aiohttp session."""
 
 import asyncio
 import ssl
@@ -20,16 +20,16 @@ _RETRY_AFTER_S_MAX: Final = 10**6
 
 
 class HttpResponse(Struct, frozen=True):
-    """A whole response."""
+    """Status and body of a response."""
 
     status: int
     body: bytes
     retry_after_ms: int
-    """From the header; 0 without it."""
+    """Value of the header `Retry-After`; 0 without it."""
 
 
 class HttpClient:
-    """One session to one server. It never follows a redirect, since only this server may get the token."""
+    """One session to one server. It follows no redirects, because only this server may get the token."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class HttpClient:
         return HttpResponse(response.status, answer, _parse_retry_after_ms(response.headers.get("Retry-After", "")))
 
     async def open_websocket(self, path: str) -> WebSocket:
-        """Open a WebSocket, over which nothing has been sent. Raises LostError, or ServerRefusedError."""
-        import aiohttp  # noqa: PLC0415 - the store alone does not need it
+        """Open a WebSocket. Raises LostError or ServerRefusedError."""
+        import aiohttp  # noqa: PLC0415 - the library without clients does not need it
 
         limits = self._limits
         with translate_errors(self.url):
@@ -111,12 +111,12 @@ class HttpClient:
             body += part
             if len(body) > self._limits.message_bytes_max:
                 size = self._limits.message_bytes_max
-                raise ProtocolError(f"an answer of the server is larger than message_bytes_max ({size})")
+                raise ProtocolError(f"the answer of the server is larger than message_bytes_max ({size})")
         return bytes(body)
 
 
 class WebSocketTransport:
-    """Connections to the events of a server, by aiohttp."""
+    """Connections to the Events API of a server over aiohttp."""
 
     def __init__(
         self,
@@ -137,5 +137,5 @@ class WebSocketTransport:
 
 
 def _parse_retry_after_ms(text: str) -> int:
-    """Of the header, where it is a number of seconds."""
+    """Return the time in the header `Retry-After`; 0 if it is not a number of seconds."""
     return 1000 * min(int(text), _RETRY_AFTER_S_MAX) if text.isascii() and text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""What a client is made with, looked at before anything is opened. Raises SettingsError that names what is wrong."""
+"""Checks of the arguments of clients. A SettingsError names the argument at fault."""
 
 import asyncio
 import inspect
@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from oncelog.client.runtime.client import is_being_cancelled
 from oncelog.client.runtime.values import BaseLimits
-from oncelog.core.canonical import is_storable
+from oncelog.core.canonical import INTEGER_MAX, is_storable
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.errors import CanonicalError, LostError, SettingsError
@@ -18,13 +18,12 @@ logger: Final = logging.getLogger("oncelog.client")
 
 Limits = TypeVar("Limits", bound=BaseLimits)
 
-NUMBER_MAX: Final = 2**53 - 1
 Token = str | Callable[[], Awaitable[str | None] | str | None] | None
-"""A token, or a function that gives one for each connection or request: the last one may have expired."""
+"""A token, or a function that the client calls for each connection or request, because tokens expire."""
 
 
 def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
-    """In their normal form: those that are followed."""
+    """Return the partitions that a client follows, in normal form."""
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
         raise SettingsError(f"partitions must be several texts, not {partitions!r}")
     try:
@@ -33,9 +32,8 @@ def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
         raise SettingsError(f"partitions: {error.reason}") from error
     if len(normal) > PARTITIONS_MAX:
         raise SettingsError(f"partitions must be at most {PARTITIONS_MAX}, not {len(normal)}")
-    for name in normal:
-        if not 1 <= len(name) <= PARTITION_CHARACTERS_MAX or "\0" in name:
-            raise SettingsError(f"partitions must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and no U+0000")
+    if any(not 1 <= len(name) <= PARTITION_CHARACTERS_MAX or "\0" in name for name in normal):
+        raise SettingsError(f"partitions must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and no U+0000")
     return normal
 
 
@@ -65,35 +63,35 @@ def check_limits(limits: Limits | None, kind: type[Limits]) -> Limits:
 
 
 def is_token(token: object) -> bool:
-    """Whether it can be one. Nothing of it is ever said."""
+    """Whether a value can be a token. No error message shows it."""
     return token is None or (isinstance(token, str) and token.isascii() and (token.isprintable() or not token))
 
 
 def check_function(function: Callable[..., object] | None, name: str, *, may_be_async: bool) -> None:
-    """Raises SettingsError for what cannot be called, or would only give a coroutine that nobody awaits."""
+    """Raise SettingsError for a value that is not callable, or for an async function where it must not be async."""
     if function is None and not may_be_async:
-        return  # it may be left out
+        return  # optional
     if not callable(function):
         raise SettingsError(f"{name} must be a function, not {function!r}")
-    called = getattr(function, "__call__", None)  # noqa: B004 - of an object that is called
+    called = getattr(function, "__call__", None)  # noqa: B004 - of a callable object
     if not may_be_async and (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)):
-        raise SettingsError(f"{name} must not be async here: nobody would await it")
+        raise SettingsError(f"{name} must not be async, because the client does not await it")
 
 
 def check_number(number: int, name: str) -> None:
     """Raise SettingsError for a value that is neither the number of an event or message nor 0."""
-    if type(number) is not int or not 0 <= number <= NUMBER_MAX:
-        raise SettingsError(f"{name} must be a whole number from 0 to {NUMBER_MAX}, not {number!r}")
+    if type(number) is not int or not 0 <= number <= INTEGER_MAX:
+        raise SettingsError(f"{name} must be a whole number from 0 to {INTEGER_MAX}, not {number!r}")
 
 
 def check_token(token: Token) -> None:
     """Raise SettingsError for a value that cannot be a token."""
     if not callable(token) and not is_token(token):
-        raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        raise SettingsError("token must be a text of printable ASCII characters, or a function that returns one")
 
 
 async def resolve_token(token: Token) -> str | None:
-    """Return the current token. Raises LostError if the function fails: the next attempt calls it again."""
+    """Return the current token. Raises LostError if the function fails; the next attempt calls it again."""
     if not callable(token):
         return token
     try:

@@ -1,7 +1,7 @@
-"""The outbox of a client: writes without an outcome, and the task that saves them before they are sent.
+"""Outbox of a client: writes without an outcome, and the task that saves them before they are sent.
 
-The same task saves what arrives before it is reported. One store transaction saves everything that has gathered while
-the previous transaction was under way.
+The same task saves data of the server before the client reports it. Writes and data that arrive during a transaction of
+the store go into the next transaction.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ OutcomeType = TypeVar("OutcomeType")
 
 
 class BasePending(Generic[Entry, OutcomeType]):
-    """A write in the outbox, and callers that wait for its outcome. Made by a client."""
+    """A write in the outbox, and the callers that wait for its outcome."""
 
     __slots__ = ("_entry", "_outcome", "_waiter")
 
@@ -33,11 +33,11 @@ class BasePending(Generic[Entry, OutcomeType]):
 
     @property
     def result(self) -> OutcomeType | None:
-        """The outcome; None as long as it is not known."""
+        """The outcome; None until it is known."""
         return None if isinstance(self._outcome, Exception) else self._outcome
 
     async def outcome(self) -> OutcomeType:
-        """Wait for the outcome, however long the server is away. Raises ClosedError if the client is closed."""
+        """Wait for the outcome without a time limit. Raises ClosedError if the client is closed."""
         while self._outcome is None:
             if self._waiter is None:
                 self._waiter = asyncio.Event()
@@ -47,23 +47,23 @@ class BasePending(Generic[Entry, OutcomeType]):
         return self._outcome
 
     def has_same_content(self, other: Entry) -> bool:
-        """Whether a submission under the same id is the same write. For the client alone."""
+        """Whether a submission under the same id is the same write. Only for the client."""
         return self._entry.equality_key == other.equality_key
 
     def check_accepted(self) -> None:
-        """Raise the error of a write that was not saved. For the client alone."""
+        """Raise the error of a write that was not saved. Only for the client."""
         if isinstance(self._outcome, Exception):
             raise self._outcome
 
     def settle(self, outcome: OutcomeType | Exception) -> None:
-        """Store the outcome and wake callers that wait. For the client alone."""
+        """Store the outcome and wake the waiting callers. Only for the client."""
         self._outcome = outcome
         if self._waiter is not None:
             self._waiter.set()
 
 
 class OutboxStore:
-    """Base of stores that have an outbox: one file, open in one process."""
+    """Base of stores with an outbox."""
 
     def __init__(self, path: str | os.PathLike[str], schema: StoreSchema) -> None:
         self._file = StoreFile(path, schema)
@@ -82,22 +82,22 @@ class OutboxStore:
 
 Pending = TypeVar("Pending", bound=BasePending[Any, Any])
 Changes = TypeVar("Changes")
-"""What has arrived since the last transaction."""
+"""Data that has arrived since the last transaction."""
 Limit = tuple[str, int]
 """Name and value of a limit."""
 
 
 class _Submission(NamedTuple, Generic[Entry]):
-    """Drafts on their way to the disk, and the caller that waits for them."""
+    """Drafts that wait to be saved."""
 
     drafts: Sequence[Entry]
     withdrawn: Sequence[Any]
-    """Keys of refused writes that the application has seen to."""
+    """Keys of refused writes to remove."""
     saved: "asyncio.Future[None]"
 
 
 class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
-    """`run` is the task. A subclass says what is saved and what follows from it."""
+    """Base of outboxes; `run` is the task. A subclass saves and reports."""
 
     def __init__(
         self,
@@ -115,45 +115,45 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         self._wakeup = asyncio.Event()
         self._pending_accepts: list[_Submission[Entry]] = []
         self._unsaved: Changes | None = None
-        """Changes that could not be saved. They are saved alone, before anything that follows them."""
+        """Changes that could not be saved. The next transaction saves them alone, before later changes."""
         self._save_task: asyncio.Task[None] | None = None
         self.pending: dict[Hashable, Pending] = {}
         """Writes without an outcome, by their identities."""
         self.last_error: str | None = None
-        """Why the store cannot be written; None while it can."""
+        """Reason why the store cannot be written; None while it can."""
         self.is_busy = False
-        """Whether something is being saved and has not been reported yet."""
+        """Whether a transaction is under way and has not been reported."""
         runtime.end_calls.append(self._fail_pending)
 
-    # --- what a subclass says
+    # --- for subclasses
 
     @abstractmethod
     def _take_changes(self) -> Changes:
-        """Return what has arrived and is not saved yet."""
+        """Return the data that has arrived and is not saved."""
 
     @abstractmethod
     async def _write(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
-        """Save in one transaction. Raises StoreError: nothing was saved."""
+        """Save in one transaction. After a StoreError nothing is saved."""
 
     @abstractmethod
     def _report(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
-        """Give new entries to the protocol, and report the changes."""
+        """Pass saved entries to the protocol, and report the changes."""
 
     # --- calls
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Add the writes of an earlier run."""
+        """Add the writes of earlier runs."""
         for entry in entries:
             self._add(entry, self._new_pending(entry))
 
     def wake(self) -> None:
-        """There may be something to save."""
+        """Let the task check for data to save."""
         self._wakeup.set()
 
     async def submit(self, drafts: Iterable[Entry], withdrawn: Sequence[Any] = ()) -> list[Pending]:
-        """Accept all drafts or none. Return when they are on the disk, as are those before them with the same ids.
+        """Accept all drafts or none. On return they and earlier drafts with the same ids are on the disk.
 
-        `withdrawn` are keys of refused writes to remove in the same transaction. Raises StoreError: nothing was saved.
+        `withdrawn` are keys of refused writes to remove in the same transaction. After a StoreError nothing is saved.
         """
         found: list[Pending] = []
         new: dict[Hashable, tuple[Entry, Pending]] = {}
@@ -162,7 +162,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
             if pending is None:
                 _, pending = new.setdefault(draft.identity, (draft, self._new_pending(draft)))
             if not pending.has_same_content(draft):
-                raise IdReusedError(f"other content waits under the id of the {draft}")
+                raise IdReusedError(f"another write with the id of the {draft} waits in the outbox")
             found.append(pending)
         size = sum(draft.size for draft, _ in new.values())
         if new and len(self.pending) + len(new) > self._count_max[1]:
@@ -177,17 +177,17 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         return found
 
     async def save(self, drafts: Sequence[Entry] = (), withdrawn: Sequence[Any] = ()) -> None:
-        """Wait until drafts, and everything that arrived before, are on the disk. Raises StoreError."""
+        """Wait until drafts, and all data that arrived before, are on the disk. Raises StoreError."""
         if self._runtime.is_ended:
             raise self._runtime.end_error
         submission = _Submission(drafts, withdrawn, asyncio.get_running_loop().create_future())
         self._pending_accepts.append(submission)
         self._wakeup.set()
-        # A caller that stops waiting does not take it back: it may be on the disk already.
+        # The cancellation of a caller does not withdraw the submission, which may be on the disk already.
         await asyncio.shield(submission.saved)
 
     async def finish(self) -> None:
-        """Save what has arrived, after the tasks have ended. What cannot be saved arrives again."""
+        """Save the data that has arrived, after the tasks have ended. The server sends again what cannot be saved."""
         if self._save_task is not None:
             await asyncio.gather(self._save_task, return_exceptions=True)
         try:
@@ -221,15 +221,15 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
             submissions, self._pending_accepts = self._pending_accepts, []
             self._unsaved = self._take_changes()
         else:
-            self._wakeup.set()  # what has gathered meanwhile is next
+            self._wakeup.set()  # later changes are next
         try:
-            # A cancelled task leaves the transaction to its end: what has been saved is reported.
+            # If this task is cancelled, the transaction continues to its end and reports what it has saved.
             self._save_task = asyncio.create_task(self._save(submissions, self._unsaved))
             await asyncio.shield(self._save_task)
         except StoreError as error:
             self._reject(submissions, error)
             if not self._unsaved:
-                self._unsaved = None  # only submissions failed: the next ones need not wait for the store
+                self._unsaved = None  # only submissions failed, and later ones need not wait
             if self.last_error is None:
                 self._runtime.logger.warning("%s", error)
             self.last_error = str(error)
@@ -250,7 +250,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         self._report(entries, withdrawn, changes)
         self.last_error = self._unsaved = None
 
-    # --- the writes without an outcome
+    # --- writes without an outcome
 
     def _add(self, entry: Entry, pending: Pending) -> None:
         self.pending[entry.identity] = pending
@@ -268,7 +268,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
                 self._settle(draft, error)
             if not submission.saved.done():
                 submission.saved.set_exception(error)
-                submission.saved.exception()  # the caller may have gone
+                submission.saved.exception()  # marks it as retrieved: the caller may be cancelled
 
     def _fail_pending(self) -> None:
         for pending in self.pending.values():

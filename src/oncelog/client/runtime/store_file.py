@@ -1,7 +1,7 @@
-"""The SQLite file of one client: locked, opened, created or migrated, and written to in transactions.
+"""SQLite file of one client, which locks, creates or migrates, and writes it in transactions.
 
-Every client stores its outbox and its cursors in such a file. `StoreSchema` says what a client has in it, and
-`StoreFile` does everything else. All calls block, and one thread at a time makes them.
+Every client stores its outbox and its cursors in such a file. `StoreSchema` describes the tables of a kind of client,
+and `StoreFile` is one open file. All calls block. Only one thread may call at a time.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ T = TypeVar("T")
 MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 10_000
 _ERRORS: Final[tuple[tuple[tuple[str, ...], type[StoreError], str], ...]] = (
-    (("SQLITE_NOTADB",), NotALogError, "{path} is no SQLite database"),
+    (("SQLITE_NOTADB",), NotALogError, "{path} is not an SQLite database"),
     (("SQLITE_CORRUPT",), CorruptError, "{path} is damaged: {error}"),
     (
         ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY"),
@@ -40,21 +40,21 @@ _ERRORS: Final[tuple[tuple[tuple[str, ...], type[StoreError], str], ...]] = (
         "{path}: {error} [{name}]",
     ),
 )
-"""Names of errors of SQLite, the error that the client raises instead, and its text."""
+"""Prefixes of SQLite error names, the error that the client raises instead, and its text."""
 
 
 class StoreSchema(Struct, frozen=True):
-    """Tables of one kind of client, and how to create and migrate them."""
+    """Tables of one kind of client, and the scripts that create and migrate them."""
 
     kind: str
     """Name of the client in errors: "deltas client"."""
     package: str
-    """Its directory `sql` has `schema.sql`, `queries.sql`, and `migrate_N.sql` for each version N from 2 on."""
+    """Package with a directory `sql`: `schema.sql`, `queries.sql`, and `migrate_N.sql` for each version N from 2 on."""
     version: int
     application_id: int = 0
-    """`application_id` of the file. 0: the tables may be in a file of the application."""
+    """`application_id` of the file; 0 if the tables may be in a file of the application."""
     state_table: str = ""
-    """Table whose column `schema_version` has the version, for tables that may be in a file of the application."""
+    """Table with the column `schema_version`, for tables that may be in a file of the application."""
     lock_suffix: str = "-lock"
 
     def read_script(self, name: str) -> str:
@@ -66,7 +66,7 @@ class StoreSchema(Struct, frozen=True):
         return parse_statements(self.read_script("queries.sql"))
 
     def load_version(self, connection: sqlite3.Connection) -> int:
-        """Return the version of the tables in a file, 0 if they are not there."""
+        """Return the version of the tables in a file; 0 if it does not have them."""
         if not self.state_table:
             return int(connection.execute("PRAGMA user_version").fetchone()[0])
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (self.state_table,)).fetchone() is None:
@@ -92,11 +92,11 @@ class StoreFile:
         self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
         self._file_identity: tuple[int, int] | None = None
-        """Device and inode of the open file. A file that was removed would take writes that are lost."""
+        """Device and inode of the open file. Writes to a removed file would be lost."""
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """Raises StoreUnavailableError where it is closed."""
+        """The open connection. Raises StoreUnavailableError if the file is closed."""
         if self._connection is None:
             raise StoreUnavailableError(f"{self.path} is closed")
         return self._connection
@@ -133,7 +133,7 @@ class StoreFile:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if application != schema.application_id and (application or version or tables):
-                raise NotALogError(f"{self.path} is no file of a {schema.kind}: give it a file of its own")
+                raise NotALogError(f"{self.path} is not a file of a {schema.kind}: use a separate file")
         if version > schema.version:
             raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's {schema.kind}")
         return version
@@ -158,13 +158,13 @@ class StoreFile:
             os.close(lock)
 
     def _acquire_lock(self) -> None:
-        """Lock a file beside it: two clients with one file would send one outbox twice.
+        """Lock a second file with a similar name, because two clients with one file would send its outbox twice.
 
-        The lock is not on the file itself, because closing any descriptor of it releases SQLite's locks.
+        The lock is not on the file itself: to close any descriptor of that file would release the locks of SQLite.
         """
         if self.path == MEMORY:
             return
-        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # one for all names that lead to the file
+        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # equal for all names of the file
         try:
             self._lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
@@ -179,7 +179,7 @@ class StoreFile:
 
     @contextmanager
     def transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
-        """Commit all of it or nothing. A power failure may lose a commit that is not durable."""
+        """Run a transaction. A power failure may lose a commit that is not durable."""
         with self.translate_errors():
             connection = self.connection
             if self._file_identity is not None and self._file_identity != _get_file_identity(self.path):
@@ -197,7 +197,7 @@ class StoreFile:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Translate errors of SQLite."""
+        """Translate errors of SQLite into a StoreError."""
         try:
             yield
         except sqlite3.Error as error:
@@ -209,7 +209,7 @@ class StoreFile:
 
     @contextmanager
     def translate_damage(self) -> Iterator[None]:
-        """Translate errors of decoding stored values. Not around functions of the application: theirs are theirs."""
+        """Translate errors of decoding stored values. It must not surround functions of the application."""
         try:
             yield
         except (msgspec.MsgspecError, CanonicalError) as error:
@@ -217,7 +217,7 @@ class StoreFile:
 
 
 def create_store_file(path: str) -> None:
-    """Create the file for its owner alone, if it is missing and not in memory. Raises StoreUnavailableError."""
+    """Create a missing file, readable only by its owner. Raises StoreUnavailableError."""
     if path == MEMORY:
         return
     try:

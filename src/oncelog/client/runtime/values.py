@@ -1,8 +1,8 @@
 """Values that all clients share: limits, writes in an outbox, and the status of a client."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import Enum
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -17,6 +17,9 @@ MIB: Final = 2**20
 
 class BaseLimits(Struct, frozen=True, kw_only=True):
     """Timeouts and pauses of a client, and the largest message that it accepts."""
+
+    _server_maximums: ClassVar[Mapping[str, int]] = {}
+    """Names of limits that servers restrict, and the largest values that they allow."""
 
     message_bytes_max: int = 64 * MIB
     """Largest answer or message of the server."""
@@ -38,19 +41,15 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
         for shorter, longer in (("pause_ms_min", "pause_ms_max"), ("refused_pause_ms_min", "refused_pause_ms_max")):
             if getattr(self, shorter) > getattr(self, longer):
                 raise SettingsError(f"{shorter} must not be more than {longer}")
+        for name, maximum in self._server_maximums.items():
+            if getattr(self, name) > maximum:
+                raise SettingsError(f"{name} must be at most {maximum}, not {getattr(self, name)}")
 
 
 class ConnectionLimits(BaseLimits, frozen=True, kw_only=True):
     """Limits of clients that connect over HTTP and WebSockets."""
 
     connect_timeout_ms: int = 10_000
-
-
-def check_at_most(limits: BaseLimits, name: str, maximum: int) -> None:
-    """Raise SettingsError for a value that no server allows."""
-    value = getattr(limits, name)
-    if value > maximum:
-        raise SettingsError(f"{name} must be at most {maximum}, not {value}")
 
 
 # --- writes in an outbox
@@ -78,7 +77,7 @@ class BaseEntry(Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes that count against the limit of the outbox; 0 if there is none."""
+        """Bytes that count against the limit of the outbox; 0 without a limit."""
         return 0
 
 

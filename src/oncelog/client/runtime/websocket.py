@@ -1,4 +1,4 @@
-"""WebSockets to a server. Every failure becomes one of two errors: LostError or ServerRefusedError."""
+"""WebSockets to a server, and the translation of all their failures into LostError or ServerRefusedError."""
 
 import os
 from collections.abc import Iterator
@@ -27,48 +27,48 @@ CLOSE_TOO_LARGE: Final = 1009
 
 
 class Socket(Protocol):
-    """A connection that carries whole text messages."""
+    """A connection for text messages."""
 
     close_code: int | None
 
     async def send(self, data: bytes) -> None:
-        """Raises LostError."""
+        """Send a message. Raises LostError."""
 
     async def receive(self) -> str | bytes:
         """Return the next message. Raises LostError at the end, ProtocolError if the message is too large."""
 
     async def close(self) -> None:
-        """Never raises."""
+        """Close the connection. Raises no error."""
 
 
 class Transport(Protocol):
-    """Makes connections to one server."""
+    """Opens connections to one server."""
 
     async def connect(self) -> Socket:
-        """Raises LostError, or ServerRefusedError."""
+        """Open a connection. Raises LostError or ServerRefusedError."""
 
     async def close(self) -> None:
-        """Close what the transport has open."""
+        """Close all connections."""
 
 
 def normalize_url(url: str, name: str = "url") -> str:
-    """Return the address of a server without a slash at the end. Raises SettingsError if it is malformed."""
+    """Return the URL of a server without a trailing slash. Raises SettingsError for a malformed URL."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
-        (parts.hostname or "").encode("idna")  # a label that is empty, or too long
+        (parts.hostname or "").encode("idna")  # raises for an empty or too long label
         is_url = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:  # UnicodeError is one
+    except ValueError:  # also a UnicodeError
         is_url = False
     if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
-        shown = "one with a password or a user in it" if "@" in str(url) else repr(url)
+        shown = "a URL with a user or a password" if "@" in str(url) else repr(url)
         raise SettingsError(f"{name} must be http://HOST:PORT or https://HOST:PORT, not {shown}")
     return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/').removesuffix(EVENTS_PATH)}"
 
 
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Translate errors of aiohttp."""
-    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+    """Translate errors of aiohttp into LostError and ServerRefusedError."""
+    import aiohttp  # noqa: PLC0415 - the library without clients does not need it
 
     try:
         yield
@@ -81,7 +81,7 @@ def translate_errors(url: str) -> Iterator[None]:
     except TimeoutError as error:
         raise LostError(f"{url} does not answer in time") from error
     except aiohttp.ServerDisconnectedError as error:
-        raise LostError(f"the connection to {url} was lost: it was closed before the server had answered") from error
+        raise LostError(f"the connection to {url} was lost: the server closed it before it answered") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise LostError(f"the connection to {url} was lost: {_describe_error(error)}") from error
 
@@ -94,15 +94,15 @@ def _describe_error(error: Exception) -> str:
 
 
 def status_error(status: int) -> ServerRefusedError:
-    """Return the error for a status without an error document: of a proxy, or of the handshake of a WebSocket."""
+    """Return the error for a response without an error document, for example from a proxy."""
     code = _STATUS_CODES.get(status, error_codes.SERVER_ERROR if status >= 500 else error_codes.BAD_REQUEST)
     is_foreign = code == error_codes.BAD_REQUEST
     text = f"HTTP status {status}"
-    return ServerRefusedError(code, f"no Oncelog server answers there ({text})" if is_foreign else text)
+    return ServerRefusedError(code, f"no Oncelog server at this address ({text})" if is_foreign else text)
 
 
 class WebSocket:
-    """One connection, as `Socket` says."""
+    """A `Socket` over aiohttp."""
 
     def __init__(self, url: str, socket: "aiohttp.ClientWebSocketResponse", message_bytes_max: int) -> None:
         import aiohttp  # noqa: PLC0415 - as above
@@ -114,12 +114,12 @@ class WebSocket:
         self.close_code: int | None = None
 
     async def send(self, data: bytes) -> None:
-        """As `Socket` says."""
+        """Send a message. Raises LostError."""
         with translate_errors(self.url):
             await self._socket.send_frame(data, self._text)
 
     async def receive(self) -> str:
-        """As `Socket` says."""
+        """As `Socket.receive`."""
         with translate_errors(self.url):
             message = await self._socket.receive()
         if message.type is self._text:
@@ -127,12 +127,12 @@ class WebSocket:
             return data
         code = self._socket.close_code
         if message.type is self._close:
-            self.close_code = code  # what the server says. Other codes are aiohttp's own, about what came in
+            self.close_code = code  # of the server; aiohttp sets other codes for frames that it cannot accept
         elif code == CLOSE_TOO_LARGE:
             raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
         raise LostError(f"the connection to {self.url} was lost" + (f" (closed with {code})" if code else ""))
 
     async def close(self) -> None:
-        """As `Socket` says."""
+        """Close the connection. Raises no error."""
         with suppress(LostError, ServerRefusedError), translate_errors(self.url):
             await self._socket.close()
