@@ -70,7 +70,7 @@ async def test_divided_request_that_meets_a_limit_is_answered_as_retryable_and_i
     rate = Rate(per_second=1, burst=3)
     writes = [replace(one, actor="user:ann", rate=rate) for one in (event(1), event(2), bad(3), event(4))]
     async with open_log(place, clock=clock) as log:
-        with pytest.raises(StoreUnavailableError, match=r"a limit was met .*; submit it again"):
+        with pytest.raises(StoreUnavailableError, match=r"a limit was reached .*; submit it again"):
             await log.submit_many(writes, is_admitted_whole=True)
         assert len((await log.read()).records) == 2, "the first half, before the second met the rate"
         for one in await log.submit_many(writes[:2], is_admitted_whole=True):
