@@ -90,8 +90,8 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _check_text("policy", self.policy, policy.NAME_CHARACTERS_MAX)
         for name in ("scope", "actor", "client"):
             _check_text(name, getattr(self, name), NAME_CHARACTERS_MAX)
-        if len(self.partitions) > PARTITIONS_MAX:
-            raise ProofError("partitions", f"must be at most {PARTITIONS_MAX}, not {len(self.partitions)}")
+        partitions = len(self.partitions)
+        _check(partitions <= PARTITIONS_MAX, "partitions", f"must be at most {PARTITIONS_MAX}, not {partitions}")
         for index, partition in enumerate(self.partitions):
             _check_text(f"partitions[{index}]", partition, PARTITION_CHARACTERS_MAX)
 
@@ -134,38 +134,39 @@ class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def __post_init__(self) -> None:
         """Raise ProofError for values that no log can have."""
-        if (self.salt is None) is not (self.body is None):
-            raise ProofError("salt", "and body must both be present, or both be null")
+        is_consistent = (self.salt is None) is (self.body is None)
+        _check(is_consistent, "salt", "and body must both be present, or both be null")
         if self.salt is not None:
             _check_hex("salt", self.salt, SALT_BYTES, SALT_BYTES)
         _check_hex("body_hash", self.body_hash, HASH_BYTES, HASH_BYTES)
         _check_numbers(self, _UINT32_MAX, "index", "count")
-        if len(self.path) > PATH_HASHES_MAX:
-            raise ProofError("path", f"must have at most {PATH_HASHES_MAX} hashes, not {len(self.path)}")
+        hashes = len(self.path)
+        _check(hashes <= PATH_HASHES_MAX, "path", f"must have at most {PATH_HASHES_MAX} hashes, not {hashes}")
         for index, path_hash in enumerate(self.path):
             _check_hex(f"path[{index}]", path_hash, HASH_BYTES, HASH_BYTES)
 
 
+def _check(condition: bool, path: str, reason: str) -> None:
+    if not condition:
+        raise ProofError(path, reason)
+
+
 def _check_numbers(header: Struct, highest: int, *names: str) -> None:
     for name in names:
-        number = getattr(header, name)
-        if not 0 <= number <= highest:
-            raise ProofError(name, f"must be from 0 to {highest}")
+        _check(0 <= getattr(header, name) <= highest, name, f"must be from 0 to {highest}")
 
 
 def _check_hex(name: str, text: str, shortest: int, longest: int) -> None:
-    if len(text) > 2 * longest or len(text) < 2 * shortest:
-        digits = f"{2 * longest}" if shortest == longest else f"at most {2 * longest}"
-        raise ProofError(name, f"must have {digits} hexadecimal digits, not {len(text)}")
-    if _HEXADECIMAL.fullmatch(text) is None:
-        raise ProofError(name, "must be hexadecimal: two digits a byte, 0 to 9 and a to f, in lower case")
+    digits = f"{2 * longest}" if shortest == longest else f"at most {2 * longest}"
+    is_length_valid = 2 * shortest <= len(text) <= 2 * longest
+    _check(is_length_valid, name, f"must have {digits} hexadecimal digits, not {len(text)}")
+    is_hexadecimal = _HEXADECIMAL.fullmatch(text) is not None
+    _check(is_hexadecimal, name, "must be hexadecimal: two digits a byte, 0 to 9 and a to f, in lower case")
 
 
 def _check_text(name: str, text: str, characters_max: int) -> None:
-    if len(text) > characters_max:
-        raise ProofError(name, f"must have at most {characters_max} characters, not {len(text)}")
-    if not is_unicode(text):
-        raise ProofError(name, "lone surrogate in a string")
+    _check(len(text) <= characters_max, name, f"must have at most {characters_max} characters, not {len(text)}")
+    _check(is_unicode(text), name, "lone surrogate in a string")
 
 
 # --- encoding and decoding ---------------------------------------------------------------------------

@@ -25,28 +25,35 @@ def is_internal(record: Record) -> bool:
     return record.policy in INTERNAL_POLICIES
 
 
+def find_first_fault(*checks: tuple[bool, str]) -> str | None:
+    """Return the description of the first fault that is present; None without one."""
+    return next((fault for is_present, fault in checks if is_present), None)
+
+
 def check_internal_record(record: Record) -> str | None:
     """Describe a fault in the fields that all internal records have in common; None for a valid record."""
     kind = record.policy
-    if record.client or record.partitions:
-        return f"a record of {kind} has a client or a partition"
-    if record.sequence or record.client_sequence:
-        return f"a record of {kind} has a sequence"
-    if not record.erased and record.fingerprint != sha256(record.body).digest():
-        return f"a record of {kind} has a fingerprint that is not that of its body"
-    return None
+    is_fingerprint_valid = record.erased or record.fingerprint == sha256(record.body).digest()
+    return find_first_fault(
+        (bool(record.client or record.partitions), f"a record of {kind} has a client or a partition"),
+        (record.sequence > 0 or record.client_sequence > 0, f"a record of {kind} has a sequence"),
+        (not is_fingerprint_valid, f"a record of {kind} has a fingerprint that is not that of its body"),
+    )
 
 
 def check_restore_record(record: Record) -> str | None:
     """Describe the fault of a restore record; None for a valid record. The caller has checked its place in
     the block."""
-    if record.position != record.height:
-        return f"a restore record at position {record.position} has height {record.height}, not the same number"
-    if record.actor != RESTORE_ACTOR:
-        return f"a restore record has the actor {record.actor!r}, not {RESTORE_ACTOR!r}"
-    if record.scope or record.key:
-        return "a restore record has a scope, a key, or both"
-    return check_internal_record(record)
+    position, height = record.position, record.height
+    fault = find_first_fault(
+        (position != height, f"a restore record at position {position} has height {height}, not the same number"),
+        (
+            record.actor != RESTORE_ACTOR,
+            f"a restore record has the actor {record.actor!r}, not {RESTORE_ACTOR!r}",
+        ),
+        (bool(record.scope or record.key), "a restore record has a scope, a key, or both"),
+    )
+    return fault or check_internal_record(record)
 
 
 def find_gap(gaps: Iterable[Gap], number: int) -> Gap | None:

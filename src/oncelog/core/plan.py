@@ -320,7 +320,7 @@ def _commit(
     if policy.leased:
         clear_lease(submission, state)
     if state.tenants is not None:
-        count_write(submission, state, growth)
+        count_write(submission, state.tenants, state, growth)
     state.append(
         Record(
             number,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from oncelog.core.batch_state import BatchState, LaneDraft
 from oncelog.core.canonical import JsonValue, canonical
 from oncelog.core.identity import compute_lane, frame
-from oncelog.core.internal_records import check_internal_record
+from oncelog.core.internal_records import check_internal_record, find_first_fault
 from oncelog.core.limits import ACT_KEY_BYTES
 from oncelog.core.policy import AUDIT_POLICY, RESTORE_POLICY
 from oncelog.core.rules.quotas import check_act_limits, count_in_stream, is_charged
@@ -104,7 +104,7 @@ def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | 
     if is_charged(act.actor):
         body = _encode_body(act, state.get_stream_lane(act.scope))
         size = act_bytes(act.scope, act.actor, act.key, body)
-    return check_act_limits(act.scope, state, act_bytes=size, member=member)
+    return check_act_limits(act.scope, state.tenants, state, act_bytes=size, member=member)
 
 
 def append_act(act: RecordAct, lane: LaneDraft, state: BatchState, key: bytes = b"") -> Record:
@@ -152,13 +152,16 @@ def add_detail(item: RecordAct, name: str, value: JsonValue) -> RecordAct:
 
 def check_audit_record(record: Record, lanes: int) -> str | None:
     """Describe the fault of an audit record; None for a valid record."""
-    if record.scope and compute_lane(record.scope, lanes) != record.lane:
-        return f"an audit record of {record.scope!r} belongs in another lane"
-    if len(record.key) not in (0, ACT_KEY_BYTES):
-        return f"an audit record has a key of {len(record.key)} bytes, not of {ACT_KEY_BYTES}"
-    if not record.actor:
-        return "an audit record has no actor"
-    return check_internal_record(record)
+    is_in_other_lane = record.scope != "" and compute_lane(record.scope, lanes) != record.lane
+    fault = find_first_fault(
+        (is_in_other_lane, f"an audit record of {record.scope!r} belongs in another lane"),
+        (
+            len(record.key) not in (0, ACT_KEY_BYTES),
+            f"an audit record has a key of {len(record.key)} bytes, not of {ACT_KEY_BYTES}",
+        ),
+        (not record.actor, "an audit record has no actor"),
+    )
+    return fault or check_internal_record(record)
 
 
 def decode_audit_entry(record: Record) -> AuditEntry:

@@ -23,7 +23,7 @@ from oncelog.core.batch_state import BatchState
 from oncelog.core.canonical import canonical, utf16_sort_key
 from oncelog.core.hlc import HLC_MAX, format_hlc
 from oncelog.core.identity import compute_lane, delta_id
-from oncelog.core.internal_records import check_internal_record
+from oncelog.core.internal_records import check_internal_record, find_first_fault
 from oncelog.core.merge import Op, Row, RowDelta, Stamp
 from oncelog.core.policy import FOLD_POLICY
 from oncelog.core.rules.audit import APPLICATION_ACTOR, COMPACT, append_act
@@ -181,10 +181,10 @@ def decode_fold(record: Record) -> Fold:
 
 def check_fold_record(record: Record, lanes: int) -> str | None:
     """Describe the fault of a fold record; None for a valid record."""
-    if record.actor != FOLD_ACTOR:
-        return f"a fold record has the actor {record.actor!r}, not {FOLD_ACTOR!r}"
-    if compute_lane(record.scope, lanes) != record.lane:
-        return f"a fold record of {record.scope!r} belongs in another lane"
-    if record.key:
-        return "a fold record has a key"
-    return check_internal_record(record)
+    is_in_other_lane = compute_lane(record.scope, lanes) != record.lane
+    fault = find_first_fault(
+        (record.actor != FOLD_ACTOR, f"a fold record has the actor {record.actor!r}, not {FOLD_ACTOR!r}"),
+        (is_in_other_lane, f"a fold record of {record.scope!r} belongs in another lane"),
+        (record.key != b"", "a fold record has a key"),
+    )
+    return fault or check_internal_record(record)

@@ -103,12 +103,10 @@ def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
     return replace(verdict, message=f"{message} than {more}", current=has)
 
 
-def count_write(submission: Submission, state: BatchState, growth: int = 0) -> None:
+def count_write(submission: Submission, tenants: Tenants, state: BatchState, growth: int = 0) -> None:
     """Count a committed record, and the side state that it adds to its stream."""
-    if state.tenants is None:
-        return
-    tenants = _list_tenants(submission, state.tenants)
-    _add_usage(tenants, state, submission_bytes(submission), records=1, takes_token=not submission.fence)
+    counted = _list_tenants(submission, tenants)
+    _add_usage(counted, state, submission_bytes(submission), records=1, takes_token=not submission.fence)
     if growth:
         count_in_stream(submission.scope, state, size=growth)
 
@@ -136,18 +134,18 @@ def _add_usage(tenants: Iterable[Tenant], state: BatchState, size: int, *, recor
             state.usage.put(tenant.prefix, after)
 
 
-def check_act_limits(scope: str, state: BatchState, *, act_bytes: int, member: MemberIdentity | None) -> Refused | None:
+def check_act_limits(
+    scope: str, tenants: Tenants, state: BatchState, *, act_bytes: int, member: MemberIdentity | None
+) -> Refused | None:
     """Refuse an act that exceeds a quota of the tenants of its stream, or whose record gets no token of their rates.
 
     `act_bytes` is the size of the audit record, or 0 if it does not count. `member` is the member that the act adds. It
     counts as a record, unless it was a member before.
     """
-    if state.tenants is None:
-        return None
     is_new = member is not None and not state.past_members.get(member)
     size = act_bytes + (member_bytes(member) if member is not None and is_new else 0)
     records = (act_bytes > 0) + is_new
-    for tenant in state.tenants.list_for(scope, ()):
+    for tenant in tenants.list_for(scope, ()):
         if (refused := _check_tenant(tenant, state, size, records=records, takes_token=act_bytes > 0)) is not None:
             return refused
     return None
