@@ -15,9 +15,9 @@ import sys
 import threading
 from importlib import import_module
 from io import TextIOWrapper
-from types import SimpleNamespace
 from typing import IO, Any, TextIO, cast
 
+from msgspec.structs import replace
 from typer.main import get_command
 
 PRELOADED = (
@@ -33,8 +33,8 @@ RETRY_PAUSE_MS = (10, 50)
 def shorten_pauses() -> None:
     """Replace the pauses of the commands: 100 ms to 5 s are for people and networks."""
     remote: Any = import_module("oncelog.cli.remote")
-    pauses_s = remote.backoff.iterate_pauses_s
-    remote.backoff = SimpleNamespace(iterate_pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
+    pause_ms_min, pause_ms_max = RETRY_PAUSE_MS
+    remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=pause_ms_min, pause_ms_max=pause_ms_max)
 
 
 def build_parser() -> None:

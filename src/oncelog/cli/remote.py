@@ -26,9 +26,10 @@ from oncelog.cli.files import read_token_file
 from oncelog.cli.terminal import EXIT_CANNOT_READ, print_message
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
-from oncelog.client.runtime import backoff, websocket
+from oncelog.client.runtime import websocket
+from oncelog.client.runtime.backoff import Pauses, RetryPause
 from oncelog.client.runtime.http import HttpClient, HttpResponse
-from oncelog.client.runtime.values import MIB, ConnectionLimits
+from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, normalize_url, status_error
 from oncelog.core.canonical import is_unicode
 from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
@@ -42,8 +43,8 @@ MESSAGE_BYTES_MAX: Final = 1024 * MIB
 """Larger than any page: the server limits its pages."""
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
 _CONNECT_ID: Final = "connect"
-PAUSE_MS_MIN: Final = 100
-PAUSE_MS_MAX: Final = 5000
+PAUSE_LIMITS: Final = BaseLimits(pause_ms_min=100, pause_ms_max=5000, retry_after_ms_max=LIMIT_MAX)
+"""Commands wait as long as the server asks for, or give up at once if that is beyond their deadline."""
 T = TypeVar("T")
 
 Url = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
@@ -392,7 +393,7 @@ class Retrier:
         self._remote = remote
         self._timeout_s = timeout_s
         self._on_problem = on_problem or self._report_problem
-        self._pauses_s = _iterate_pauses_s()
+        self._pauses = Pauses(PAUSE_LIMITS, random.Random())  # noqa: S311 - spreads retries
         self._was_connected = False
         self._has_reported = False
         self.has_retried = False
@@ -403,7 +404,7 @@ class Retrier:
         if self._has_reported and message:
             print_message(message)
         self._was_connected, self._has_reported = True, False
-        self._pauses_s = _iterate_pauses_s()
+        self._pauses.reset()
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the first attempt that succeeds.
@@ -416,10 +417,10 @@ class Retrier:
         loop = asyncio.get_running_loop()
         deadline_s = None if self._timeout_s is None else loop.time() + self._timeout_s
         if deadline_s is not None:
-            self._pauses_s = _iterate_pauses_s()
+            self._pauses.reset()
         problem: OncelogError | None = None
         while True:
-            retry_after_s = 0.0
+            pause = RetryPause()
             try:
                 async with asyncio.timeout_at(deadline_s):
                     return await attempt()
@@ -435,8 +436,8 @@ class Retrier:
             except ServerRefusedError as error:
                 if not error.is_transient:
                     raise
-                problem, retry_after_s = error, error.retry_after_ms / 1000
-            pause_s = max(next(self._pauses_s), retry_after_s)
+                problem, pause = error, RetryPause(error.retry_after_ms)
+            pause_s = self._pauses.next_pause_s(pause)
             if deadline_s is not None and loop.time() + pause_s >= deadline_s:
                 raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
             self.has_retried = True
@@ -454,7 +455,3 @@ def _is_permanent(error: LostError) -> bool:
     import aiohttp  # noqa: PLC0415 - what the library alone does not need
 
     return isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL)
-
-
-def _iterate_pauses_s() -> Iterator[float]:
-    return backoff.iterate_pauses_s(PAUSE_MS_MIN, PAUSE_MS_MAX, random.Random())  # noqa: S311 - spreads retries

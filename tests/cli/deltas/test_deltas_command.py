@@ -19,13 +19,14 @@ from cli.server_process import ServerProcess, ended, oncelog, serving, start_com
 from databases import BOTH_STORES
 from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _format_line
+from oncelog.client.runtime.backoff import Pauses
 from oncelog.core.identity import delta_id_from_json
 from oncelog.errors import LostError
 
 ONE_ATTEMPT = """
-from itertools import repeat
+from msgspec.structs import replace
 from oncelog.cli import main, remote
-remote._iterate_pauses_s = lambda: repeat(3600)
+remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=3_600_000, pause_ms_max=3_600_000)
 main()
 """
 """The pause before the second attempt is longer than the deadline, so that a command gives up at once."""
@@ -213,7 +214,7 @@ async def test_attempt_cut_off_by_the_deadline_does_not_hide_the_earlier_error(m
         iter([0, 60]),
         iter([LostError("http://there cannot be reached: Connection refused"), TimeoutError()]),
     )
-    monkeypatch.setattr(remote, "_iterate_pauses_s", lambda: pauses)
+    monkeypatch.setattr(Pauses, "next_pause_s", lambda *_: next(pauses))
 
     async def attempt() -> None:
         raise next(errors)

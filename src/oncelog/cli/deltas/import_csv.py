@@ -28,6 +28,7 @@ from oncelog.cli.terminal import (
     print_result,
 )
 from oncelog.client.deltas.codec import GatewayRefusedError
+from oncelog.client.deltas.edits import check_identifier
 from oncelog.core.deltas import PUSH_DELTAS_MAX, is_identifier
 from oncelog.core.hlc import COUNTER_BITS, HLC_MAX, wall_ms
 from oncelog.core.limits import NAME_CHARACTERS_MAX
@@ -92,7 +93,8 @@ def import_(  # noqa: PLR0913 - each one is an option
         empty_null,
     )
     client = Gateway(gateway, timeout, remote)
-    target = Target(client.remote.url, gateway, _check_table(table), _check_client_id(client_id))
+    check_identifier(table, "TABLE")
+    target = Target(client.remote.url, gateway, table, _check_client_id(client_id))
     start = None if at is None else _parse_start(at)
     with open_file(file) as opened:
         csv = CsvFile(file, opened, shape)
@@ -115,12 +117,6 @@ def _parse_delimiter(text: str) -> str:
     text = "\t" if text == "\\t" else text
     if len(text) != 1 or text in '"\r\n\0' or not text.isascii():
         raise OncelogError(f"--delimiter must be one ASCII character other than a quote, not {text!r}")
-    return text
-
-
-def _check_table(text: str) -> str:
-    if not is_identifier(text):
-        raise OncelogError(f"TABLE must consist of letters, digits and _, not {text!r}")
     return text
 
 

@@ -229,7 +229,9 @@ class WriteStream(RetryTask[LedgerRuntime]):
                 try:
                     await self._runtime.call_store(self._runtime.store.save, self._scope_id, changes)
                 except StoreError as error:
-                    self._fail_withdrawn(protocol.revert_unsaved(changes), error)
+                    for entry in protocol.revert_unsaved(changes):
+                        self._forget(entry)
+                        _give_outcome(entry, error)
                     if self._is_done:
                         return
                     logger.warning("%s", error)
@@ -242,11 +244,6 @@ class WriteStream(RetryTask[LedgerRuntime]):
                 self._advance()
             if self._is_done:
                 return
-
-    def _fail_withdrawn(self, entries: list[QueuedWrite], error: StoreError) -> None:
-        for entry in entries:
-            self._forget(entry)
-            _give_outcome(entry, error)
 
     def _report_outcome(self, settled: SettledWrite) -> None:
         """Report an outcome once: a committed write is reported before it is saved, and settled again after that."""
