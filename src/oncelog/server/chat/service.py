@@ -41,9 +41,6 @@ from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome,
 from oncelog.server.metrics import Counts
 from oncelog.storage.store import Membership
 
-COMMITTED: Final = "committed"
-KNOWN: Final = "known"
-MISMATCH: Final = "known_with_other_content"
 _CHAT_ID_BYTES: Final = 12
 _ERROR_CODES: Final = {
     Reason.NOT_A_MEMBER: error_codes.NOT_A_MEMBER,
@@ -107,9 +104,9 @@ class ChatService(ApiService):
     def count_verdict(self, verdict: Committed | Replayed) -> None:
         """Count the outcome of a message in the metrics."""
         if isinstance(verdict, Committed):
-            self.counts.messages[COMMITTED] += 1
+            self.counts.messages["committed"] += 1
         else:
-            self.counts.messages[MISMATCH if verdict.mismatch else KNOWN] += 1
+            self.counts.messages["known_with_other_content" if verdict.mismatch else "known"] += 1
 
     # --- read
 

@@ -52,7 +52,6 @@ from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
 """Suffix of the stream of a gateway in a grant to compact the gateway."""
-COMMITTED: Final = "committed"
 KNOWN: Final = "known"
 KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
 _ERROR_CODES: Final = {
@@ -163,7 +162,7 @@ class DeltasService(ApiService):
                     results.append((delta.delta_id, receipt.sequence, False))
                 case _:
                     raise TypeError(f"a delta was answered with {verdict!r}")
-        self.counts.deltas[COMMITTED] += committed
+        self.counts.deltas["committed"] += committed
         self.counts.deltas[KNOWN] += len(results) - committed - other_op
         self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op
         return results

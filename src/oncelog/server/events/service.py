@@ -119,8 +119,7 @@ class EventsService(ApiService):
 
     def check_project_access(self, partition: str, principal: Principal) -> None:
         """Raise ApiError if the principal may neither read nor write the project."""
-        grants = principal.grants
-        if not grants.may_read(partition) and not grants.may_write(partition):
+        if not principal.grants.may_read(partition) and not principal.grants.may_write(partition):
             raise ApiError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
 
     def check_epoch(self, epoch: str | None) -> None:

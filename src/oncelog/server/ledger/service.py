@@ -33,9 +33,6 @@ SCOPE_NAME_CHARACTERS_MAX: Final = 80
 """Longest name of an organization or a vault. Every store can hold the scope even if all characters are escaped."""
 CLIENT_ID_CHARACTERS_MAX: Final = NAME_CHARACTERS_MAX - len("client:")
 KEY_BYTES: Final = LEDGER.key_bytes[0]
-FROM_MEMORY: Final = "from_memory"
-FROM_STORE: Final = "from_store"
-COMMITTED: Final = "committed"
 
 _ERROR_CODES: Final = {
     Reason.KEY_EXISTS: WriteErrorCode.KEY_EXISTS,
@@ -79,15 +76,18 @@ class _PendingWrite(Struct, eq=False, gc=False):
         try:
             answer = self.service.to_answer(self.submission, verdict, self.principal, is_batch=self.is_batch)
             if answer is None:
-                self.service.reads.start(self._load_answer(verdict))
+                assert isinstance(verdict, Committed)  # noqa: S101 - `to_answer` answers all other verdicts
+                self.service.reads.start(self._load_answer(verdict.receipt))
             else:
                 self.answer(answer)
         except Exception as error:  # noqa: BLE001 - the committer has other callers
             self.fail(error)
 
-    async def _load_answer(self, verdict: Verdict) -> None:
+    async def _load_answer(self, receipt: Receipt) -> None:
         try:
-            self.answer(await self.service.load_answer(verdict))
+            proven = await self.service.log.prove(receipt)
+            attestation = Attestation(proven.block, proven.proof, proven.salt, proven.record.actor)
+            self.answer(WriteSuccess(receipt, attestation))
         except Exception as error:  # noqa: BLE001 - every error has to reach the caller
             self.set_exception(error)
 
@@ -164,7 +164,7 @@ class LedgerService(ApiService):
     ) -> WriteAnswer | None:
         """Return the answer to a write; None for a commit that is no longer in memory and must be read."""
         if isinstance(verdict, Committed):
-            self.counts.ledger_writes[COMMITTED] += 1
+            self.counts.ledger_writes["committed"] += 1
             return self._find_success(verdict.receipt)
         if isinstance(verdict, Replayed):
             return self._to_replay_answer(submission, verdict.receipt, erased=verdict.erased, is_batch=is_batch)
@@ -176,12 +176,6 @@ class LedgerService(ApiService):
         attestation = self.log.state.find_attestation(receipt, now_ms)
         return None if attestation is None else WriteSuccess(receipt, attestation)
 
-    async def load_answer(self, verdict: Verdict) -> WriteSuccess:
-        """Read the answer to a commit that is no longer in memory."""
-        assert isinstance(verdict, Committed)  # noqa: S101 - `to_answer` answers all other verdicts
-        proven = await self.log.prove(verdict.receipt)
-        return WriteSuccess(verdict.receipt, Attestation(proven.block, proven.proof, proven.salt, proven.record.actor))
-
     def _to_replay_answer(
         self, submission: Submission, receipt: Receipt | None, *, erased: bool, is_batch: bool
     ) -> WriteAnswer:
@@ -192,9 +186,9 @@ class LedgerService(ApiService):
         if receipt is not None and not erased and not is_batch:
             success = self._find_success(receipt, self.auth_gate.clock.wall_ms())
             if success is not None:
-                self.counts.ledger_writes[FROM_MEMORY] += 1
+                self.counts.ledger_writes["from_memory"] += 1
                 return success
-        self.counts.ledger_writes[FROM_STORE] += 1
+        self.counts.ledger_writes["from_store"] += 1
         if receipt is None:
             message = "this sequence was committed before; its record is gone, and nothing was written"
             members: Members = {"assigned_sequence": submission.client_sequence}
