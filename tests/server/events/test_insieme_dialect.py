@@ -26,8 +26,8 @@ def ids(events: list[dict[str, Any]]) -> list[str]:
 
 
 MISSING_VERSION = (
-    'is missing: every frame has "protocol_version" (the native dialect) or "protocolVersion" (the dialect of the npm '
-    "package insieme), whichever the first frame of the connection had"
+    'is missing: every frame needs "protocol_version" (the native dialect) or "protocolVersion" (the dialect of the '
+    "npm package insieme), like the first frame of the connection"
 )
 
 

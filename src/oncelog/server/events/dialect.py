@@ -115,8 +115,8 @@ class EnvelopeNames(Struct, frozen=True):
 
 
 _VERSION_MISSING: Final = (
-    'is missing: every frame has "protocol_version" (the native dialect) or "protocolVersion" (the dialect of the npm '
-    "package insieme), whichever the first frame of the connection had"
+    'is missing: every frame needs "protocol_version" (the native dialect) or "protocolVersion" (the dialect of the '
+    "npm package insieme), like the first frame of the connection"
 )
 
 
