@@ -6,7 +6,7 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.core.merge import Row, decode_row
-from oncelog.storage.queries import side_state
+from oncelog.storage.queries import sql_store
 from server.deltas.delta_servers import SharedServer, change, server_pool_with
 
 pytestmark = BOTH_STORES
@@ -27,7 +27,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lengths.append(len(state))
         return decode_row(state)
 
-    monkeypatch.setattr(side_state, "decode_row", noted)
+    monkeypatch.setattr(sql_store, "decode_row", noted)
     return lengths
 
 

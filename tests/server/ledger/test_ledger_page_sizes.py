@@ -6,7 +6,7 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.core.operations import Entity
-from oncelog.storage.queries import side_state
+from oncelog.storage.queries import sql_store
 from oncelog.storage.side_state import decode_entity
 from server.ledger.ledger_servers import SharedServer, server_pool_with
 from server.ledger.ledger_transports import GRPC, code, put
@@ -30,7 +30,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         lengths.append(len(entity.value))
         return entity
 
-    monkeypatch.setattr(side_state, "decode_entity", noted)
+    monkeypatch.setattr(sql_store, "decode_entity", noted)
     return lengths
 
 
