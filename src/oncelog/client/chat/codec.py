@@ -114,7 +114,7 @@ ServerFrame = (
 def decode_frame(data: str | bytes) -> tuple[ServerFrame | None, str | None]:
     """Return a frame and the id of the request that it answers. Raises ProtocolError.
 
-    The frame is None for a type that only newer servers send.
+    Only newer servers send frames of other types. Their result is None.
     """
     try:
         frame = _decode_envelope(data)

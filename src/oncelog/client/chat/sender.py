@@ -156,7 +156,7 @@ class ChatSender(BaseProtocol):
             self._send_ack(self.chats[chat_id])
 
     def _take_due(self, work: Work, now_ms: int | None) -> list[str]:
-        """Remove the times up to now, or all times if now is None. Return their chats."""
+        """Remove the due times, or all times without a clock. Return their chats."""
         times = self._due_ms[work]
         due = [chat_id for chat_id, at_ms in times.items() if now_ms is None or at_ms <= now_ms]
         for chat_id in due:

@@ -35,10 +35,9 @@ class StoredChatClient(Struct, frozen=True):
 class ChatStore(OutboxStore):
     """Store of one chat client."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, SCHEMA)
+    _schema = SCHEMA
 
-    # --- opening and closing
+    # --- opening
 
     def open(self, device_id: str | None) -> StoredChatClient:
         """Open the file and load its content.

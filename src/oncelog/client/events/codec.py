@@ -91,7 +91,7 @@ _PAYLOAD_DECODERS: Final[dict[str, Callable[[Raw], ServerMessage]]] = {
 def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int | None]:
     """Return the payload of a message and the id of the request that it answers. Raises ProtocolError.
 
-    The payload is None for a type that only newer servers send. They repeat everything necessary in known types.
+    Messages of other types have no payload here: newer servers send all necessary data in the known types, too.
     """
     try:
         envelope = decode_envelope(data)

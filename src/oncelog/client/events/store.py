@@ -6,7 +6,6 @@ and each event takes effect exactly once in spite of crashes.
 All methods block. Only one thread may call them at a time.
 """
 
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -50,40 +49,34 @@ class StoredClient(Struct, frozen=True):
 class ClientStore(OutboxStore):
     """Store of one client of events."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path, SCHEMA)
+    _schema = SCHEMA
 
-    # --- opening and closing
+    # --- opening
 
     def open(self, client_id: str | None, partitions: Sequence[str], reset: Reset | None) -> StoredClient:
         """Open the file and load its content. Raises StoreInUseError, PartitionsChangedError or a StoreError."""
-
+        requested = _to_json(partitions)
         with self._file.open() as (connection, is_new):
             if is_new:
-                state = (SCHEMA.version, client_id or f"client-{uuid4()}", _to_json(partitions))
+                state = (SCHEMA.version, client_id or f"client-{uuid4()}", requested)
                 connection.execute(SQL["make_state"], state)
-            return self._load(connection, client_id, _to_json(partitions), reset)
-
-    def _load(
-        self, connection: sqlite3.Connection, client_id: str | None, partitions: str, reset: Reset | None
-    ) -> StoredClient:
-        _, known, followed, epoch, cursor = connection.execute(SQL["state"]).fetchone()
-        if client_id is not None and client_id != known:
-            known = client_id
-            connection.execute(SQL["save_client"], (known,))
-        with self._file.translate_damage():
-            if followed != partitions and reset is None:
-                raise PartitionsChangedError(self._file.path, _PARTITIONS_DECODER.decode(followed))
-            outbox = [
-                OutboxEntry(number, event_id, _PARTITIONS_DECODER.decode(names), *rest)
-                for number, event_id, names, *rest in connection.execute(SQL["outbox"])
-            ]
-        if followed != partitions:
-            epoch, cursor = "", 0
-            self._reset_cursor(connection, partitions, cursor, epoch, reset)
-        self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
-        counts = self._count("count_refused"), self._count("count_set_aside")
-        return StoredClient(known, cursor, epoch, outbox, *counts)
+            _, known, followed, epoch, cursor = connection.execute(SQL["state"]).fetchone()
+            if client_id is not None and client_id != known:
+                known = client_id
+                connection.execute(SQL["save_client"], (known,))
+            with self._file.translate_damage():
+                if followed != requested and reset is None:
+                    raise PartitionsChangedError(self._file.path, _PARTITIONS_DECODER.decode(followed))
+                outbox = [
+                    OutboxEntry(number, event_id, _PARTITIONS_DECODER.decode(names), *rest)
+                    for number, event_id, names, *rest in connection.execute(SQL["outbox"])
+                ]
+            if followed != requested:
+                epoch, cursor = "", 0
+                self._reset_cursor(connection, requested, cursor, epoch, reset)
+            self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
+            counts = self._count("count_refused"), self._count("count_set_aside")
+            return StoredClient(known, cursor, epoch, outbox, *counts)
 
     # --- the outbox
 

@@ -73,7 +73,7 @@ class Backoff(Pauses):
         await self.sleep(self.next_pause_s(pause))
 
     async def sleep(self, seconds: float | None) -> bool:
-        """Wait for a time, without a limit if it is None, or until `skip`. Return whether `skip` ended the wait."""
+        """Wait for a time (None: no limit) or until `skip`. Return whether `skip` ended the wait."""
         try:
             async with asyncio.timeout(seconds):
                 await self._skip_event.wait()

@@ -65,8 +65,10 @@ class BasePending(Generic[Entry, OutcomeType]):
 class OutboxStore:
     """Base of stores with an outbox."""
 
-    def __init__(self, path: str | os.PathLike[str], schema: StoreSchema) -> None:
-        self._file = StoreFile(path, schema)
+    _schema: StoreSchema
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = StoreFile(path, self._schema)
         self._next_number = 1
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
 from typing import Final, TypeVar
 
@@ -89,7 +89,8 @@ class StoreFile:
     def __init__(self, path: str | os.PathLike[str], schema: StoreSchema) -> None:
         self.path = os.fspath(path)
         self._schema = schema
-        self._lock: int | None = None
+        self._resources = ExitStack()
+        """Closes the connection and then the lock file."""
         self._connection: sqlite3.Connection | None = None
         self._file_identity: tuple[int, int] | None = None
         """Device and inode of the open file. Writes to a removed file would be lost."""
@@ -115,6 +116,7 @@ class StoreFile:
                 self._connection = sqlite3.connect(
                     self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
+                self._resources.callback(self._connection.close)
                 version = self._check_version(self._connection)
                 self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 self._file_identity = None if self.path == MEMORY else _get_file_identity(self.path)
@@ -150,12 +152,8 @@ class StoreFile:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        self._connection = None
+        self._resources.close()
 
     def _acquire_lock(self) -> None:
         """Lock a second file with a similar name, because two clients with one file would send its outbox twice.
@@ -166,11 +164,12 @@ class StoreFile:
             return
         path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # equal for all names of the file
         try:
-            self._lock = open_or_create(path, os.O_RDWR)
+            lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
             raise StoreUnavailableError(f"{path}: {error.strerror}") from error
+        self._resources.callback(os.close, lock)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
             raise StoreInUseError(

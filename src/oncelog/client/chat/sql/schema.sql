@@ -1,14 +1,14 @@
--- The file of a client of chats: its own, nobody else's tables are in it. Version 1.
--- Whose it is: the user that the server has said at the first connection, the device, and the history that all
--- cursors belong to.
+-- Tables of a chat client, in a separate file. Version 1.
+-- Owner of the file: the user that the server reported at the first connection, the device, and the epoch of the history
+-- that all cursors belong to.
 CREATE TABLE client (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     user_id TEXT NOT NULL,
     device_id TEXT NOT NULL,
     epoch TEXT NOT NULL
 ) STRICT;
--- Everything up to complete_to has arrived; a catch-up that is not at its end has come to fetched_to; the application
--- has received everything up to received_to.
+-- All messages up to complete_to have arrived. A sync that has not ended has loaded the pages up to fetched_to. The
+-- application has received all messages up to received_to.
 CREATE TABLE chats (
     chat_id TEXT PRIMARY KEY,
     is_member INTEGER NOT NULL,
@@ -16,8 +16,8 @@ CREATE TABLE chats (
     fetched_to INTEGER NOT NULL,
     received_to INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
--- What has arrived. What is beyond its chat's complete_to has arrived before what is missing, and is not shown unless it
--- is our own.
+-- Messages that have arrived. Readers see messages after complete_to of the chat only if they are own messages, because
+-- earlier messages are missing.
 CREATE TABLE messages (
     chat_id TEXT NOT NULL,
     sequence INTEGER NOT NULL,
@@ -29,7 +29,7 @@ CREATE TABLE messages (
     created_at TEXT NOT NULL,
     PRIMARY KEY (chat_id, sequence)
 ) STRICT, WITHOUT ROWID;
--- Own messages without an outcome. Nothing is sent that is not here. Numbers are not used twice.
+-- Own messages without an outcome. The client sends no other messages. It uses each number once.
 CREATE TABLE outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     client_message_id TEXT NOT NULL,
@@ -39,7 +39,7 @@ CREATE TABLE outbox (
     accepted_at_ms INTEGER NOT NULL,
     UNIQUE (chat_id, client_message_id)
 ) STRICT;
--- Own messages that are not sent again, until the application has seen to them.
+-- Refused own messages, until the application sends them again or forgets them.
 CREATE TABLE refused (
     number INTEGER PRIMARY KEY,
     client_message_id TEXT NOT NULL,
@@ -51,7 +51,7 @@ CREATE TABLE refused (
     message TEXT NOT NULL,
     was_tried INTEGER NOT NULL
 ) STRICT;
--- How far the members of a chat have acknowledged: all of them, or none while nobody has asked for all.
+-- Watermarks of the members of a chat: of all members, or of none before the client requests them.
 CREATE TABLE watermarks (
     chat_id TEXT NOT NULL,
     user_id TEXT NOT NULL,

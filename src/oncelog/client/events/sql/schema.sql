@@ -1,4 +1,4 @@
--- The client's own tables, in a file that may be the application's. Version 1.
+-- Tables of a client of events, in a file that may have tables of the application. Version 1.
 CREATE TABLE IF NOT EXISTS oncelog_client_state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     schema_version INTEGER NOT NULL,
@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS oncelog_client_state (
     epoch TEXT NOT NULL,
     cursor INTEGER NOT NULL
 ) STRICT;
--- Submissions without an outcome. Numbers are not used twice: they are sent in this order.
+-- Submissions without an outcome. The client sends them in the order of their numbers, and uses each number once.
 CREATE TABLE IF NOT EXISTS oncelog_client_outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS oncelog_client_outbox (
     fingerprint BLOB NOT NULL,
     expected_committed_id INTEGER
 ) STRICT;
--- Submissions that were refused for good, until the application has seen to them.
+-- Refused submissions, until the application forgets them.
 CREATE TABLE IF NOT EXISTS oncelog_client_rejected (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL,
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS oncelog_client_rejected (
     outcome TEXT NOT NULL,
     rejected_at_ms INTEGER NOT NULL
 ) STRICT;
--- Events that a handler could not take.
+-- Events for which a handler has raised an error.
 CREATE TABLE IF NOT EXISTS oncelog_client_set_aside (
     handler TEXT NOT NULL,
     committed_id INTEGER NOT NULL,
