@@ -27,4 +27,4 @@ def test_first_example_works_as_printed(page: str, tmp_path: Path) -> None:
 
 
 def test_pages_with_examples_are_found() -> None:
-    assert {"canonical", "ledger", "proofs"} <= set(EXAMPLES)
+    assert {"canonical", "deltas", "ledger", "proofs"} <= set(EXAMPLES)
