@@ -35,13 +35,5 @@ def test_programs_of_the_page_run(tmp_path: Path) -> None:
     assert outputs[1] == "1 user:ann hello\n2\n"
 
 
-def test_program_of_the_readme_runs(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^\$ cat > chat.py\n(.*?)^\$ ", readme, re.DOTALL | re.MULTILINE)
-    with serving(tmp_path) as server:
-        output = run_program(program.replace("http://127.0.0.1:7171", server.url), tmp_path)
-    assert output == "1\n"
-
-
 def test_page_lists_every_limit_with_its_default() -> None:
     assert limits_of(PAGE) == {name: getattr(ChatLimits(), name) for name in ChatLimits.__struct_fields__}
