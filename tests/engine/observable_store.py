@@ -17,7 +17,6 @@ from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, RecordAct, 
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.store import (
     BatchResult,
     Consumer,
@@ -40,6 +39,7 @@ from oncelog.storage.store import (
     Store,
 )
 from oncelog.testing.clock import ManualClock
+from storage.memory_store import MemoryStore
 
 Open = Callable[..., Log]
 """Type of the fixture `open_log`."""

@@ -29,10 +29,10 @@ from oncelog.core.policy import EVENTS, LEDGER, RUNS
 from oncelog.core.values import Receipt, Remembered, Request, Submission, key_identity
 from oncelog.engine import answer_cache
 from oncelog.engine.answer_cache import AnswerCache
-from oncelog.storage.memory import MemoryStore
 from oncelog.testing.clock import START_MS, ManualClock
 from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, event, identity, key, result, transaction
+from storage.memory_store import MemoryStore
 
 FOR_AN_HOUR: Final = Policy(
     name="for-an-hour", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=kept_for(hours=1)

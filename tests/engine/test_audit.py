@@ -17,9 +17,9 @@ from oncelog.engine import audit
 from oncelog.engine.audit import AuditFilter
 from oncelog.engine.log import Log
 from oncelog.errors import DiskFullError, HistoryChangedError
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.store import BatchResult
 from oncelog.testing.clock import ManualClock
+from storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.rule("CO-43")
 ROOT = "user:root"

@@ -18,10 +18,10 @@ from oncelog.core.merge import Op
 from oncelog.engine import answer_cache, eraser
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailer
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.store import Page, Query
 from oncelog.testing.contract.assertions import assert_committed
 from oncelog.testing.contract.writes import event, key
+from storage.memory_store import MemoryStore
 
 
 @BOTH_STORES

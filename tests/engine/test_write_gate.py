@@ -32,10 +32,10 @@ from oncelog.engine.audit import AuditFilter
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.write_gate import PROBE_FREE_BYTES_MIN, RETRY_AFTER_MS, DiskLimits, ReadOnlyReason, WriteGate
 from oncelog.errors import BusyError, DiskFullError, SettingsError, StoreUnavailableError
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import SqliteDriver
 from oncelog.testing.disk import Disk, DiskDriver, Fault
+from storage.memory_store import MemoryStore
 
 QUICK: dict[str, Any] = {"look_ms": 1, "store_look_ms": 1}
 

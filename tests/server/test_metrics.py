@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.engine.write_gate import WriteGate
 from oncelog.server.metrics import Counts, Metrics
-from oncelog.storage.memory import MemoryStore
+from storage.memory_store import MemoryStore
 
 PAGE = Path(__file__).parents[2] / "docs/guides/server.md"
 

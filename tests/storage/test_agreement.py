@@ -1,4 +1,4 @@
-"""Memory, SQLite and PostgreSQL agree on generated histories: verdicts, heads, hashes and remembered keys.
+"""SQLite, PostgreSQL and a store of dictionaries agree on generated histories: verdicts, heads, hashes and keys.
 
 The histories come from the tests of `plan` (`core.test_plan_model`). Between the batches the clock jumps, bodies are
 erased, and the log is closed and opened again. Segments of two keys keep the key index of SQLite sealing and merging
@@ -25,7 +25,6 @@ from oncelog.core.policy import BUILT_IN_POLICIES, Policy
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Record, Request, Settings, Submission, Verdict, key_identity
 from oncelog.errors import ClockJumpedError
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.key_index import index
@@ -33,6 +32,7 @@ from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driver import StoreDriver
 from oncelog.testing.contract.quotas import get_usage
+from storage.memory_store import MemoryStore
 from storage.sqlite.writers import QuickDriver
 
 SEAL_KEYS: Final = 2
@@ -162,7 +162,7 @@ def move_to(clock: ManualClock, now_ms: int, is_set: bool) -> None:
 
 @contextmanager
 def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Teller, Teller]]:
-    """Open a store in memory and one of the given kind."""
+    """Open a store of dictionaries and one of the given kind."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log.db"
 

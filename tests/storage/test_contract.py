@@ -6,11 +6,12 @@ from typing import ClassVar
 from databases import address_of
 from oncelog.core.values import Settings
 from oncelog.storage.clock import Clock
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
+from oncelog.storage.sqlite.database_file import MemoryDriver
 from oncelog.storage.store import Draw, Store
 from oncelog.testing.contract import StoreContract
+from storage.memory_store import MemoryStore
 
 
 class TestMemoryStore(StoreContract):
@@ -18,6 +19,13 @@ class TestMemoryStore(StoreContract):
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:  # noqa: ARG002
         return MemoryStore(settings, clock=clock, draw=draw)
+
+
+class TestSqliteStoreInMemory(StoreContract):
+    is_durable: ClassVar[bool] = False
+
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:  # noqa: ARG002
+        return SqliteStore(":memory:", settings, clock=clock, draw=draw, driver=MemoryDriver())
 
 
 class TestSqliteStore(StoreContract):

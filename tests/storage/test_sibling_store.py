@@ -6,8 +6,8 @@ import pytest
 
 from oncelog.core.values import Committed, Replayed, Request
 from oncelog.errors import StoreUnavailableError
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.sqlite import transaction
+from oncelog.storage.sqlite.database_file import MemoryDriver
 from oncelog.storage.sqlite.store import SqliteStore
 from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
@@ -31,7 +31,7 @@ async def test_sibling_of_a_file_that_was_removed_or_replaced_is_not_opened(tmp_
 
 
 def test_log_in_memory_has_no_sibling() -> None:
-    store: Store = MemoryStore()
+    store: Store = SqliteStore(":memory:", driver=MemoryDriver())
     assert store.create_sibling() is None
 
 

@@ -62,9 +62,8 @@ from oncelog.errors import (
 from oncelog.file_modes import OWNER_ONLY, check_file_mode
 from oncelog.storage.address import POSTGRES_TIMEOUTS, check_scheme, create_postgres_store, is_address
 from oncelog.storage.clock import Clock, SystemClock
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.sqlite import SqliteStore
-from oncelog.storage.sqlite.database_file import SqliteDriver
+from oncelog.storage.sqlite.database_file import MemoryDriver, SqliteDriver
 from oncelog.storage.store import BatchResult, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
@@ -474,7 +473,6 @@ def _build_store(
     if is_address(path):
         timeouts_ms = {name: getattr(limits, f"postgres_{name}") for name in POSTGRES_TIMEOUTS}
         return create_postgres_store(path, settings, clock=clock, jump_ms_max=jump_ms_max, timeouts_ms=timeouts_ms)
-    if path == ":memory:":
-        return MemoryStore(settings, clock=clock, jump_ms_max=jump_ms_max)
     check_scheme(path)
-    return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max, driver=SqliteDriver(file_mode))
+    driver = MemoryDriver() if path == ":memory:" else SqliteDriver(file_mode)
+    return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max, driver=driver)

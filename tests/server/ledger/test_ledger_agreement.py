@@ -32,12 +32,12 @@ from oncelog.core.values import (
 from oncelog.engine.answer_cache import AnswerCache
 from oncelog.engine.limits import Limits
 from oncelog.engine.state_reader import StateReader
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driver import StoreDriver
+from storage.memory_store import MemoryStore
 from storage.sqlite.writers import QuickDriver
 
 TTL_MS: Final = LEDGER.retention.ttl_ms

@@ -22,7 +22,6 @@ from oncelog.errors import CorruptError, MovedError, StoreError
 from oncelog.idempotency.share import share
 from oncelog.storage.address import redact_address
 from oncelog.storage.backups import restore
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.migrate import migration
 from oncelog.storage.migrate.migration import check_migration, migrate_log
 from oncelog.storage.migrate.source import MigrationSource
@@ -33,6 +32,7 @@ from oncelog.storage.store import Store
 from oncelog.storage.verify.findings import StepProgress
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driver import StoreDriver
+from storage.memory_store import MemoryStore
 from storage.migrate.migration_checks import (
     LATER_MS,
     can_be_opened,

@@ -24,13 +24,13 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
-from oncelog.storage.memory import MemoryStore
 from oncelog.storage.sqlite import SqliteStore, row_cache
 from oncelog.storage.sqlite.database_file import SqliteDriver, connect, load_metadata
 from oncelog.storage.sqlite.row_cache import RowCache
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions
 from oncelog.storage.store import Store
 from oncelog.testing.clock import ManualClock
+from storage.memory_store import MemoryStore
 
 SEED = 20_261_116
 CHAT = "chat/a"

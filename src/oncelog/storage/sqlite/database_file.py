@@ -8,6 +8,7 @@ import os
 import secrets
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,9 @@ _BUSY_POLL_MS: Final = 5
 CHECKPOINT_PAGES: Final = 4000
 """Size of the write-ahead log (16 MB) at which a commit moves it into the file."""
 CACHE_KIB: Final = 32_768
+CACHED_STATEMENTS: Final = 256
+_WAL_MODES: Final = ("wal", "memory")
+"""Answers to the switch to WAL mode. A database in memory keeps its journal in memory."""
 
 _MIGRATION_BATCH_ROWS: Final = 1000 * RUN_KEYS
 """Rows of an old key table that are converted at a time."""
@@ -139,8 +143,43 @@ class SqliteDriver:
     def connect(self, path: str) -> sqlite3.Connection:
         """As `Driver` says."""
         return sqlite3.connect(
-            path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+            path,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
         )
+
+
+class MemoryDriver:
+    """Opens connections to a database in memory, which exists as long as the driver."""
+
+    is_shared = False
+
+    def __init__(self) -> None:
+        self._uri = f"file:/oncelog-{id(self)}?vfs=memdb"
+        # SQLite removes the database with its last connection, and the writer closes its connection after errors.
+        weakref.finalize(self, self.connect("").close)
+
+    def check(self, path: str) -> None:
+        """As `Driver` says: no other application can reach the database."""
+
+    def create(self, path: str) -> None:
+        """Do nothing: there is no file."""
+
+    def connect(self, path: str) -> sqlite3.Connection:  # noqa: ARG002 - the driver has one database
+        """As `Driver` says."""
+        return sqlite3.connect(
+            self._uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
+        )
+
+    def get_free_bytes(self, path: str) -> int | None:  # noqa: ARG002
+        """As `Driver` says."""
+        return None
+
+    def get_file_id(self, path: str) -> object:
+        """As `Driver` says: the database cannot be replaced."""
+        return path
 
 
 def check_header(path: str, header: bytes, journal: bytes) -> None:
@@ -282,7 +321,7 @@ def _enable_wal(connection: Any, path: str) -> None:
             time.sleep(_BUSY_POLL_MS / 1000)
         else:
             break
-    if mode != "wal":
+    if mode not in _WAL_MODES:
         raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
 
 
