@@ -16,7 +16,7 @@ from client.events.event_clients import client_of, counted, take
 from deadlines import WAIT_S, turns, until
 from oncelog.client import Client, Committed, Event
 from oncelog.client.events import store as store_module
-from oncelog.client.events.handlers import EventHandlers
+from oncelog.client.events.handlers import EventHandlers, EventStream
 from oncelog.client.runtime import backoff
 from oncelog.errors import ClientError, StoreUnavailableError
 from server.running_server import Serving, item, serving
@@ -222,8 +222,9 @@ async def _commit_one_by_one(served: Serving, count: int) -> None:
 
 
 async def test_event_put_into_a_loop_that_ends_is_not_taken() -> None:
-    handlers = EventHandlers()
-    stream = handlers.new_stream()
+    streams: list[EventStream] = []
+    handlers = EventHandlers(streams)
+    stream = EventStream(streams)
     waiting = asyncio.ensure_future(stream.__anext__())
     await turns()
     handing = asyncio.ensure_future(handlers.deliver(event(1)))
@@ -231,7 +232,7 @@ async def test_event_put_into_a_loop_that_ends_is_not_taken() -> None:
     waiting.cancel()
     stream.finish()
     assert await handing == ([], False)
-    stream = handlers.new_stream()
+    stream = EventStream(streams)
     handing = asyncio.ensure_future(handlers.deliver(event(1)))
     assert await anext(stream) == event(1)
     asking = asyncio.ensure_future(stream.__anext__())
@@ -243,10 +244,11 @@ async def test_event_put_into_a_loop_that_ends_is_not_taken() -> None:
 
 
 async def test_event_taken_by_a_handler_counts_even_if_a_loop_ends() -> None:
-    handlers = EventHandlers()
+    streams: list[EventStream] = []
+    handlers = EventHandlers(streams)
     taken: list[Event] = []
     handlers.add(taken.append, "takes")
-    stream = handlers.new_stream()
+    stream = EventStream(streams)
     handing = asyncio.ensure_future(handlers.deliver(event(1)))
     await turns()
     stream.finish()

@@ -247,7 +247,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         Raises UpdatesLostError in a loop that falls too far behind. Updates are not stored.
         """
         self._runtime.check_open()
-        return self._runtime.new_update_stream()
+        return BoundedStream(self._runtime.streams, count_max=("updates_max", self.limits.updates_max))
 
     def chats(self) -> list[ChatSummary]:
         """Return the chats that the client knows, ordered by id."""
@@ -350,7 +350,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             refused=refused,
             epoch=protocol.epoch,
             history_change=runtime.history_change,
-            last_error=self._outbox.last_error or connector.last_error or protocol.blocked_writes.last_error,
+            last_error=runtime.store_error or connector.last_error or protocol.blocked_writes.last_error,
         )
 
     def _is_live(self) -> bool:

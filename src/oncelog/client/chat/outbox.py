@@ -140,10 +140,8 @@ class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
         self._capacity_event.set()
         return changes
 
-    async def _write(self, entries: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
-        await self._runtime.call_store(self._runtime.store.save, entries, withdrawn, changes)
-
-    def _report(self, entries: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
+    async def _save_batch(self, entries: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
+        await self._runtime.save(self._runtime.store.save, entries, withdrawn, changes)
         for number in withdrawn:
             self.refused.pop(number, None)
         self._runtime.protocol.enqueue(entries, now_ms())
@@ -152,5 +150,5 @@ class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
                 self._runtime.logger.warning("%s was refused: %s", entry, outcome.code)
                 self.refused[entry.number] = to_refused_message(entry, outcome)
             self._settle(entry, outcome)
-        self._runtime.publish(changes)
+        self._runtime.publish_changes(changes)
         self._on_saved()

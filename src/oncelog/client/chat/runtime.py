@@ -9,7 +9,6 @@ from oncelog.client.chat.protocol import ChatProtocol
 from oncelog.client.chat.sender import logger
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import ChatLimits, Delivery, HistoryChange, Update
-from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import ProtocolRuntime
 
 
@@ -30,21 +29,8 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
         self.history_change: HistoryChange | None = None
         self.wake_tasks: Callable[[], None] = self.wake_waiters
         """Wakes the tasks after a call that changes the protocol. The client sets it."""
-        self._streams: list[BoundedStream[Update]] = []
-        self.end_calls.append(self._end_streams)
 
-    def new_update_stream(self) -> BoundedStream[Update]:
-        """Return a stream of the updates from now on."""
-        limit = ("updates_max", self.limits.updates_max)
-        stream = BoundedStream[Update](self._streams.remove, count_max=limit)
-        self._streams.append(stream)
-        return stream
-
-    def _end_streams(self) -> None:
-        for stream in list(self._streams):
-            stream.finish(self.failure_error)
-
-    def publish(self, changes: ChangeSet) -> None:
+    def publish_changes(self, changes: ChangeSet) -> None:
         """Report changes that are saved, to readers of updates and callers that wait."""
         for chat_id, saved in changes.chats.items():
             if chat_id in self.progress and self.progress[chat_id].generation != saved.generation:
@@ -54,9 +40,7 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
         for update in changes.updates:
             if isinstance(update, HistoryChange):
                 self.history_change = update
-        for stream in list(self._streams):
-            stream.put(changes.updates)
-        self.wake_waiters()
+        self.publish(changes.updates)
 
     def mark_received(self, chat_id: str, sequence: int, generation: int) -> None:
         """The application has received everything up to this sequence, in this generation of the history."""

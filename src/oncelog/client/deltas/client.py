@@ -10,6 +10,7 @@ Two tasks run independently: the `pusher` empties the outbox, and the `puller` r
 """
 
 import asyncio
+import logging
 import os
 import random
 import ssl
@@ -22,8 +23,7 @@ from msgspec.structs import replace
 from oncelog.client.deltas.edits import Edits, check_identifier, check_names
 from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
-from oncelog.client.deltas.runtime import ChangeStream, DeltasRuntime
-from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.store import DeltasRuntime, DeltasStore
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import (
     DELETE,
@@ -37,6 +37,7 @@ from oncelog.client.deltas.values import (
     Refusal,
     Status,
 )
+from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient, get_wall_ms
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.client.runtime.values import ConnectionState
@@ -46,6 +47,7 @@ from oncelog.core.deltas import find_gateway_fault
 from oncelog.deprecation import alias_method
 from oncelog.errors import ClientError, SettingsError
 
+logger: Final = logging.getLogger("oncelog.client.deltas")
 T = TypeVar("T")
 ROWS_PAGE: Final = 500
 UNLIMITED: Final = 2**62
@@ -85,7 +87,8 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self.gateway = _check_gateway(gateway)
         self.client_id = checked_id
         self._wall_ms = wall_ms or get_wall_ms
-        self._runtime = DeltasRuntime(DeltasStore(check_path(path), self.limits), self.limits, chance)
+        store = DeltasStore(check_path(path), self.limits)
+        self._runtime = DeltasRuntime("deltas", logger, store, self.limits, chance)
         self._transport = wire or DeltasTransport(
             self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls
         )
@@ -160,7 +163,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
 
         def publish(outcome: tuple[T, list[Change]]) -> None:
             self._pusher.notify()
-            runtime.publish_changes(outcome[1])
+            runtime.publish(outcome[1])
 
         store, wall_now_ms = runtime.store, self._wall_ms()
         result, _ = await runtime.call_store_and_notify(lambda: store.transact(function, wall_now_ms), notify=publish)
@@ -188,7 +191,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
                 yield row
             after = page[-1].row_id
 
-    def changes(self, table: str | None = None) -> ChangeStream:
+    def changes(self, table: str | None = None) -> BoundedStream[Change]:
         """Read every change from this call on, of one table or of all: `async for change in client.changes()`.
 
         Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart read the
@@ -197,9 +200,13 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self._runtime.check_open()
         if table is not None:
             check_identifier(table, "table")
-        stream = ChangeStream(table, self.limits, self._runtime.streams.remove)
-        self._runtime.streams.append(stream)
-        return stream
+        return BoundedStream(
+            self._runtime.streams,
+            count_max=("changes_max", self.limits.changes_max),
+            bytes_max=("changes_bytes_max", self.limits.changes_bytes_max),
+            accepts=lambda change: table in (None, change.table),
+            get_size=lambda change: change.bytes,
+        )
 
     # --- status
 

@@ -14,9 +14,9 @@ from oncelog.client.deltas.pull_protocol import (
     RestartSnapshot,
     StageRows,
 )
-from oncelog.client.deltas.runtime import DeltasRuntime
+from oncelog.client.deltas.store import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport, LiveStream
-from oncelog.client.deltas.values import HistoryChange
+from oncelog.client.deltas.values import Change, HistoryChange
 from oncelog.client.runtime.backoff import RetryPause, RetryTask
 from oncelog.core.merge import RowDelta
 from oncelog.errors import ClientError, LostError, ProtocolError
@@ -129,7 +129,7 @@ class Puller(RetryTask[DeltasRuntime]):
 
     async def _execute(self, effect: PullEffect) -> None:
         runtime, store, protocol = self._runtime, self._runtime.store, self.protocol
-        notify = runtime.publish_changes
+        notify = runtime.publish
         match effect:
             case DeltaPage(deltas, cursor, epoch=epoch):
                 if deltas or (cursor, epoch) != (protocol.cursor, protocol.epoch):
@@ -159,7 +159,7 @@ class Puller(RetryTask[DeltasRuntime]):
             page.epoch,
             changes_max,
             page.horizon,
-            notify=runtime.publish_replacement,
+            notify=self._publish_replacement,
         )
         lost_history = self._lost_history
         if lost_history is None and protocol.epoch not in ("", page.epoch):
@@ -168,6 +168,12 @@ class Puller(RetryTask[DeltasRuntime]):
             self.history_change = HistoryChange(lost_history[0], page.epoch, lost_history[1], page.cursor)
             runtime.logger.warning("all rows were replaced by those of the gateway: %s", self.history_change)
         self._lost_history = None
+
+    def _publish_replacement(self, changes: list[Change] | None) -> None:
+        """Give the changes of a reset to all readers. None means too many changes: the readers end with an error."""
+        for stream in list(self._runtime.streams) if changes is None else ():
+            stream.overflow("changes_max", self._runtime.limits.changes_max)
+        self._runtime.publish(changes or ())
 
     async def _disconnect(self) -> None:
         live, self._live_stream = self._live_stream, None

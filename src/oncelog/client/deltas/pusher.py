@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from oncelog.client.deltas.codec import GatewayRefusedError, OutboxEntry, PushReply, describe_failure
 from oncelog.client.deltas.push_protocol import PushProtocol
-from oncelog.client.deltas.runtime import DeltasRuntime
+from oncelog.client.deltas.store import DeltasRuntime
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.runtime.backoff import RetryPause, RetryTask
 from oncelog.errors import ClientError, LostError, ProtocolError

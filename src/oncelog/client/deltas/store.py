@@ -13,6 +13,7 @@ from msgspec import Struct
 from oncelog.client.deltas.codec import OutboxEntry, PushReply, SnapshotRow
 from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_visible_columns, list_changes
 from oncelog.client.deltas.values import Change, DeltasLimits, LocalRow, parse_columns
+from oncelog.client.runtime.client import ClientRuntime
 from oncelog.client.runtime.store_file import StoreFile, StoreSchema
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import decode_delta
@@ -290,6 +291,10 @@ class DeltasStore:
         hlc = max(self.sync_state.hlc, max(clocks, default=0))
         connection.execute(SQL["save_cursor"], (str(hlc), cursor, epoch))
         return msgspec.structs.replace(self.sync_state, hlc=hlc, cursor=cursor, epoch=epoch)
+
+
+DeltasRuntime = ClientRuntime[DeltasStore, DeltasLimits]
+"""Runtime of a deltas client."""
 
 
 def _save_rows(connection: sqlite3.Connection, rows: dict[RowKey, tuple[Row, Row]]) -> None:

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from oncelog.client.events.connector import Connector
 from oncelog.client.events.deliverer import Deliverer
-from oncelog.client.events.handlers import EventHandler, EventHandlers, get_handler_name
+from oncelog.client.events.handlers import EventHandler, EventHandlers, EventStream, get_handler_name
 from oncelog.client.events.outbox import Draft, EventsRuntime, Outbox, Pending
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol, logger
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
@@ -116,7 +116,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._deliverer.start(stored.cursor, stored.epoch, stored.set_aside)
 
     async def _drain(self) -> None:
-        self._deliverer.handlers.close()
+        self._runtime.finish_streams()
 
     def _wake_tasks(self) -> None:
         """Wake the tasks that have work after a frame or a change of the connection."""
@@ -215,7 +215,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         error, the next loop gets the last event again.
         """
         self._runtime.check_open()
-        stream = self._deliverer.handlers.new_stream()
+        stream = EventStream(self._runtime.streams)
         self._want_events()
         try:
             async for event in stream:
@@ -286,8 +286,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     def _find_last_error(self) -> str | None:
         protocol = self._runtime.protocol
         return (
-            self._outbox.last_error
-            or self._deliverer.last_error
+            self._runtime.store_error
             or protocol.read_error
             or self._connector.last_error
             or protocol.blocked_writes.last_error

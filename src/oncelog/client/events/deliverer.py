@@ -28,10 +28,7 @@ class Deliverer:
         self._wakeup = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self.last_error: str | None = None
-        """Why the store cannot be written; None while it can."""
-        self.handlers = EventHandlers()
-        runtime.end_calls.append(lambda: self.handlers.close(runtime.failure_error))
+        self.handlers = EventHandlers(runtime.streams)
         self.cursor = 0
         """All events up to this committed id are delivered."""
         self._epoch = ""
@@ -147,19 +144,12 @@ class Deliverer:
         runtime = self._runtime
         while True:
             try:
-                count = await runtime.call_store(
-                    runtime.store.save_delivery, events, cursor, epoch, self._apply, failed
-                )
+                count = await runtime.save(runtime.store.save_delivery, events, cursor, epoch, self._apply, failed)
                 break
-            except StoreError as error:
-                if self.last_error is None:
-                    runtime.logger.warning("%s", error)
-                self.last_error = str(error)
-                runtime.wake_waiters()
+            except StoreError:
                 if runtime.is_ended:
                     return
                 await wait_for_store()
-        self.last_error = None
         self.cursor, self._epoch = cursor, epoch
         if count >= 0:
             self.set_aside_count = count

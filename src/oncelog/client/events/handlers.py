@@ -19,9 +19,10 @@ EventHandler = Callable[[Event], Awaitable[None] | None]
 class EventHandlers:
     """Handlers and loops of one client, in the order of registration. All get an event before any gets the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: list[Any]) -> None:
+        """`streams` are the open loops."""
         self._handlers: dict[str, EventHandler] = {}
-        self._streams: list[EventStream] = []
+        self._streams: list[EventStream] = streams
 
     def __bool__(self) -> bool:
         return bool(self._handlers or self._streams)
@@ -31,17 +32,6 @@ class EventHandlers:
         if name in self._handlers:
             raise ValueError(f"another handler has the name {name!r}: give this handler another name")
         self._handlers[name] = handler
-
-    def new_stream(self) -> "EventStream":
-        """Return a stream of the events from now on."""
-        stream = EventStream(self._streams.remove)
-        self._streams.append(stream)
-        return stream
-
-    def close(self, error: OncelogError | None = None) -> None:
-        """End all loops, with an error if there is one."""
-        for stream in list(self._streams):
-            stream.finish(error)
 
     async def deliver(self, event: Event) -> tuple[list[SetAside], bool]:
         """Deliver an event to all handlers and loops. An error of one of them does not keep it from the others.
@@ -88,8 +78,8 @@ class EventStream(BoundedStream[Event]):
     It does not count when the loop is left, because its body may have raised an error.
     """
 
-    def __init__(self, on_finish: Callable[["EventStream"], None]) -> None:
-        super().__init__(on_finish, count_max=("events", 1))
+    def __init__(self, streams: list[Any]) -> None:
+        super().__init__(streams, count_max=("events", 1))
         self._handled: asyncio.Future[bool] | None = None
         """Result of the event: whether the loop has requested the next one."""
         self._is_delivered = False

@@ -95,14 +95,11 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
     def _take_changes(self) -> list[SettledEntry]:
         return self._runtime.protocol.take_settled()
 
-    async def _write(
+    async def _save_batch(
         self, entries: Sequence[OutboxEntry], withdrawn: Sequence[str], changes: list[SettledEntry]
     ) -> None:
         store, now_ms = self._runtime.store, get_wall_ms()
-        self.refused_count += await self._runtime.call_store(store.save_outbox, entries, withdrawn, changes, now_ms)
-
-    def _report(self, entries: Sequence[OutboxEntry], withdrawn: Sequence[str], changes: list[SettledEntry]) -> None:
-        del withdrawn
+        self.refused_count += await self._runtime.save(store.save_outbox, entries, withdrawn, changes, now_ms)
         self._runtime.protocol.enqueue(entries)
         for entry, outcome in changes:
             if isinstance(outcome, Refused):

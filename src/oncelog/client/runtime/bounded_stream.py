@@ -15,15 +15,16 @@ class BoundedStream(Generic[T]):
 
     def __init__(
         self,
-        on_close: Callable[[Any], None],
+        streams: list[Any],
         *,
         count_max: tuple[str, int],
         bytes_max: tuple[str, int] | None = None,
         accepts: Callable[[T], bool] = lambda _one: True,
         get_size: Callable[[T], int] = lambda _one: 0,
     ) -> None:
-        """Store the limits with their names. If items exceed a limit, the reader gets UpdatesLostError."""
-        self._on_close = on_close
+        """Add the stream to the open `streams`. If items exceed a limit, the reader gets UpdatesLostError."""
+        self._streams = streams
+        streams.append(self)
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._accepts = accepts
@@ -77,6 +78,6 @@ class BoundedStream(Generic[T]):
         if not self._is_over:
             self._is_over = True
             self._error = error
-            self._on_close(self)
+            self._streams.remove(self)
         self._buffer = deque()
         self._arrival.set()

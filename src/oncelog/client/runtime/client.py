@@ -8,13 +8,14 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.values import BaseLimits, BaseStatus, ConnectionState
-from oncelog.errors import ClientError, ClosedError, OncelogError
+from oncelog.errors import ClientError, ClosedError, OncelogError, StoreError
 
 T = TypeVar("T")
 
@@ -56,8 +57,12 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         self._failure: BaseException | None = None
         self.is_ready = False
         """Whether opening has succeeded."""
+        self.store_error: str | None = None
+        """Why the file cannot be written; None while it can."""
+        self.streams: list[BoundedStream[Any]] = []
+        """Streams that the application reads."""
         self.end_calls: list[Callable[[], None]] = []
-        """Functions that end streams and waiting callers when the client ends."""
+        """Functions that end waiting callers when the client ends."""
 
     # --- opening and ending
 
@@ -126,6 +131,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
             self.wake_waiters()
 
     def _tell_end(self) -> None:
+        self.finish_streams()
         for call in self.end_calls:
             call()
 
@@ -188,6 +194,19 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
             raise self.end_error from error
         return await called
 
+    async def save(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that writes in the store thread, and record whether the file can be written."""
+        try:
+            result = await self.call_store(function, *arguments)
+        except StoreError as error:
+            if self.store_error is None:
+                self.logger.warning("%s", error)
+            self.store_error = str(error)
+            self.wake_waiters()
+            raise
+        self.store_error = None
+        return result
+
     async def call_store_and_notify(
         self, function: Callable[..., T], *arguments: Any, notify: Callable[[T], None]
     ) -> T:
@@ -201,7 +220,18 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
         return await self.call_store(call_and_notify)
 
-    # --- waiting callers
+    # --- streams and waiting callers
+
+    def publish(self, items: Iterable[Any]) -> None:
+        """Pass items to all streams, and wake waiting callers."""
+        for stream in list(self.streams):
+            stream.put(items)
+        self.wake_waiters()
+
+    def finish_streams(self) -> None:
+        """End all streams, with an error after an unexpected error in a task."""
+        for stream in list(self.streams):
+            stream.finish(self.failure_error)
 
     def wake_waiters(self) -> None:
         """Let the callers of `wait_until` check their conditions."""

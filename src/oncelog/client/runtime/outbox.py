@@ -121,8 +121,6 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         self._save_task: asyncio.Task[None] | None = None
         self.pending: dict[Hashable, Pending] = {}
         """Writes without an outcome, by their identities."""
-        self.last_error: str | None = None
-        """Reason why the store cannot be written; None while it can."""
         self.is_busy = False
         """Whether a transaction is under way and has not been reported."""
         runtime.end_calls.append(self._fail_pending)
@@ -134,12 +132,11 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         """Return the data that has arrived and is not saved."""
 
     @abstractmethod
-    async def _write(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
-        """Save in one transaction. After a StoreError nothing is saved."""
+    async def _save_batch(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
+        """Save in one transaction, pass the entries to the protocol, and report the changes.
 
-    @abstractmethod
-    def _report(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
-        """Pass saved entries to the protocol, and report the changes."""
+        After a StoreError nothing is saved.
+        """
 
     # --- calls
 
@@ -232,9 +229,6 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
             self._reject(submissions, error)
             if not self._unsaved:
                 self._unsaved = None  # only submissions failed, and later ones need not wait
-            if self.last_error is None:
-                self._runtime.logger.warning("%s", error)
-            self.last_error = str(error)
             return False
         except BaseException as error:
             self._reject(submissions, error if isinstance(error, Exception) else self._runtime.end_error)
@@ -247,10 +241,9 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
     async def _save(self, submissions: Sequence[_Submission[Entry]], changes: Changes) -> None:
         entries = self._runtime.store.assign_numbers(draft for one in submissions for draft in one.drafts)
         withdrawn = [key for one in submissions for key in one.withdrawn]
-        if entries or withdrawn or changes or self.last_error is not None:
-            await self._write(entries, withdrawn, changes)
-        self._report(entries, withdrawn, changes)
-        self.last_error = self._unsaved = None
+        if entries or withdrawn or changes or self._runtime.store_error is not None:
+            await self._save_batch(entries, withdrawn, changes)
+        self._unsaved = None
 
     # --- writes without an outcome
 
