@@ -238,7 +238,7 @@ def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_examples_of_the_identity_page_work(tmp_path: Path) -> None:
     commands = re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 11
+    assert len(commands) == 10
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
     subprocess.run(  # noqa: S603
         ["/bin/bash", "-eu", "-c", "\n".join(commands)], check=True, cwd=tmp_path, env=environment, capture_output=True
