@@ -12,7 +12,8 @@ from walkthrough import Walkthrough
 
 TUTORIAL = Path(__file__).parent.parent / "docs/tutorial"
 STEPS = sorted(TUTORIAL.glob("[0-9]-*.md"))
-CONCEPTS = [*sorted(TUTORIAL.parent.glob("concepts/*.md")), TUTORIAL.parent / "guides/policies.md"]
+GUIDES = [TUTORIAL.parent / "guides" / name for name in ("audit.md", "policies.md")]
+CONCEPTS = [*sorted(TUTORIAL.parent.glob("concepts/*.md")), *GUIDES]
 
 
 def test_tutorial_works_as_printed(tmp_path: Path) -> None:
