@@ -1,6 +1,8 @@
-"""The first example of each reference page works as printed."""
+"""The first example of each reference page works as printed, and programs on these pages pass type checks."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,11 @@ EXAMPLES = {
     page.stem: found[1]
     for page in sorted(REFERENCE.glob("*.md"))
     if (found := re.search(r"^## Try it\n(.*?)(?=^## )", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+}
+PROGRAMS = {
+    page.stem: programs
+    for page in sorted(REFERENCE.glob("*.md"))
+    if (programs := re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
 }
 
 
@@ -27,4 +34,21 @@ def test_first_example_works_as_printed(page: str, tmp_path: Path) -> None:
 
 
 def test_pages_with_examples_are_found() -> None:
-    assert {"canonical", "deltas", "ledger", "proofs"} <= set(EXAMPLES)
+    assert {"canonical", "chat", "deltas", "ledger", "proofs"} <= set(EXAMPLES)
+
+
+def test_programs_pass_strict_type_checks(tmp_path: Path) -> None:
+    for page, programs in PROGRAMS.items():
+        for number, program in enumerate(programs):
+            (tmp_path / f"{page}_{number}.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
+    assert done.returncode == 0, done.stdout
+
+
+def test_program_for_an_embedded_log_with_deltas_prints_its_description(tmp_path: Path) -> None:
+    (program,) = PROGRAMS["deltas"]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.startswith("Committed 1\nReplayed 1\nTrue ")
