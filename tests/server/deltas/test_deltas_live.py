@@ -262,15 +262,17 @@ FOLLOWS = {
 
 @asynccontextmanager
 async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
-    """Follow the gateway on a connection that is never read. The server waits two heartbeats for it to read."""
+    """Follow the gateway on a connection that is never read. The server waits two heartbeats for it to read.
+
+    A WebSocket keeps the interval of pings of the server, which this client does not answer.
+    """
     deltas = door.server.apis.deltas
     limits = replace(deltas.service.limits, heartbeat_ms=heartbeat_ms)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(("127.0.0.1", door.served.port))
         with pytest.MonkeyPatch.context() as patched:  # for this connection only
-            patched.setattr(deltas.streams._auth_gate, "limits", limits)
-            patched.setattr(deltas.service, "limits", limits)
+            patched.setattr(deltas.service if kind == "ws" else deltas.streams._auth_gate, "limits", limits)
             raw.sendall(FOLLOWS[kind])
             await until(lambda: len(door.server.apis) == 1)
         yield

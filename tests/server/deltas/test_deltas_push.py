@@ -256,7 +256,7 @@ async def test_wrong_delta_id_is_refused_with_the_expected_one(shared_server: Sh
         assert refusal(answer) == (400, "DELTA_ID_MISMATCH")
         assert answer.json["index"] == 1
         assert answer.json["expected"] == other["deltaId"]
-        assert answer.json["error"].startswith("deltas[1].deltaId: is not that of the delta")
+        assert answer.json["error"].startswith("deltas[1].deltaId: is not the id of the delta")
     assert await gateway.pull_all() == [delivered(good, 1)]
     assert await gateway.rows() == {"r1": {"a": 1}}
 

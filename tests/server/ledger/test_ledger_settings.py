@@ -109,7 +109,7 @@ async def test_library_opens_a_log_with_another_time_to_live(tmp_path: Path) -> 
         entry = await log.state.client("ledger/acme", "c")
         assert entry is not None
         assert entry.sequence == 1
-        with pytest.raises(PolicyError, match="another policy named 'ledger'"):
+        with pytest.raises(PolicyError, match="a different policy named 'ledger'"):
             await log.submit(transaction("ledger/acme", "c", 2, operations))
 
 

@@ -49,7 +49,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "beyond the largest double",
     "UUID, or its 32 hexadecimal digits",
     "is named twice",
-    "is not that of the delta",
+    "is not the id of the delta",
     "from 0 to 2^64−1",
     "must not be combined with",
     "exactly one of tx_id and idempotency_key is required",
