@@ -220,3 +220,8 @@ def test_log_of_the_embedded_example_survives_its_worker(tmp_path: Path) -> None
     assert "the file has 100 orders, each once" in output
     for command in re.findall(r"\.venv/bin/oncelog ((?:verify|show|stats) .*)", output):
         assert run(sys.executable, "-m", "oncelog", *command.split(), cwd=tmp_path)
+    readme = (ROOT / "examples/proof/README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"\.venv/bin/oncelog (proof tour\.db .*) > proof\.json", readme)
+    (tmp_path / "proof.json").write_text(run(sys.executable, "-m", "oncelog", *command.split(), cwd=tmp_path))
+    verified = run("node", str(ROOT / "examples/proof/verify.mjs"), "proof.json", cwd=tmp_path)
+    assert verified.startswith("proven; block hash ")
