@@ -1,10 +1,10 @@
-"""An agent whose tools must not run twice: it is killed in the middle of its plan, and another one goes on.
+"""An agent whose tools must not run twice: it is killed in the middle of its plan, and a second agent continues.
 
-Run it with `.venv/bin/python examples/agent.py`. It leaves agent.db behind, made anew by every run.
+Run it with `.venv/bin/python examples/agent.py`. Each run creates agent.db again.
 
-The model is a script here; what matters is the loop around it. Every tool call goes through `Runs`: its six fields
-decide which run it is. So a plan can be carried out again from its first step, by any process: steps that were done
-give their result back, and their tools are not touched.
+A script replaces the language model, because the example is about the loop around it. Every tool call goes through
+`Runs`, whose six fields identify the call. So any process can execute a plan again from its first step: `Runs` returns
+the stored results of finished steps and does not run their tools.
 """
 
 import asyncio
@@ -19,51 +19,54 @@ import oncelog
 
 FILE = Path("agent.db")
 OUTBOX = Path("agent-outbox.txt")
-"""What the tools do to the world: it must hold every effect once."""
+"""The effects of the tools on the outside world. The file must contain each effect once."""
 
 
 async def search(query: str) -> dict[str, Any]:
-    """Changes nothing, but costs money."""
-    effect(f"searched for {query}")
+    """Return flights. A search changes nothing, but costs money."""
+    record_effect(f"searched for {query}")
     return {"flights": ["LH 400", "UA 961"]}
 
 
 def book(flight: str) -> dict[str, Any]:
-    """A tool that is not async runs in a thread."""
-    effect(f"booked {flight}")
+    """Book a flight. `Runs` calls a tool that is not async in a thread."""
+    record_effect(f"booked {flight}")
     return {"booking": f"{flight}-7"}
 
 
 async def send_mail(to: str, text: str) -> dict[str, Any]:
-    """The one that nobody wants twice."""
-    effect(f"mailed {to}: {text}")
+    """Send a mail, which must not arrive twice."""
+    record_effect(f"mailed {to}: {text}")
     return {"sent": True}
 
 
 TOOLS: dict[str, Callable[..., Any]] = {"search": search, "book": book, "send_mail": send_mail}
 
 
-def effect(what: str) -> None:
-    """Something that happens outside of the log."""
+def record_effect(effect: str) -> None:
+    """Write an effect to a file outside of the log."""
     with OUTBOX.open("a") as file:
-        file.write(f"{what}\n")
+        file.write(f"{effect}\n")
 
 
 def next_call(results: list[Any]) -> tuple[str, dict[str, Any]] | None:
-    """What a language model would say next, given the results so far."""
+    """Return the tool call that a language model would choose next, given the results so far."""
     match results:
         case []:
             return "search", {"query": "Frankfurt to New York"}
-        case [found]:
-            return "book", {"flight": found["flights"][0]}
-        case [_, booked]:
-            return "send_mail", {"to": "ada@example.org", "text": f"booked as {booked['booking']}"}
+        case [offers]:
+            return "book", {"flight": offers["flights"][0]}
+        case [_, booking]:
+            return "send_mail", {"to": "ada@example.org", "text": f"booked as {booking['booking']}"}
         case _:
             return None
 
 
-async def carry_out(plan: str, die_after: int = 0) -> list[bool]:
-    """The agent's loop, from the first step on. Gives which steps were reused."""
+async def execute_plan(plan: str, die_after: int = 0) -> list[bool]:
+    """Run the loop of the agent from the first step. Return for each step whether its result was reused.
+
+    The process kills itself after `die_after` steps.
+    """
     reused = []
     async with oncelog.open(FILE) as log:
         runs = oncelog.Runs(log)
@@ -86,22 +89,22 @@ async def carry_out(plan: str, die_after: int = 0) -> list[bool]:
     return reused
 
 
-def until_killed() -> None:
-    """The first agent."""
-    asyncio.run(carry_out("trip-1", die_after=2))
+def run_first_agent() -> None:
+    """Run the first agent, which is killed after two steps."""
+    asyncio.run(execute_plan("trip-1", die_after=2))
 
 
 def main() -> None:
-    """Tells the story."""
+    """Run two agents one after the other, and check that every effect happened once."""
     for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm"), OUTBOX):
         name.unlink(missing_ok=True)
-    agent = multiprocessing.get_context("spawn").Process(target=until_killed)
+    agent = multiprocessing.get_context("spawn").Process(target=run_first_agent)
     agent.start()
     agent.join()
-    print("an agent searched, booked, and was killed (SIGKILL) before it sent its mail")
-    reused = asyncio.run(carry_out("trip-1"))
+    print("the first agent searched, booked, and was killed (SIGKILL) before it sent its mail")
+    reused = asyncio.run(execute_plan("trip-1"))
     for step, was_reused in zip(TOOLS, reused, strict=True):
-        print(f"  another one: {step:10} {'reused' if was_reused else 'executed'}")
+        print(f"  second agent: {step:10} {'reused' if was_reused else 'executed'}")
     effects = OUTBOX.read_text().splitlines()
     assert reused == [True, True, False]
     assert len(effects) == len(set(effects)) == 3, effects

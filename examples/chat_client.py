@@ -1,8 +1,8 @@
-"""Clients of a chat: Ann writes offline, is killed, and comes back; Bob gets every message once, in order.
+"""Two chat clients: Ann's process is killed while she writes offline, and Bob gets every message once, in order.
 
-Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/chat_client.py`, with
-another address than http://127.0.0.1:7171 as an argument. Their files are in a temporary directory, and each
-run has a chat of its own.
+Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/chat_client.py`. Pass the
+address of the server as an argument if it is not http://127.0.0.1:7171. The files of the clients are in a temporary
+directory, and each run creates a new chat.
 """
 
 import asyncio
@@ -17,37 +17,37 @@ from uuid import uuid4
 from oncelog.client.chat import ChatClient
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:7171"
-NOWHERE = "http://127.0.0.1:9"
+UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
-def client(name: str, files: Path, url: str = URL) -> ChatClient:
-    """Somebody, with all that he knows in a file of his own. In development mode a name is a token."""
+def open_client(name: str, files: Path, url: str = URL) -> ChatClient:
+    """Return the client of a user, with a separate file. In development mode a name is a token."""
     return ChatClient(url, path=files / f"{name}.db", token=name)
 
 
 async def write_and_die(chat: str, files: Path) -> None:
-    """Writes without a network, and does not live to send it."""
-    async with client("ann", files, NOWHERE) as ann:
+    """Write two messages without a network, and kill the process before it can send them."""
+    async with open_client("ann", files, UNREACHABLE_URL) as ann:
         await ann.send(chat, "Is there tea?")
         await ann.send(chat, "I bring cake.")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(chat: str, files: Path) -> None:
-    """The process of Ann."""
+def run_ann(chat: str, files: Path) -> None:
+    """Run Ann's process, which is killed."""
     asyncio.run(write_and_die(chat, files))
 
 
-async def begin(chat: str, files: Path) -> None:
-    """Bob makes the chat."""
-    async with client("bob", files) as bob:
+async def create_chat(chat: str, files: Path) -> None:
+    """Create the chat as Bob, and send its first message."""
+    async with open_client("bob", files) as bob:
         await bob.create(chat, members=["user:ann"])
         await (await bob.send(chat, "Tea at five.")).outcome()
 
 
-async def go_on(chat: str, files: Path) -> None:
-    """Ann again, from her file, and Bob."""
-    async with client("ann", files) as ann, client("bob", files) as bob:
+async def continue_chat(chat: str, files: Path) -> None:
+    """Open Ann's file again, and read all messages as Bob."""
+    async with open_client("ann", files) as ann, open_client("bob", files) as bob:
         print(f"the file has {len(ann.pending())} messages that no server knows of")
         messages = bob.messages(chat)
         for _ in range(3):
@@ -61,16 +61,16 @@ async def go_on(chat: str, files: Path) -> None:
 
 
 def main() -> None:
-    """Tells the story."""
+    """Create a chat, kill Ann's process, and continue."""
     chat = f"tea-{uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory() as directory:
         files = Path(directory)
-        asyncio.run(begin(chat, files))
-        process = multiprocessing.get_context("spawn").Process(target=killed, args=(chat, files))
+        asyncio.run(create_chat(chat, files))
+        process = multiprocessing.get_context("spawn").Process(target=run_ann, args=(chat, files))
         process.start()
         process.join()
-        print(f"Ann was killed by signal {-(process.exitcode or 0)}")
-        asyncio.run(go_on(chat, files))
+        print(f"Ann's process was killed by signal {-(process.exitcode or 0)}")
+        asyncio.run(continue_chat(chat, files))
 
 
 if __name__ == "__main__":

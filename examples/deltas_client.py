@@ -1,8 +1,8 @@
-"""Clients of rows: two tills edit one list of products offline, one of them is killed, and both end with the same rows.
+"""Two deltas clients: tills edit one list of products, one of them is killed offline, and both get the same rows.
 
-Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/deltas_client.py`, with
-another address than http://127.0.0.1:7171 as an argument. It leaves till-1.db and till-2.db behind, made anew by every
-run; each run has a gateway of its own.
+Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/deltas_client.py`. Pass
+the address of the server as an argument if it is not http://127.0.0.1:7171. Each run creates till-1.db and till-2.db
+again, and uses a new gateway.
 """
 
 import asyncio
@@ -16,36 +16,36 @@ from uuid import uuid4
 from oncelog.client.deltas import DeltasClient
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:7171"
-NOWHERE = "http://127.0.0.1:9"
+UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
-def till(name: str, gateway: str, url: str = URL) -> DeltasClient:
-    """A till, with all it knows in a file of its own."""
+def open_till(name: str, gateway: str, url: str = URL) -> DeltasClient:
+    """Return the client of a till, with a separate file."""
     return DeltasClient(url, gateway, path=f"{name}.db", client_id=name)
 
 
 async def edit_and_die(gateway: str) -> None:
-    """Edits without a network, and does not live to push it."""
-    async with till("till-1", gateway, NOWHERE) as client:
+    """Edit two rows without a network, and kill the process before it can push them."""
+    async with open_till("till-1", gateway, UNREACHABLE_URL) as client:
         await client.put("products", "tea", {"name": "Tea", "price": 3})
         await client.put("products", "milk", {"name": "Milk", "price": 1})
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(gateway: str) -> None:
-    """The process of the first till."""
+def run_first_till(gateway: str) -> None:
+    """Run the process of the first till, which is killed."""
     asyncio.run(edit_and_die(gateway))
 
 
-async def go_on(gateway: str) -> None:
-    """The first till again, from its file, and a second one."""
-    async with till("till-1", gateway) as first, till("till-2", gateway) as second:
+async def sync_both(gateway: str) -> None:
+    """Open the file of the first till again, and edit the same rows with a second till."""
+    async with open_till("till-1", gateway) as first, open_till("till-2", gateway) as second:
         print(f"the file has {first.status().pending} edits that no gateway knows of")
         changes = second.changes("products")
         await first.synced(timeout_s=30)
         for _ in range(2):
             change = await anext(changes)
-            print(f"the second till hears of {change.row_id}: {change.after}")
+            print(f"the second till receives {change.row_id}: {change.after}")
         await asyncio.gather(
             first.put("products", "tea", {"name": "Green tea"}),
             second.put("products", "tea", {"price": 4}),
@@ -59,16 +59,16 @@ async def go_on(gateway: str) -> None:
 
 
 def main() -> None:
-    """Tells the story."""
+    """Kill the first till, and sync both."""
     for name in ("till-1.db", "till-2.db"):
         for path in (name, f"{name}-wal", f"{name}-shm", f"{name}-lock"):
             Path(path).unlink(missing_ok=True)
     gateway = f"shop-{uuid4().hex[:8]}"
-    process = multiprocessing.get_context("spawn").Process(target=killed, args=(gateway,))
+    process = multiprocessing.get_context("spawn").Process(target=run_first_till, args=(gateway,))
     process.start()
     process.join()
     print(f"the first till was killed by signal {-(process.exitcode or 0)}")
-    asyncio.run(go_on(gateway))
+    asyncio.run(sync_both(gateway))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The embedded log in a file: a process that dies, one that takes over, and what to try with the file.
+"""The embedded log in a file: a worker is killed, and a second one submits everything again.
 
-Run it with `make run`. It leaves tour.db behind, made anew by every run.
+Run it with `make tour` or `.venv/bin/python examples/embedded.py`. Each run creates tour.db again, and prints commands
+to try with it.
 """
 
 import multiprocessing
@@ -16,7 +17,7 @@ ORDERS = [uuid.uuid5(uuid.NAMESPACE_URL, f"order {number}") for number in range(
 
 
 def submit_until_killed(path: Path) -> None:
-    """A worker that is killed without warning after its 40th answer."""
+    """Submit the orders, and kill the process after the 40th answer."""
     with oncelog.open_blocking(path) as log:
         for number, order in enumerate(ORDERS, 1):
             log.submit(oncelog.event(order, {"type": "order.placed", "order": number}, ["orders"]))
@@ -25,7 +26,7 @@ def submit_until_killed(path: Path) -> None:
 
 
 def main() -> None:
-    """Tells the story."""
+    """Kill a worker, submit all orders again, and print the state of the file after each step."""
     for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm")):
         name.unlink(missing_ok=True)
     print(f"\nA log in a file, {FILE}")
@@ -35,14 +36,14 @@ def main() -> None:
     print("  a worker submitted orders 1, 2, 3 … and was killed (SIGKILL) after the 40th answer")
     with oncelog.open_blocking(FILE) as log:
         page = log.read(partition="orders", limit=1000)
-        print(f"  the file has {len(page.records)} orders: what was answered is there")
+        print(f"  the file has {len(page.records)} orders: every answered order is there")
         events = [
             oncelog.event(order, {"type": "order.placed", "order": number}, ["orders"])
             for number, order in enumerate(ORDERS, 1)
         ]
         verdicts = log.submit_many(events)
         known = sum(isinstance(verdict, oncelog.Replayed) for verdict in verdicts)
-        print(f"  another one submits all 100 from the start: {known} were known, {100 - known} are new")
+        print(f"  a second worker submits all 100 again: {known} were known, {100 - known} are new")
         page = log.read(partition="orders", limit=1000)
         print(f"  the file has {len(page.records)} orders, each once, in one order")
     print(
@@ -52,7 +53,7 @@ Try next:
   .venv/bin/oncelog show {FILE} {ORDERS[16]}
   .venv/bin/oncelog stats {FILE}
   .venv/bin/oncelog --help
-and read docs/guides/library.md: the log in programs of your own."""
+and read docs/guides/library.md: the log in your own programs."""
     )
 
 

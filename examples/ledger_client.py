@@ -1,8 +1,8 @@
-"""A client of the ledger: it pays bills, is killed in the middle of it, and goes on where it was.
+"""A ledger client that is killed while it pays bills, and recovers its writes.
 
-Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/ledger_client.py`, with
-another address of its gRPC than 127.0.0.1:7271 as an argument. It leaves ledger_client.db behind, made anew by every
-run; each run is a client of its own.
+Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/ledger_client.py`. Pass
+the address of the gRPC port as an argument if it is not 127.0.0.1:7271. Each run creates ledger_client.db again, and
+uses a new client and a new vault.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ ADDRESS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7271"
 BILLS = 10
 
 
-def client_of(run: str) -> LedgerClient:
-    """The one whose sequence and pending writes are in the file. A run has a vault of its own."""
+def open_client(run: str) -> LedgerClient:
+    """Return the client of a run. Its sequence and its pending writes are in the file."""
     return LedgerClient(ADDRESS, path=FILE, organization="acme", vault=run, client_id=f"billing-{run}")
 
 
 async def pay(run: str) -> None:
-    """Pays all bills at once, each with two operations that happen together, and does not live to hear of it."""
-    async with client_of(run) as ledger:
+    """Pay all bills at once, each in a transaction of two operations, and kill the process after the first answer."""
+    async with open_client(run) as ledger:
         writes = []
         for number in range(BILLS):
             operations = [
@@ -39,45 +39,43 @@ async def pay(run: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(run: str) -> None:
-    """The process of the first run."""
+def run_first_process(run: str) -> None:
+    """Run the first process, which is killed."""
     asyncio.run(pay(run))
 
 
-async def go_on(run: str) -> None:
-    """Opens the same file: what was pending is resolved under its old keys."""
-    async with client_of(run) as ledger:
+async def recover(run: str) -> None:
+    """Open the same file: the client sends the pending writes under their old keys."""
+    async with open_client(run) as ledger:
         pending = await ledger.pending()
-        print(f"the file has {len(pending)} writes whose outcome nobody knows")
+        print(f"the file has {len(pending)} writes without an outcome")
         recovered = await ledger.recovered()
         written = [one for one in recovered if isinstance(one.outcome, Written)]
-        print(f"all of them are known now: {len(written)} are written, once, whether before the kill or after it")
+        print(f"all outcomes are known now: {len(written)} are written, each once, before the kill or after it")
         paid = [entity async for entity in ledger.list_entities("bill:")]
         print(f"{len(paid)} bills are paid, the sequence is {(await ledger.client_state()).last_sequence}")
         again = await ledger.write(set_entity("bill:3", b"paid", must_not_exist=True))
         assert isinstance(again, Refused)
-        print(f"a bill that is paid cannot be paid again: {again.code.name}, version {again.current_version}")
+        print(f"a paid bill cannot be paid again: {again.code.name}, version {again.current_version}")
         count = 0
         async for block in ledger.watch_blocks():
             count += len(block.tx_ids)
             if count == BILLS:
-                print(
-                    f"{BILLS} transactions in blocks up to {block.block.height}, each with the hash of the one before"
-                )
+                print(f"{BILLS} transactions in blocks up to {block.block.height}, linked by their hashes")
                 break
     assert len(paid) == BILLS
 
 
 def main() -> None:
-    """Tells the story."""
+    """Kill a process that pays bills, and recover its writes."""
     for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm"), Path(f"{FILE}-lock")):
         name.unlink(missing_ok=True)
     run = uuid4().hex[:8]
-    process = multiprocessing.get_context("spawn").Process(target=killed, args=(run,))
+    process = multiprocessing.get_context("spawn").Process(target=run_first_process, args=(run,))
     process.start()
     process.join()
     print(f"the first process was killed by signal {-(process.exitcode or 0)}")
-    asyncio.run(go_on(run))
+    asyncio.run(recover(run))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A narrated tour: what becomes of a write that is sent twice, under each of the built-in policies.
+"""A tour of the built-in policies: the outcomes of writes that are sent twice.
 
-Run it with `make run`. Everything happens in memory, on a clock that the story sets.
+Run it with `make tour`. The log is in memory, and the program sets its clock.
 """
 
 import io
@@ -44,42 +44,42 @@ from oncelog.core.proof import encode_record_header, hash_body, hash_leaf, prove
 DAY_MS = 86_400_000
 
 
-class Story:
-    """A log in memory, a clock, and a voice."""
+class Tour:
+    """A log in memory, and a clock. Prints what it does."""
 
     def __init__(self) -> None:
         self.log = MemoryLog()
         self.now_ms = 1_800_000_000_000
 
-    def title(self, text: str) -> None:
-        """Starts a chapter."""
+    def print_title(self, text: str) -> None:
+        """Print the title of a chapter."""
         print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}")
 
-    def say(self, text: str) -> None:
-        """Tells something."""
+    def print_text(self, text: str) -> None:
+        """Print a paragraph."""
         print(fill(text, 92, initial_indent="  ", subsequent_indent="  "))
 
-    def submit(self, what: str, item: Submission | Claim | SetMember) -> Verdict:
-        """Submits one item and prints what became of it."""
+    def submit(self, description: str, item: Submission | Claim | SetMember) -> Verdict:
+        """Submit one item, and print its description and its outcome."""
         [[verdict]] = self.log.submit([Request((item,))], self.now_ms)
-        print(f"  {what:<58} → {in_words(verdict)}")
+        print(f"  {description:<58} → {format_verdict(verdict)}")
         return verdict
 
 
-def place(receipt: Receipt | None) -> str:
-    """Where a write stands, in the order its policy gives."""
+def format_place(receipt: Receipt | None) -> str:
+    """Return the sequence of a write or, without one, its position."""
     if receipt is None:
-        return "a place long forgotten"
+        return "a position that was evicted"
     return f"sequence {receipt.sequence}" if receipt.sequence else f"position {receipt.position}"
 
 
-def in_words(verdict: Verdict) -> str:
-    """A verdict for people."""
+def format_verdict(verdict: Verdict) -> str:
+    """Return a verdict as a text."""
     match verdict:
         case Committed(receipt):
-            return f"committed as {place(receipt)}"
+            return f"committed as {format_place(receipt)}"
         case Replayed(receipt, mismatch):
-            return f"known: {place(receipt)} again" + (", and the content differs" if mismatch else "")
+            return f"known: {format_place(receipt)} again" + (", and the content differs" if mismatch else "")
         case Granted(fence, _):
             return f"may run, under fencing number {fence}"
         case Applied(_):
@@ -88,9 +88,9 @@ def in_words(verdict: Verdict) -> str:
             return f"refused ({reason.value}): {message}"
 
 
-def events(story: Story) -> None:
-    """An id chosen by the caller, remembered for ever."""
-    story.title("1. An event log: the caller chooses an id")
+def show_events(tour: Tour) -> None:
+    """Submit events. The caller chooses the id, which the log never forgets."""
+    tour.print_title("1. An event log: the caller chooses an id")
     body = canonical({"type": "order.placed", "order": 17, "total": 99.0})
     order = Submission(
         policy=EVENTS,
@@ -100,20 +100,22 @@ def events(story: Story) -> None:
         partitions=("orders",),
         body=body,
     )
-    story.submit("an order is placed", order)
-    story.submit("the answer was lost, so it is sent again", order)
+    tour.submit("an order is placed", order)
+    tour.submit("the answer was lost, so it is sent again", order)
     changed = canonical({"type": "order.placed", "order": 17, "total": 990})
-    story.submit(
+    tour.submit(
         "another order under the same id",
         Submission(policy=EVENTS, scope="", key=order.key, fingerprint=fingerprint(("orders",), changed), body=changed),
     )
-    story.say("99.0 and 99 are one number in canonical JSON: who sends 99 retries, who sends 990 is told so.")
+    tour.print_text(
+        "99.0 and 99 are the same number in canonical JSON. A client that sends 99 retries; 990 is refused."
+    )
 
 
-def chat(story: Story) -> None:
-    """The first content wins, for seven days."""
-    story.title("2. A chat: the first content wins, and an id is remembered for seven days")
-    story.submit("Ann joins", SetMember("chat/42", "user:ann"))
+def show_chat(tour: Tour) -> None:
+    """Send chat messages. The first content under an id wins, and the log forgets the id after seven days."""
+    tour.print_title("2. A chat: the first content wins, and the log remembers an id for seven days")
+    tour.submit("Ann joins", SetMember("chat/42", "user:ann"))
 
     def message(text: str, actor: str = "user:ann") -> Submission:
         return Submission(
@@ -125,17 +127,17 @@ def chat(story: Story) -> None:
             body=text.encode(),
         )
 
-    story.submit("Ann says hello", message("hello"))
-    story.submit("her phone retries in the tunnel", message("hello"))
-    story.submit("a bug reuses the id for other words", message("good night"))
-    story.submit("Eve, who is no member, tries the same id", message("hello", "user:eve"))
-    story.now_ms += 7 * DAY_MS
-    story.submit("seven days later the id is free again", message("hello"))
+    tour.submit("Ann says hello", message("hello"))
+    tour.submit("her phone retries in the tunnel", message("hello"))
+    tour.submit("a bug reuses the id for another message", message("good night"))
+    tour.submit("Eve is not a member, and tries the same id", message("hello", "user:eve"))
+    tour.now_ms += 7 * DAY_MS
+    tour.submit("seven days later the id is free again", message("hello"))
 
 
-def ledger(story: Story) -> None:
-    """A dense sequence for each client, and conditions."""
-    story.title("3. A ledger: each client numbers its writes, and conditions guard them")
+def show_ledger(tour: Tour) -> None:
+    """Write transactions. Each client has a dense sequence, and operations have conditions."""
+    tour.print_title("3. A ledger: each client numbers its writes, and conditions guard them")
 
     def write(number: int, balance: bytes, condition: Condition | None = None) -> Submission:
         operations = (SetEntity("account:7", balance, condition=condition),)
@@ -149,42 +151,42 @@ def ledger(story: Story) -> None:
             operations=operations,
         )
 
-    story.submit("write 1 opens the account", write(1, b"100"))
-    story.submit("write 3 comes before write 2", write(3, b"80"))
-    story.submit("write 2, if the balance is still 90", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"90")))
-    story.submit("write 2 again, if it is 100", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"100")))
+    tour.submit("write 1 opens the account", write(1, b"100"))
+    tour.submit("write 3 arrives before write 2", write(3, b"80"))
+    tour.submit("write 2, if the balance is still 90", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"90")))
+    tour.submit("write 2 again, if it is 100", write(2, b"80", Condition(Must.HAVE_VALUE, value=b"100")))
 
 
-def runs(story: Story) -> None:
-    """A tool that must not run twice."""
-    story.title("4. A tool run: one caller runs it, the others get its result")
+def show_runs(tour: Tour) -> None:
+    """Run a tool that must not run twice."""
+    tour.print_title("4. A tool run: one caller runs it, the others get its result")
     key = run_key("plan-1", 7, "tool.execute", "send_invoice", "v1", {"customer": 12})
 
     def claim(holder: str) -> Claim:
         return Claim(policy=RUNS, scope="campaign/7", key=key, fingerprint=b"", holder=holder)
 
-    story.submit("worker A asks to send the invoice", claim("A"))
-    story.submit("worker B asks for the same", claim("B"))
-    story.now_ms += 30_000
-    story.submit("A has died; after its lease B may", claim("B"))
+    tour.submit("worker A claims the run that sends the invoice", claim("A"))
+    tour.submit("worker B claims the same run", claim("B"))
+    tour.now_ms += 30_000
+    tour.submit("A does not answer; B claims the run after the lease of A", claim("B"))
 
     def result(holder: str, fence: int) -> Submission:
         return Submission(
             policy=RUNS, scope="campaign/7", key=key, fingerprint=b"", body=b'"sent"', holder=holder, fence=fence
         )
 
-    story.submit("A was not dead, only slow, and reports its result", result("A", 1))
-    story.submit("B reports its result", result("B", 2))
-    story.submit("worker C asks once more", claim("C"))
+    tour.submit("A was only slow, and reports its result", result("A", 1))
+    tour.submit("B reports its result", result("B", 2))
+    tour.submit("worker C claims the same run", claim("C"))
 
 
-def deltas(story: Story) -> None:
-    """Rows that converge whatever the order of arrival."""
-    story.title("5. Offline rows: an identity made from the content, the last writer wins")
+def show_deltas(tour: Tour) -> None:
+    """Merge edits of rows, which give the same rows in any order of arrival."""
+    tour.print_title("5. Offline rows: the identity is a hash of the content, and the last writer wins")
 
     def change(client: str, ahead_ms: int, before: dict[str, object], after: dict[str, object]) -> Submission:
         delta = extract(
-            before, after, client_id=client, hlc=(story.now_ms + ahead_ms) << 16, table="todos", row_id="milk"
+            before, after, client_id=client, hlc=(tour.now_ms + ahead_ms) << 16, table="todos", row_id="milk"
         )
         assert delta is not None
         return Submission(
@@ -194,48 +196,48 @@ def deltas(story: Story) -> None:
     before: dict[str, object] = {"done": False, "litres": 1, "note": ""}
     phone = change("phone", 2, before, {**before, "done": True, "litres": 2})
     laptop = change("laptop", 1, before, {**before, "litres": 6, "note": "organic"})
-    story.submit("the phone's edit, made later, arrives first", phone)
-    story.submit("the laptop's edit, made earlier, arrives second", laptop)
-    story.submit("the phone pushes its whole queue again", phone)
-    row = story.log.snapshot.rows["gateway/home", "todos", "milk"]
-    story.say(f"The row, on every replica: { ({name: value.decode() for name, value in row.values.items()}) }")
+    tour.submit("the later edit, of the phone, arrives first", phone)
+    tour.submit("the earlier edit, of the laptop, arrives second", laptop)
+    tour.submit("the phone pushes its whole queue again", phone)
+    row = tour.log.snapshot.rows["gateway/home", "todos", "milk"]
+    tour.print_text(f"The row, on every replica: { ({name: value.decode() for name, value in row.values.items()}) }")
 
 
-def proof(story: Story) -> None:
-    """Every record can be proven to stand where it stands."""
-    story.title("6. And nobody can change what has been written")
-    log = story.log
+def show_proof(tour: Tour) -> None:
+    """Prove that a record is in its block, and that a changed record is not."""
+    tour.print_title("6. A proof detects every change of a record")
+    log = tour.log
     block = log.blocks[0]
     leaf = hash_leaf(encode_record_header(log.records[0]), hash_body(log.salts[0], log.records[0].body))
     inclusion = prove([leaf], 0)
-    story.say(f"The order stands in block {block.height} of lane {block.lane}, hash {block.hash.hex()[:16]}…")
+    tour.print_text(f"The order is in block {block.height} of lane {block.lane}, hash {block.hash.hex()[:16]}…")
     forged = replace(log.records[0], body=log.records[0].body.replace(b"99", b"10"))
-    for what, record in (("as it was written", log.records[0]), ("with another total", forged)):
-        print(f"  does the proof hold, {what}? {verify(record, log.salts[0], inclusion, block)}")
+    for name, record in (("as it was written", log.records[0]), ("with another total", forged)):
+        print(f"  does the proof hold, {name}? {verify(record, log.salts[0], inclusion, block)}")
 
 
 def main() -> None:
-    """Tells the whole story, to whoever listens for how long they like."""
+    """Print the tour. A reader that closes the pipe ends it without an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        tell()
+        print_chapters()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(f"cannot go on: {error.strerror}")
+        sys.exit(f"cannot write the output: {error.strerror}")
 
 
-def tell() -> None:
-    """All chapters."""
-    story = Story()
-    for chapter in (events, chat, ledger, runs, deltas, proof):
-        chapter(story)
+def print_chapters() -> None:
+    """Print all chapters, and commands to try next."""
+    tour = Tour()
+    for show_chapter in (show_events, show_chat, show_ledger, show_runs, show_deltas, show_proof):
+        show_chapter(tour)
     print(
         """
-What to try next:
+Try next:
 
   echo '{"b": 1.0, "a": [1e0, -0]}' | .venv/bin/oncelog key jcs
   echo '{"partitions": ["orders"], "event": {"type": "order.placed"}}' | .venv/bin/oncelog key fingerprint

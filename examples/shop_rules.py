@@ -1,10 +1,10 @@
-"""What a shop demands of new events. The server of examples/validated.py asks it: `--set validate=shop_rules:check`."""
+"""Validation of new events by a shop. examples/validated.py starts a server with `--set validate=shop_rules:check`."""
 
 from oncelog import NewEvent
 
 
 def check(event: NewEvent) -> None:
-    """Raises for what must not be committed. Its text is what the client is told."""
+    """Raise an error for an event that must not be committed. The client gets the text of the error."""
     if event.type == "order.placed":
         total = event.body.get("total")
         if not isinstance(total, int) or total <= 0:

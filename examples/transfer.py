@@ -1,10 +1,10 @@
-"""Rows and memory in one transaction: a transfer between accounts that is killed at every statement, one by one.
+"""Rows and a stored result in one transaction: a transfer between accounts that is killed at every statement.
 
-Run it with `.venv/bin/python examples/transfer.py`. It leaves transfer.db behind, made anew by every run.
+Run it with `.venv/bin/python examples/transfer.py`. Each run creates transfer.db again.
 
-Each round asks for a new transfer. Its process is killed right before its first statement, in the next round before its
-second, and so on, until it survives; after each death the transfer is asked for again, as a client would do that got no
-answer. In the end every transfer happened once: the money says so.
+Each round requests a new transfer. In the first round the process is killed before its first statement, in the next
+round before its second, and so on, until a round survives. After each kill the transfer is requested again, as by a
+client without an answer. At the end the balances show that every transfer happened once.
 """
 
 import multiprocessing
@@ -20,12 +20,15 @@ CENTS = 10_000
 
 
 def transfer(key: str, cents: int, die_before: int = 0) -> int:
-    """Moves money, once for a key, and gives what is left. Dies before its n-th statement, our own ones included."""
+    """Move money once for each key, and return the remaining balance.
+
+    The process kills itself before the statement number `die_before`, counting the statements of Oncelog and its own.
+    """
     connection = sqlite3.connect(FILE)
     log = oncelog.share(connection)
     statements = 0
 
-    def count(_: str) -> None:
+    def count_statement(_: str) -> None:
         nonlocal statements
         statements += 1
         if statements == die_before:
@@ -36,18 +39,18 @@ def transfer(key: str, cents: int, die_before: int = 0) -> int:
         connection.execute("UPDATE accounts SET cents = cents - ? WHERE name = 'ada'", (cents,))
         connection.execute("UPDATE accounts SET cents = cents + ? WHERE name = 'bob'", (cents,))
         connection.execute("INSERT INTO transfers VALUES (?, ?)", (key, cents))
-        (left,) = connection.execute("SELECT cents FROM accounts WHERE name = 'ada'").fetchone()
-        return int(left)
+        (balance,) = connection.execute("SELECT cents FROM accounts WHERE name = 'ada'").fetchone()
+        return int(balance)
 
-    connection.set_trace_callback(count)
+    connection.set_trace_callback(count_statement)
     try:
         return move(key, cents)
     finally:
         connection.close()
 
 
-def make() -> None:
-    """A log, and our own tables in its file."""
+def create_tables() -> None:
+    """Create a log, and tables of the application in its file."""
     for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm")):
         name.unlink(missing_ok=True)
     with oncelog.open_blocking(FILE):
@@ -61,32 +64,30 @@ def make() -> None:
 
 
 def main() -> None:
-    """Tells the story."""
-    make()
+    """Kill a transfer at each of its statements, and check the balances."""
+    create_tables()
     processes = multiprocessing.get_context("fork")
-    deaths = 0
+    kills = 0
     while True:
-        key, statement = f"transfer-{deaths + 1}", deaths + 1
+        key, statement = f"transfer-{kills + 1}", kills + 1
         first = processes.Process(target=transfer, args=(key, 1, statement))
         first.start()
         first.join()
         if first.exitcode == 0:
             break
         assert first.exitcode == -signal.SIGKILL, first.exitcode
-        deaths += 1
-        assert transfer(key, 1) == CENTS - deaths
-        assert transfer(key, 1) == CENTS - deaths
-    transfers = deaths + 1
+        kills += 1
+        assert transfer(key, 1) == CENTS - kills
+        assert transfer(key, 1) == CENTS - kills
+    transfers = kills + 1
     connection = sqlite3.connect(FILE)
     accounts = dict(connection.execute("SELECT name, cents FROM accounts").fetchall())
     keys = [key for (key,) in connection.execute("SELECT key FROM transfers ORDER BY rowid")]
     connection.close()
     assert accounts == {"ada": CENTS - transfers, "bob": transfers}, accounts
     assert keys == [f"transfer-{number + 1}" for number in range(transfers)], keys
-    print(f"killed before each of its {deaths} statements, and asked for again each time:")
-    print(
-        f"  {transfers} transfers of 1 cent; ada has {accounts['ada']} and bob {accounts['bob']}: none lost or doubled"
-    )
+    print(f"killed before each of its {kills} statements, and requested again each time:")
+    print(f"  {transfers} transfers of 1 cent; ada has {accounts['ada']} and bob {accounts['bob']}: no cent is missing")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""A server that asks the application before it commits: shop_rules.py says what an order must be.
+"""A server that validates orders with a function of the application (shop_rules.py) before it commits them.
 
-Run it with `.venv/bin/python examples/validated.py` (it needs the extra `server`). It leaves validated.db behind, made
-anew by every run.
+Run it with `.venv/bin/python examples/validated.py` (it needs the extra `server`). Each run creates validated.db again.
 """
 
 import os
@@ -20,14 +19,14 @@ ORDER = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 OTHER = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a11"
 
 
-def start() -> tuple["subprocess.Popen[str]", str]:
-    """A server on any free port, and where that is."""
+def start_server() -> tuple["subprocess.Popen[str]", str]:
+    """Start a server on a free port. Return its process and its address."""
     command = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store", str(FILE)]
     server = subprocess.Popen(  # noqa: S603
         [*command, "--set", "validate=shop_rules:check", "--set", "log.level=error"],
         stdout=subprocess.PIPE,
         text=True,
-        # The module is beside this file. A module in the directory where the server is started needs no path.
+        # The module is in the directory of this file. A module in the working directory of the server needs no path.
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
     assert server.stdout is not None
@@ -39,7 +38,7 @@ def start() -> tuple["subprocess.Popen[str]", str]:
 
 
 def submit(url: str, *orders: tuple[str, Any]) -> list[dict[str, Any]]:
-    """Orders with their ids, in one request."""
+    """Submit orders with their ids in one request, and print the results."""
     events = [
         {"id": id_text, "partitions": ["orders"], "event": {"type": "order.placed", "total": total}}
         for id_text, total in orders
@@ -48,24 +47,24 @@ def submit(url: str, *orders: tuple[str, Any]) -> list[dict[str, Any]]:
     with urlopen(Request(f"{url}/v1/events", body, {"Content-Type": "application/json"})) as answer:  # noqa: S310
         results: list[dict[str, Any]] = orjson.loads(answer.read())["results"]
     for (id_text, total), result in zip(orders, results, strict=True):
-        told = result.get("committed_id") or result["errors"][0]["message"]
-        print(f"  …{id_text[-2:]}  total {total!r:6}  ->  {result['status']}: {told}")
+        outcome = result.get("committed_id") or result["errors"][0]["message"]
+        print(f"  …{id_text[-2:]}  total {total!r:6}  ->  {result['status']}: {outcome}")
     return results
 
 
 def main() -> None:
-    """Tells the story."""
+    """Submit valid and invalid orders to a server."""
     for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm")):
         name.unlink(missing_ok=True)
-    server, url = start()
+    server, url = start_server()
     try:
-        print("a good order and a bad one in one request: each is judged alone")
+        print("a valid order and an invalid one in one request: each has its own result")
         first, refused = submit(url, (ORDER, 4200), (OTHER, -1))
-        print("a retry of the good one gets its answer; the rules are not asked again")
+        print("a retry of the valid order gets the same answer, without another validation")
         assert submit(url, (ORDER, 4200)) == [first]
-        print("a refusal leaves nothing behind: the id of the bad one is free, and it can be put right")
-        (mended,) = submit(url, (OTHER, 100))
-        assert (first["committed_id"], refused["status"], mended["committed_id"]) == (1, "rejected", 2)
+        print("a refused order leaves nothing behind: its id can be used again with a valid total")
+        (corrected,) = submit(url, (OTHER, 100))
+        assert (first["committed_id"], refused["status"], corrected["committed_id"]) == (1, "rejected", 2)
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate()
