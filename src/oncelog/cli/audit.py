@@ -1,7 +1,6 @@
 """`oncelog audit`: the administrative acts in a log."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
@@ -18,10 +17,17 @@ from oncelog.cli.remote import (
     TokenFile,
     build_remote,
     open_client,
-    read_answer,
+    request,
     translate_decode_errors,
 )
-from oncelog.cli.terminal import encode_json_line, find_duration_ms, format_columns, format_utc, parse_utc_ms
+from oncelog.cli.terminal import (
+    encode_json_line,
+    find_duration_ms,
+    format_columns,
+    format_utc,
+    parse_utc_ms,
+    write_lines,
+)
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
 from oncelog.errors import OncelogError
 from oncelog.storage.inspect.factory import create_inspector
@@ -83,7 +89,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
         asyncio.run(_print_remote(build_remote(url, token, token_file), wanted, follow, show))
         return
     for found in _iterate_local(log or "", wanted, follow):
-        _write(show(found))
+        write_lines([show(found)])
 
 
 def _parse_time_ms(text: str, option: str) -> int | None:
@@ -111,8 +117,7 @@ def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]
                 scan = AuditScan(after, PAGE_ACTS, wanted)
                 page = None
                 while page is None:
-                    requested = scan.next_read_count
-                    page = scan.add(view.run_query(list_internal_records, scan.after, requested), requested)
+                    page = scan.add(view.run_query(list_internal_records, scan.after, scan.next_read_count))
                 yield from map(entry_to_json, page.entries)
                 after, has_more = dict(page.after), page.has_more
         if not follow:
@@ -135,15 +140,14 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
     async with open_client(remote) as client:
 
         async def fetch_page() -> _ActPage:
-            answer = read_answer(await client.request("GET", "/v1/audit", query))
+            answer = await request(client, "GET", "/v1/audit", query)
             with translate_decode_errors(remote):
                 return msgspec.json.decode(answer, type=_ActPage)
 
         while True:
             page = await (retrier.run(fetch_page) if follow else fetch_page())
             retrier.mark_connected()
-            for found in page.acts:
-                _write(show(found))
+            write_lines(map(show, page.acts))
             query["after"] = page.cursor
             if page.has_more:
                 continue
@@ -163,8 +167,3 @@ def _format_line(act: Act) -> bytes:
         orjson.dumps(act["details"]).decode() if act["details"] else "",
     ]
     return format_columns(columns)
-
-
-def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()

@@ -1,13 +1,12 @@
 """`oncelog key`: canonical forms and identities of the JSON values on standard input."""
 
-import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import BinaryIO
 
 from oncelog.cli.files import STANDARD_INPUT, open_input
 from oncelog.cli.line_input import LINE_BYTES_MAX
-from oncelog.cli.terminal import CommandGroup, encode_json_line
+from oncelog.cli.terminal import CommandGroup, encode_json_line, write_lines
 from oncelog.core.canonical import JsonValue, canonical_args, canonical_text, parse
 from oncelog.core.identity import delta_id_from_json, fingerprint_from_json, run_key_from_json
 from oncelog.errors import CanonicalError
@@ -83,11 +82,9 @@ def _make_identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable
 
 def _answer_lines(answer: Callable[[bytes], LineResult]) -> None:
     """Answer each line as soon as it arrives, so that a program can send the next line after an answer."""
-    output = sys.stdout.buffer
     with open_input(STANDARD_INPUT, "JSON value") as source:
         for line in _iterate_lines(source):
-            output.write(encode_json_line(_answer_line(line, answer)))
-            output.flush()
+            write_lines([encode_json_line(_answer_line(line, answer))])
 
 
 def _answer_line(line: bytes | None, answer: Callable[[bytes], LineResult]) -> LineResult:

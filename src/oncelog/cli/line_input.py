@@ -32,9 +32,14 @@ Item = TypeVar("Item", bound=InputItem)
 
 
 async def read_batches(
-    descriptor: int, parse: Callable[[bytes, int], Iterable[Item]], items_max: int
+    descriptor: int,
+    parse: Callable[[bytes, int], Iterable[Item]],
+    items_max: int,
+    finish: Callable[[], Iterable[Item]] = tuple,
 ) -> AsyncIterator[list[Item]]:
     """Yield requests with the items of lines as they arrive. `parse` gets a line and its number.
+
+    At the end of the input, `finish` returns the items that `parse` has held back.
 
     A request does not wait until it is full, because a user may be typing. Items before a malformed line are yielded
     before its error is raised.
@@ -54,6 +59,7 @@ async def read_batches(
                 if len(line) > LINE_BYTES_MAX:
                     raise OncelogError(f"line {number}: is longer than {LINE_BYTES_MAX} bytes")  # noqa: TRY301
                 items += parse(line, number) if line else ()
+            items += () if chunk else finish()
         except OncelogError as found:
             error = found
         if len(items) >= items_max or chunks.empty() or error is not None:

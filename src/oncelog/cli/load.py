@@ -37,8 +37,6 @@ PREFIX: Final = "load/"
 SIZE_BYTES_MIN: Final = 64
 GRACE_S: Final = 10.0
 """How long the command waits for answers after the test time. Events without an answer by then are lost."""
-PAUSE_S_MAX: Final = 1.0
-"""Between attempts: a load test is not polite."""
 LOST_CODE: Final = "connection_lost"
 PROBLEMS_SHOWN_MAX: Final = 10
 
@@ -207,6 +205,7 @@ class _Worker:
         self._remote = remote
         self._plan = plan
         self._tally = tally
+        self._retrier = Retrier(remote, on_problem=self._check_problem)
         self._connection: EventsConnection | None = None
         self._is_connected = asyncio.Event()
         self._pending: dict[str | int | None, asyncio.Future[Envelope]] = {}
@@ -218,9 +217,7 @@ class _Worker:
 
     async def run(self, until_s: float) -> None:
         """Submit events until a time. Raises OncelogError if the first connection fails, or the server refuses it."""
-        connection = await self._connect()
-        self._tally.start(connection.last_committed_id)
-        read_task = asyncio.create_task(self._read_all(connection))
+        read_task = asyncio.create_task(self._retrier.run(self._run_connection))
         slots = asyncio.gather(*(self._run_slot(until_s) for _ in range(self._plan.in_flight)))
         try:
             both: list[asyncio.Future[Any]] = [read_task, slots]
@@ -233,38 +230,33 @@ class _Worker:
             read_task.cancel()
             await asyncio.gather(slots, read_task, return_exceptions=True)
 
-    async def _read_all(self, connection: EventsConnection) -> None:
-        """Deliver answers to the waiting requests. Reconnects after each lost connection."""
-        while True:
-            async with connection:
-                self._connection = connection
-                self._is_connected.set()
-                try:
-                    while True:
-                        message = await connection.receive()
-                        reply = self._pending.pop(message.msg_id, None)
-                        if reply is not None and not reply.done():
-                            reply.set_result(message)
-                except (LostError, ServerRefusedError) as error:
-                    if isinstance(error, ServerRefusedError) and not error.is_transient:
-                        raise
-                    self._fail_all(error)
-            retrier = Retrier(self._remote, on_problem=lambda _: None)
-            retrier.mark_connected()
-            connection = await retrier.run(self._connect)
+    async def _run_connection(self) -> None:
+        """Deliver answers to the waiting requests. Each ends with an error, after which the worker reconnects."""
+        async with connect(self._client, self._remote, self._client_id) as connection:
+            self._retrier.mark_connected()
+            self._tally.start(connection.hello.server_last_committed_id)
+            self._connection = connection
+            self._is_connected.set()
+            try:
+                while True:
+                    message = await connection.receive()
+                    reply = self._pending.pop(message.msg_id, None)
+                    if reply is not None and not reply.done():
+                        reply.set_result(message)
+            except (LostError, ServerRefusedError) as error:
+                self._is_connected.clear()
+                for reply in self._pending.values():
+                    if not reply.done():
+                        reply.set_exception(LostError(str(error)))
+                raise
 
-    def _fail_all(self, error: OncelogError) -> None:
-        self._is_connected.clear()
-        pending, self._pending = self._pending, {}
-        for reply in pending.values():
-            if not reply.done():
-                reply.set_exception(LostError(str(error)))
-
-    async def _connect(self) -> EventsConnection:
-        return await connect(self._client, self._remote, self._client_id)
+    def _check_problem(self, problem: OncelogError) -> None:
+        if self._connection is None:
+            raise problem  # only a later connection is worth a retry
 
     async def _run_slot(self, until_s: float) -> None:
         """Submit one request after the other."""
+        await self._is_connected.wait()
         while time.perf_counter() < until_s:
             events = [self._build_event() for _ in range(self._plan.batch)]
             chosen = [event for event in events if self._should_retry()]
@@ -295,19 +287,18 @@ class _Worker:
     async def _submit(self, events: Sequence[_SentEvent], deadline_s: float) -> None:
         """Submit events until they are answered or the deadline passes."""
         payload = b'{"events":[%b]}' % b",".join(event.text for event in events)
-        outcome, is_first = "no answer", True
+        outcome = "no answer"
 
         async def request() -> Envelope:
-            nonlocal outcome, is_first
+            nonlocal outcome
             try:
                 return await self._request(payload)
             except ServerRefusedError as error:
                 self._tally.errors[error.code] += 1
-                outcome, is_first = f"no answer but {error}", False
+                outcome = f"no answer but {error}"
                 raise
             except LostError:
                 self._tally.errors[LOST_CODE] += 1
-                is_first = False
                 raise
 
         sent_s = time.perf_counter()
@@ -318,7 +309,7 @@ class _Worker:
             self._tally.lost += len(events)
             self._tally.note_problem(f"{events[0].id} has {outcome}")
         else:
-            if is_first and not events[0].committed_id:
+            if not retrier.has_retried and not events[0].committed_id:
                 self._tally.latencies_s.append(time.perf_counter() - sent_s)
             self._handle_results(events, message)
 

@@ -1,7 +1,7 @@
 """`oncelog proof`: the proof of a record as a document, and the check of such a document."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from msgspec import Struct
@@ -26,7 +26,7 @@ from oncelog.cli.terminal import EXIT_AMBIGUOUS, EXIT_FOUND_NOTHING, ProgressMet
 from oncelog.core.policy import LEDGER
 from oncelog.core.proof import HASH_BYTES, verify_header
 from oncelog.core.values import Record
-from oncelog.engine.read_results import Proven, prove_position
+from oncelog.engine.read_results import prove_position
 from oncelog.errors import CorruptError, OncelogError, ProofError
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
 from oncelog.storage.inspect.factory import create_inspector
@@ -129,12 +129,8 @@ def _check_not_given(options: dict[str, object], other_option: str) -> None:
         raise OncelogError(f"{conflicting[0]} does not go with {other_option}.")
 
 
+@translate_damage()
 def _encode_proof(record: Record, view: LogView) -> bytes:
-    with translate_damage():
-        return encode(proof_document(_prove_record(record, view)))
-
-
-def _prove_record(record: Record, view: LogView) -> Proven:
     """Prove a record as `Log.prove` does. Raises CorruptError if the proof would not be valid."""
     place = f"lane {record.lane}, position {record.position}"
     try:
@@ -146,7 +142,7 @@ def _prove_record(record: Record, view: LogView) -> Proven:
         raise CorruptError(f"{place}: the record is not in its block; see `oncelog verify`")
     if proven.record != record or not verify_header(record, proven.body_hash, proven.proof, block):
         raise CorruptError(f"{place}: the record does not match its block; see `oncelog verify`")
-    return proven
+    return encode(proof_document(proven))
 
 
 # --- checking a document -----------------------------------------------------------------------------
@@ -158,14 +154,11 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
     expected_hash = None if block_hash is None else _parse_hash(block_hash)
     exported = None if head is None else decode_exported_head(head.read_bytes())
     try:
-        document = decode(_read_document(file))
+        with open_input(file) as opened:
+            document = decode(opened.read(DOCUMENT_BYTES_MAX + 1))  # one byte more than `decode` accepts
     except ProofError as error:
         raise OncelogError(f"not a proof: {error}") from error
-    anchor = (
-        _Anchor(expected_hash, _MATCHES_GIVEN if expected_hash else _NOT_COMPARED)
-        if exported is None
-        else _find_anchor(document, exported)
-    )
+    anchor = _find_anchor(document, expected_hash, exported)
     result = verify(document, block_hash=anchor.block_hash)
     lines = (
         _format_proof(document, result, anchor)
@@ -177,10 +170,6 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-_MATCHES_GIVEN: Final = "it has the given hash"
-_NOT_COMPARED: Final = "not compared: compare its hash with one from a trusted source (--block-hash, --head)"
-
-
 class _Anchor(Struct, frozen=True):
     """Comparison of a document's block with a trusted hash."""
 
@@ -190,8 +179,13 @@ class _Anchor(Struct, frozen=True):
     """Result of the comparison, for a valid document."""
 
 
-def _find_anchor(document: ProofDocument, head: ExportedHead) -> _Anchor:
+def _find_anchor(document: ProofDocument, expected_hash: bytes | None, head: ExportedHead | None) -> _Anchor:
     block = document.block
+    if expected_hash is not None:
+        return _Anchor(expected_hash, "it has the given hash")
+    if head is None:
+        message = "not compared: compare its hash with one from a trusted source (--block-hash, --head)"
+        return _Anchor(None, message)
     mark = next((exported_lane for exported_lane in head.lanes if exported_lane.lane == block.lane), None)
     if mark is None:
         return _Anchor(None, f"not confirmed: the head has no lane {block.lane}")
@@ -210,12 +204,6 @@ def _parse_hash(text: str) -> bytes:
     if found is None or len(found) != HASH_BYTES:
         raise OncelogError(f"--block-hash must have {2 * HASH_BYTES} hexadecimal digits.")
     return found
-
-
-def _read_document(file: str) -> bytes:
-    """Read a document, and at most one byte more than its limit."""
-    with open_input(file) as opened:
-        return opened.read(DOCUMENT_BYTES_MAX + 1)
 
 
 def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:

@@ -9,8 +9,8 @@ import os
 import random
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -28,7 +28,7 @@ from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
 from oncelog.client.runtime import websocket
 from oncelog.client.runtime.backoff import Pauses, RetryPause
-from oncelog.client.runtime.http import HttpClient, HttpResponse
+from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, normalize_url, status_error
 from oncelog.core.canonical import is_unicode
@@ -84,11 +84,6 @@ class Remote(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Remote({self.url!r})"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of a request over HTTP."""
-        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
 
 def build_remote(url: str, token: str | None, token_file: str | None) -> Remote:
@@ -212,8 +207,11 @@ async def open_client(remote: Remote, answer_timeout_s: float = 60.0) -> AsyncIt
         await client.close()
 
 
-def read_answer(response: HttpResponse) -> bytes:
-    """Return the body of an answer. Raises ServerRefusedError for a refusal."""
+async def request(
+    client: HttpClient, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None
+) -> bytes:
+    """Send a request and return the body of the answer. Raises LostError, or ServerRefusedError for a refusal."""
+    response = await client.request(method, path, query, body)
     if response.status == 200:
         return response.body
     try:
@@ -223,20 +221,28 @@ def read_answer(response: HttpResponse) -> bytes:
 
 
 class EventsConnection:
-    """An admitted WebSocket of the Events API. `async with` closes it."""
+    """A WebSocket of the Events API, which `connect` opens and closes."""
 
-    def __init__(self, remote: Remote, socket: WebSocket, hello: codec.Connected) -> None:
+    hello: codec.Connected
+    """First message of the server, with the epoch and the newest number."""
+
+    def __init__(self, remote: Remote, socket: WebSocket) -> None:
         self._remote = remote
         self._socket = socket
-        self.epoch = hello.epoch
-        self.last_committed_id = hello.server_last_committed_id
-        """Newest number when the connection was opened."""
 
-    async def __aenter__(self) -> "EventsConnection":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._socket.close()
+    async def authenticate(self, client_id: str) -> None:
+        """Send the token, and wait until the server admits the client. Raises LostError or ServerRefusedError."""
+        remote = self._remote
+        await self.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
+        try:
+            message = await self.receive(_CONNECT_ID)
+        except ServerRefusedError as error:
+            if error.code != AUTH_FAILED or remote.token is None:
+                raise
+            hint = f"the token is invalid, or belongs to another client than {client_id!r} (--client-id)"
+            raise ServerRefusedError(AUTH_FAILED, hint) from error
+        with translate_decode_errors(remote):
+            self.hello = codec.decode_connected(message.payload)
 
     async def send(self, frame: bytes) -> None:
         """Send a message. Raises LostError."""
@@ -247,41 +253,26 @@ class EventsConnection:
 
         An error is returned if it answers a message of the caller other than `msg_id`.
         """
-        return await _receive(self._remote, self._socket, msg_id)
+        data = await self._socket.receive()
+        with translate_decode_errors(self._remote):
+            message = codec.decode_envelope(data)
+            if message.type == "error" and message.msg_id in {None, msg_id}:
+                raise decode_refusal(message.payload)
+        return message
 
 
-async def connect(client: HttpClient, remote: Remote, client_id: str) -> EventsConnection:
-    """Open a connection and authenticate. Raises LostError or ServerRefusedError."""
-    with websocket.translate_errors(remote.url):
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            socket = await client.open_websocket(EVENTS_PATH)
-            try:
-                return EventsConnection(remote, socket, await _authenticate(remote, socket, client_id))
-            except BaseException:
-                await socket.close()
-                raise
-
-
-async def _authenticate(remote: Remote, socket: WebSocket, client_id: str) -> codec.Connected:
-    await socket.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
+@asynccontextmanager
+async def connect(client: HttpClient, remote: Remote, client_id: str) -> AsyncIterator[EventsConnection]:
+    """Open a connection, authenticate, and close it at the end. Raises LostError or ServerRefusedError."""
+    socket = await client.open_websocket(EVENTS_PATH)
     try:
-        message = await _receive(remote, socket, _CONNECT_ID)
-    except ServerRefusedError as error:
-        if error.code != AUTH_FAILED or remote.token is None:
-            raise
-        hint = f"the token is invalid, or belongs to another client than {client_id!r} (--client-id)"
-        raise ServerRefusedError(AUTH_FAILED, hint) from error
-    with translate_decode_errors(remote):
-        return codec.decode_connected(message.payload)
-
-
-async def _receive(remote: Remote, socket: WebSocket, msg_id: str | None) -> Envelope:
-    data = await socket.receive()
-    with translate_decode_errors(remote):
-        message = codec.decode_envelope(data)
-        if message.type == "error" and message.msg_id in {None, msg_id}:
-            raise decode_refusal(message.payload)
-    return message
+        connection = EventsConnection(remote, socket)
+        with websocket.translate_errors(remote.url):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await connection.authenticate(client_id)
+        yield connection
+    finally:
+        await socket.close()
 
 
 # --- output -----------------------------------------------------------------------------------------------
@@ -347,29 +338,21 @@ def encode_raw_line(item: Raw) -> bytes:
 
 
 @contextmanager
-def describe_interruption(describe: Callable[[], str]) -> Iterator[None]:
-    """Tell the user how far a command has come if it gives up or is interrupted."""
+def report_early_end(report: Callable[["GaveUpError | None"], None]) -> Iterator[None]:
+    """Call `report` if the command gives up, with the error, or if it is interrupted."""
     try:
         yield
     except GaveUpError as error:
-        raise OncelogError(f"{error}; {describe()}") from error
-    except asyncio.CancelledError:
-        print_message(f"interrupted; {describe()}")
-        raise
-
-
-@contextmanager
-def report_unknown_outcome(report: Callable[[], None]) -> Iterator[None]:
-    """Report a request without an answer: call `report` if the command gives up or is interrupted."""
-    try:
-        yield
-    except GaveUpError as error:
-        print_message(str(error))
-        report()
+        report(error)
         raise typer.Exit(EXIT_CANNOT_READ) from None
     except asyncio.CancelledError:
-        report()
+        report(None)
         raise
+
+
+def describe_progress(describe: Callable[[], str]) -> AbstractContextManager[None]:
+    """Tell the user how far a command has come if it gives up or is interrupted."""
+    return report_early_end(lambda error: print_message(f"{error or 'interrupted'}; {describe()}"))
 
 
 # --- retries ----------------------------------------------------------------------------------------------

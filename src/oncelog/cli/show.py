@@ -134,25 +134,22 @@ def _format_finding(finding: Finding) -> list[str]:
     if record is not None:
         body = ("erased", "yes: the body is removed, its hash stays") if record.erased else _format_body(record)
         more = [("block", f"height {record.height}, {finding.block_hash.hex()}"), body]
-        key_text = _decode_key_text(record.key)
+        key_text = _decode_printable(record.key) or ""
         lines += format_fields(record, record.key.hex(), record.fingerprint.hex(), more, key_text)
     if lease is not None and lease.holder:
         lines.append(f"{'lease:':<16}{lease.holder}, fence {lease.fence}, until {format_utc(lease.until_ms)}")
     return lines
 
 
-def _decode_key_text(key: bytes) -> str:
-    try:
-        text = key.decode()
-    except UnicodeDecodeError:
-        return ""
-    return text if text.isprintable() else ""
-
-
 def _format_body(record: Record) -> tuple[str, str]:
     """Return the name and the text of a body: in hex if it is not printable text."""
+    text = _decode_printable(record.body)
+    return ("body (hex)", record.body.hex()) if text is None else ("body", text)
+
+
+def _decode_printable(data: bytes) -> str | None:
     try:
-        text = record.body.decode()
+        text = data.decode()
     except UnicodeDecodeError:
-        return "body (hex)", record.body.hex()
-    return ("body", text) if text.isprintable() or not text else ("body (hex)", record.body.hex())
+        return None
+    return text if text.isprintable() else None

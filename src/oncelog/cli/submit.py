@@ -18,19 +18,19 @@ from oncelog.cli.files import STANDARD_INPUT, open_input
 from oncelog.cli.line_input import InputItem, read_batches
 from oncelog.cli.remote import (
     ClientId,
+    GaveUpError,
     Partitions,
     Remote,
     Retrier,
     check_text,
     open_client,
-    read_answer,
-    report_unknown_outcome,
+    report_early_end,
+    request,
     translate_decode_errors,
     uses_server,
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
 from oncelog.client.events.codec import SubmitResult
-from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.websocket import EVENTS_PATH
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import INTEGER_MAX
@@ -175,17 +175,13 @@ async def _submit_all(
         async for items in batches:
             body = b'{%b"events":[%b]}' % (prefix, b",".join(item.body for item in items))
             try:
-                with report_unknown_outcome(partial(_report_unknown, items)):
-                    answer = await retrier.run(partial(_post, client, body))
+                with report_early_end(partial(_report_unknown, items)):
+                    answer = await retrier.run(partial(request, client, "POST", EVENTS_PATH, body=body))
                     printer.print(items, _decode_results(remote, answer, len(items)))
             except ServerRefusedError as error:
                 place = f" (the request began with {items[0].location})" if items[0].location else ""
                 raise OncelogError(f"{error}{place}") from error
     return not printer.rejected
-
-
-async def _post(client: HttpClient, body: bytes) -> bytes:
-    return read_answer(await client.request("POST", EVENTS_PATH, body=body))
 
 
 def _decode_results(remote: Remote, answer: bytes, count: int) -> list[tuple[Raw, SubmitResult]]:
@@ -196,8 +192,10 @@ def _decode_results(remote: Remote, answer: bytes, count: int) -> list[tuple[Raw
         return [(raw, msgspec.json.decode(raw, type=SubmitResult)) for raw in results]
 
 
-def _report_unknown(items: Sequence[_EventItem]) -> None:
+def _report_unknown(items: Sequence[_EventItem], error: GaveUpError | None) -> None:
     """Print the ids of events without an answer. A later retry needs them, and this command may have created them."""
+    if error is not None:
+        print_message(str(error))
     for item in items:
         _print_about(item, f"the outcome is unknown; send it again under the same id: {item.id}")
 

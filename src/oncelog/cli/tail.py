@@ -28,7 +28,7 @@ from oncelog.cli.remote import (
     uses_server,
 )
 from oncelog.cli.terminal import format_columns
-from oncelog.client.events.codec import encode_sync
+from oncelog.client.events.codec import Connected, encode_sync
 from oncelog.client.runtime.http import HttpClient
 from oncelog.errors import OncelogError, ServerRefusedError
 
@@ -65,7 +65,7 @@ def tail(
         remote, _parse_since(since), limit, number_name="committed_id", as_json=as_json, format_line=_format_line
     )
     tailing = _TailFollower(remote, check_partitions(partition), epoch, printer)
-    asyncio.run(_run_tail(tailing, remote, choose_client_id(client_id, "tail")))
+    asyncio.run(tailing.run(choose_client_id(client_id, "tail")))
 
 
 def _parse_since(text: str) -> int | None:
@@ -75,11 +75,6 @@ def _parse_since(text: str) -> int | None:
     if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) >= 2**53:
         raise OncelogError(f"--since must be a committed_id or {NOW!r}, not {text!r}")
     return int(text)
-
-
-async def _run_tail(follower: "_TailFollower", remote: Remote, client_id: str) -> None:
-    async with open_client(remote) as client:
-        await run_while_output_open(follower.run(client, client_id))
 
 
 class _EventPage(Struct, frozen=True):
@@ -101,28 +96,29 @@ class _TailFollower:
         self._printer = printer
         self._retrier = Retrier(remote)
 
-    async def run(self, client: HttpClient, client_id: str) -> None:
+    async def run(self, client_id: str) -> None:
         """Follow until the limit. Raises OncelogError if a reconnection would not help."""
-        try:
-            await self._retrier.run(lambda: self._run_connection(client, client_id))
-        except ServerRefusedError as error:
-            raise self._printer.explain(error) from error
+        async with open_client(self._remote) as client:
+            try:
+                await run_while_output_open(self._retrier.run(lambda: self._run_connection(client, client_id)))
+            except ServerRefusedError as error:
+                raise self._printer.explain(error) from error
 
     async def _run_connection(self, client: HttpClient, client_id: str) -> None:
-        async with await connect(client, self._remote, client_id) as connection:
-            self._check_history(connection)
+        async with connect(client, self._remote, client_id) as connection:
+            self._check_history(connection.hello)
             self._retrier.mark_connected(f"connected again; continuing after {self._printer.cursor}")
             await self._follow(connection)
 
-    def _check_history(self, connection: EventsConnection) -> None:
-        if self._epoch is not None and connection.epoch != self._epoch:
+    def _check_history(self, hello: Connected) -> None:
+        if self._epoch is not None and hello.epoch != self._epoch:
             raise OncelogError(
-                f"the log has another history now: its epoch is {connection.epoch}, and was {self._epoch}. Drop events "
+                f"the log has another history now: its epoch is {hello.epoch}, and was {self._epoch}. Drop events "
                 "that it does not have, or read again from 0"
             )
-        self._epoch = connection.epoch
+        self._epoch = hello.epoch
         if self._printer.cursor is None:
-            self._printer.cursor = connection.last_committed_id
+            self._printer.cursor = hello.server_last_committed_id
 
     async def _follow(self, connection: EventsConnection) -> None:
         """Print the stored pages, then the broadcasts."""

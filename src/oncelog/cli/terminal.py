@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Annotated, Any, Final, TextIO, TypeVar
@@ -155,6 +155,12 @@ def encode_json_line(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
+def write_lines(lines: Iterable[bytes]) -> None:
+    """Write lines with their ends to standard output at once."""
+    sys.stdout.buffer.writelines(lines)
+    sys.stdout.buffer.flush()
+
+
 def format_columns(columns: Iterable[str]) -> bytes:
     """Return a line of columns for people, with control characters escaped."""
     return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
@@ -201,16 +207,13 @@ def parse_duration_ms(text: str) -> int:
     return duration_ms
 
 
-class ProgressMeter:
+class ProgressMeter(AbstractContextManager["ProgressMeter"]):
     """Shows the progress of a command on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._step = ""
         self._started_s = 0.0
-
-    def __enter__(self) -> "ProgressMeter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._end()

@@ -223,8 +223,9 @@ class AuditScan:
         """Number of records to read next."""
         return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read_count)
 
-    def add(self, records: Sequence[Record], requested: int) -> AuditPage | None:
-        """Add the result of a read with the limit `requested`, and return the page once it is complete."""
+    def add(self, records: Sequence[Record]) -> AuditPage | None:
+        """Add the result of a read with the limit `next_read_count`, and return the page once it is complete."""
+        is_last = len(records) < self.next_read_count
         for record in records:
             entry = decode_audit_entry(record)
             if self._filter.matches(entry):
@@ -233,9 +234,8 @@ class AuditScan:
                 self._entries.append(entry)
             self.after[record.lane] = record.position
             self._read_count += 1
-        if len(records) < requested:
-            return AuditPage(self._entries, self.after, has_more=False)
-        return AuditPage(self._entries, self.after, has_more=True) if self.next_read_count <= 0 else None
+        is_complete = is_last or self.next_read_count <= 0
+        return AuditPage(self._entries, self.after, has_more=not is_last) if is_complete else None
 
 
 def encode_cursor(epoch: str, after: Mapping[int, int]) -> str:

@@ -251,11 +251,10 @@ class LogReader:
         """
         self._check_open()
         scan = AuditScan(decode_cursor(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
-        while True:
-            requested = scan.next_read_count
-            page = scan.add(await self._store.internal_records(scan.after, requested), requested)
-            if page is not None:
-                return page
+        page = None
+        while page is None:
+            page = scan.add(await self._store.internal_records(scan.after, scan.next_read_count))
+        return page
 
     def audit_cursor(self, page: AuditPage) -> str:
         """Return the cursor after which the next page begins."""

@@ -8,7 +8,7 @@ import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import Remote, describe_interruption, uses_server
+from oncelog.cli.remote import Remote, describe_progress, uses_server
 from oncelog.cli.terminal import AsJson, ProgressMeter, escape_unprintable, print_result
 from oncelog.errors import OncelogError
 from oncelog.storage.verify.findings import StepProgress
@@ -89,10 +89,10 @@ async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto:
     """Send requests until everything is compacted: a server limits the deltas of one request."""
     compacted = dropped = 0
     held_by: _HeldBy | None = None
-    with describe_interruption(lambda: f"{compacted} deltas are compacted. {_RESUME_HINT}"), ProgressMeter() as meter:
+    with describe_progress(lambda: f"{compacted} deltas are compacted. {_RESUME_HINT}"), ProgressMeter() as meter:
         async with gateway:
             while True:
-                result = await gateway.post(_CompactResult, "compact", orjson.dumps(request))
+                result = await gateway.request(_CompactResult, "compact", orjson.dumps(request))
                 compacted += result.compacted
                 dropped += result.dropped_rows
                 held_by = result.held_by or held_by

@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import file_digest, sha256
 from io import BufferedReader
 from stat import S_ISREG
@@ -99,25 +100,29 @@ class CsvFile:
 
     def check(self, on_progress: Callable[[int], None]) -> CsvContent:
         """Check every line. Raises WrongLinesError with the first malformed lines, or OncelogError."""
-        lines = _LineReader(self._file)
-        head, records = self._read_header(lines)
-        checks = [head.build_cell_check(place) for place in range(len(head.names))]
+        head, records = self._read_header()
+        guesses = {name: TypeGuess() for name in head.places if head.infers_type(name)}
+        checks = [
+            (place, guesses[name].observe if name in guesses else _build_encoder(name, head.choose_type(name)))
+            for name, place in head.places.items()
+        ]
         rows, faults = 0, []
         for line, cells in records:
             rows += 1
             try:
                 head.check_cells(cells)
-                for check, cell in zip(checks, cells, strict=True):
-                    check(cell)
+                for place, check in checks:
+                    check(cells[place])
             except ValueError as error:
                 faults.append(f"line {line}: {error}")
                 if len(faults) == FAULTS_SHOWN_MAX:
                     raise WrongLinesError(faults, "more lines may be wrong") from None
             if not rows % 1000:
-                on_progress(lines.bytes)
+                on_progress(self._file.tell())
         if faults:
             raise WrongLinesError(faults, f"{len(faults)} of {rows} lines with rows are wrong")
-        content = CsvContent(self.size, self.compute_hash(), rows, head.list_types())
+        types = {name: head.choose_type(name, guesses.get(name)) for name in head.places}
+        content = CsvContent(self.size, self.compute_hash(), rows, types)
         self.check_unchanged()
         return content
 
@@ -128,8 +133,11 @@ class CsvFile:
 
         The clock rises by one for each row, so the same file always produces the same deltas.
         """
-        head, records = self._read_header(_LineReader(self._file))
-        columns = head.build_columns(types)
+        head, records = self._read_header()
+        columns = [
+            (b'{"column":"%b","value":' % name.encode(), _build_encoder(name, types[name]), head.places[name])
+            for name in sorted(head.places)  # the order of `extract`
+        ]
         for number, (line, cells) in enumerate(records):
             try:
                 head.check_cells(cells)
@@ -148,56 +156,39 @@ class CsvFile:
                 raise OncelogError(f"line {line}: {error}") from error
             yield PushItem(encode_delta(delta), f"line {line}")
 
-    def _read_header(self, lines: "_LineReader") -> tuple["_CsvHeader", Iterator[tuple[int, list[str]]]]:
-        records = self._iterate_records(lines)
+    def _read_header(self) -> tuple["_CsvHeader", Iterator[tuple[int, list[str]]]]:
+        records = self._iterate_records()
         return _CsvHeader(next(records, (1, []))[1], self._format), records
 
-    def _iterate_records(self, lines: "_LineReader") -> Iterator[tuple[int, list[str]]]:
+    def _iterate_records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the first line and the fields of each record. Empty lines are skipped."""
-        self._file.seek(0)
         csv.field_size_limit(ROW_BYTES_MAX)
-        reader = csv.reader(lines, delimiter=self._format.delimiter, strict=True)
+        reader = csv.reader(self._iterate_lines(), delimiter=self._format.delimiter, strict=True)
         while True:
-            line = lines.number + 1
+            line = reader.line_num + 1
             try:
                 cells = next(reader, None)
             except csv.Error as error:
-                raise OncelogError(f"line {line}: {_explain_csv_error(str(error))}") from error
+                message = str(error)
+                message = next((text for start, text in _CSV_ERRORS.items() if message.startswith(start)), message)
+                raise OncelogError(f"line {line}: {message}") from error
             if cells is None:
                 return
             if cells:
                 yield line, cells
 
-
-def _explain_csv_error(message: str) -> str:
-    return next((text for prefix, text in _CSV_ERRORS.items() if message.startswith(prefix)), message)
-
-
-class _LineReader:
-    """Counts and decodes the lines of a file in UTF-8. A line that is too long is not read into memory."""
-
-    def __init__(self, file: BufferedReader) -> None:
-        self._file = file
-        self.number = 0
-        self.bytes = 0
-
-    def __iter__(self) -> "_LineReader":
-        return self
-
-    def __next__(self) -> str:
-        line = self._file.readline(LINE_BYTES_MAX + 1)
-        if not line:
-            raise StopIteration
-        self.number += 1
-        self.bytes += len(line)
-        if len(line) > LINE_BYTES_MAX:
-            raise OncelogError(f"line {self.number}: is longer than {LINE_BYTES_MAX} bytes")
-        if self.number == 1:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise OncelogError(f"line {self.number}: is not UTF-8, at byte {error.start + 1}") from None
+    def _iterate_lines(self) -> Iterator[str]:
+        """Yield the lines of the file, from UTF-8. A line that is too long is not read into memory."""
+        self._file.seek(0)
+        read_line = partial(self._file.readline, LINE_BYTES_MAX + 1)
+        for number, line in enumerate(iter(read_line, b""), start=1):
+            if len(line) > LINE_BYTES_MAX:
+                raise OncelogError(f"line {number}: is longer than {LINE_BYTES_MAX} bytes")
+            try:
+                text = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode()
+            except UnicodeDecodeError as error:
+                raise OncelogError(f"line {number}: is not UTF-8, at byte {error.start + 1}") from None
+            yield text
 
 
 class _CsvHeader:
@@ -205,20 +196,20 @@ class _CsvHeader:
 
     def __init__(self, cells: Sequence[str], csv_format: CsvFormat) -> None:
         self._format = csv_format
-        self._guesses: dict[int, TypeGuess] = {}
         if not cells:
             raise OncelogError("line 1: must have the names of the columns")
         _check_columns("--row-id", [csv_format.row_id], cells)
         _check_columns("--rename", csv_format.renames, cells)
         self.row_id = cells.index(csv_format.row_id)
-        self.names = [csv_format.renames.get(cell, cell) for cell in cells]
+        self._names = [csv_format.renames.get(cell, cell) for cell in cells]
         self._check_names(cells)
-        self.value_names = [name for place, name in enumerate(self.names) if place != self.row_id]
-        _check_columns("--types", csv_format.types, self.value_names)
+        self.places = {name: place for place, name in enumerate(self._names) if place != self.row_id}
+        """Places of the columns with values."""
+        _check_columns("--types", csv_format.types, [*self.places])
 
     def _check_names(self, cells: Sequence[str]) -> None:
         seen: set[str] = set()
-        for place, name in enumerate(self.names):
+        for place, name in enumerate(self._names):
             if place != self.row_id and not is_identifier(name):
                 raise OncelogError(
                     f"line 1: {name!r} cannot be the name of a column: a name has letters, digits and _, does not "
@@ -228,13 +219,13 @@ class _CsvHeader:
             if name in seen:
                 raise OncelogError(f"line 1: two columns are called {name!r}")
             seen.add(name)
-        if len(self.names) - 1 > ROW_COLUMNS_MAX:
-            raise OncelogError(f"line 1: a row has at most {ROW_COLUMNS_MAX} columns, not {len(self.names) - 1}")
+        if len(self._names) - 1 > ROW_COLUMNS_MAX:
+            raise OncelogError(f"line 1: a row has at most {ROW_COLUMNS_MAX} columns, not {len(self._names) - 1}")
 
     def check_cells(self, cells: Sequence[str]) -> None:
         """Check the number of fields and the row id. Raises ValueError."""
-        if len(cells) != len(self.names):
-            raise ValueError(f"has {len(cells)} fields, and line 1 has {len(self.names)}")
+        if len(cells) != len(self._names):
+            raise ValueError(f"has {len(cells)} fields, and line 1 has {len(self._names)}")
         text = cells[self.row_id]
         if not text:
             raise ValueError(f"{self._format.row_id}: the row has no id")
@@ -243,39 +234,21 @@ class _CsvHeader:
                 f"{self._format.row_id}: an id has at most {ROW_ID_CHARACTERS_MAX} characters and no U+0000"
             )
 
-    def build_cell_check(self, place: int) -> Callable[[str], object]:
-        """Return the function that checks the cells of a column and raises ValueError."""
-        if place == self.row_id:
-            return len
-        name = self.names[place]
-        if self._format.infers and name not in self._format.types:
-            guess = self._guesses[place] = TypeGuess()
-            return guess.observe
-        return _with_column_name(name, get_encoder(self._get_type(name)))
+    def infers_type(self, name: str) -> bool:
+        """Return whether the type of a column follows from its cells."""
+        return self._format.infers and name not in self._format.types
 
-    def list_types(self) -> dict[str, str]:
-        """Return the types of all columns, including the ones found in the file."""
-        found = {self.names[place]: guess.choose_type() for place, guess in self._guesses.items()}
-        return {name: self._get_type(name, found) for name in self.value_names}
-
-    def _get_type(self, name: str, found: Mapping[str, str] = {}) -> str:
-        type_name = found.get(name) or self._format.types.get(name, TEXT)
-        is_nullable = self._format.empty_null or type_name.endswith(NULLABLE_SUFFIX)
-        return type_name.removesuffix(NULLABLE_SUFFIX) + (NULLABLE_SUFFIX if is_nullable else "")
-
-    def build_columns(self, types: Mapping[str, str]) -> list[tuple[bytes, CellEncoder, int]]:
-        """Return prefix, encoder and place of each column of a delta, in the order of `extract`."""
-        return [
-            (
-                b'{"column":"%b","value":' % name.encode(),
-                _with_column_name(name, get_encoder(types[name])),
-                self.names.index(name),
-            )
-            for name in sorted(self.value_names)
-        ]
+    def choose_type(self, name: str, guess: TypeGuess | None = None) -> str:
+        """Return the type of a column: the guessed one, or that of the options."""
+        chosen = self._format.types.get(name, TEXT) if guess is None else guess.choose_type()
+        is_nullable = self._format.empty_null or chosen.endswith(NULLABLE_SUFFIX)
+        return chosen.removesuffix(NULLABLE_SUFFIX) + (NULLABLE_SUFFIX if is_nullable else "")
 
 
-def _with_column_name(name: str, encoder: CellEncoder) -> CellEncoder:
+def _build_encoder(name: str, type_name: str) -> CellEncoder:
+    """Return the encoder of the cells of a column. Its errors name the column."""
+    encoder = get_encoder(type_name)
+
     def encode_cell(text: str) -> bytes:
         try:
             return encoder(text)

@@ -1,8 +1,9 @@
 """Requests of the commands to a gateway. Each request is repeated until it is answered."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -11,7 +12,7 @@ from msgspec import Raw, Struct
 from oncelog.cli.line_input import InputItem
 from oncelog.cli.remote import Remote, Retrier, check_text, translate_decode_errors
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
-from oncelog.client.deltas.transport import DeltasTransport, LiveStream
+from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import DeltasLimits
 from oncelog.client.runtime.values import LIMIT_MAX
 from oncelog.core.deltas import encode_push, find_gateway_fault
@@ -48,10 +49,7 @@ class _PushResults(Struct, frozen=True):
     results: list[Raw]
 
 
-_RESULT_DECODER: Final = msgspec.json.Decoder(PushResult)
-
-
-class Gateway:
+class Gateway(AbstractAsyncContextManager["Gateway"]):
     """A gateway of a server. `async with` opens and closes its connections."""
 
     def __init__(self, name: str, timeout_s: float, remote: Remote) -> None:
@@ -61,43 +59,34 @@ class Gateway:
         if fault is not None:
             raise OncelogError(f"GATEWAY {fault}")
         self.name = name
-        self._transport = DeltasTransport(remote.url, name, token=remote.token, limits=_LIMITS, headers=None, tls=None)
-        self._retrier = Retrier(remote, timeout_s)
-
-    async def __aenter__(self) -> "Gateway":
-        return self
+        self.transport = DeltasTransport(remote.url, name, token=remote.token, limits=_LIMITS, headers=None, tls=None)
+        self.retrier = Retrier(remote, timeout_s)
 
     async def __aexit__(self, *_: object) -> None:
-        await self._transport.close()
+        await self.transport.close()
 
-    @property
-    def has_retried(self) -> bool:
-        """Whether a request was sent again, so that an earlier attempt may have succeeded."""
-        return self._retrier.has_retried
+    async def request(self, kind: type[T], path: str, body: bytes | None = None, **parameters: Any) -> T:
+        """Return the answer: to a POST request if there is a body, otherwise to a GET request.
 
-    async def get(self, kind: type[T], path: str, **parameters: str | int | None) -> T:
-        """Return the answer to a GET request. Raises GaveUpError or GatewayRefusedError."""
+        Raises GaveUpError or GatewayRefusedError.
+        """
         query = {name: str(value) for name, value in parameters.items() if value is not None}
-        return self._decode(await self._retrier.run(lambda: self._transport.request(path, query, bytes)), kind)
-
-    async def post(self, kind: type[T], path: str, body: bytes) -> T:
-        """Return the answer to a POST request. Raises the errors of `get`."""
-        return self._decode(await self._retrier.run(lambda: self._transport.request(path, {}, bytes, body)), kind)
+        return await self.retrier.run(lambda: self._send(kind, path, query, body))
 
     async def push(self, items: Sequence[PushItem], *, can_divide: bool = False) -> list[tuple[Raw, PushResult]]:
         """Push deltas until they are answered. Return the results as they arrived, and decoded.
 
-        Raises the errors of `get`; with `can_divide` PushTooLargeError for a push that exceeds the limits of the
+        Raises the errors of `request`; with `can_divide` PushTooLargeError for a push that exceeds the limits of the
         server.
         """
         body, loop = encode_push([item.body for item in items]), asyncio.get_running_loop()
         limited_s: float | None = None
 
-        async def push_once() -> bytes:
+        async def push_once() -> _PushResults:
             nonlocal limited_s
             sent_s = loop.time()
             try:
-                return await self._transport.request("push", {}, bytes, body)
+                return await self._send(_PushResults, "push", {}, body)
             except GatewayRefusedError as error:
                 is_too_much = error.code == TOO_LARGE
                 if error.code == RATE_LIMITED:
@@ -109,16 +98,13 @@ class Gateway:
                     raise PushTooLargeError(str(error)) from error
                 raise
 
-        raws = self._decode(await self._retrier.run(push_once), _PushResults).results
+        raws = (await self.retrier.run(push_once)).results
         if len(raws) != len(items):
             raise OncelogError(f"{self.remote.url} answered {len(items)} deltas with {len(raws)} results")
         with translate_decode_errors(self.remote):
-            return [(raw, _RESULT_DECODER.decode(raw)) for raw in raws]
+            return [(raw, msgspec.json.decode(raw, type=PushResult)) for raw in raws]
 
-    async def follow(self, since: int, epoch: str) -> LiveStream:
-        """Connect to the deltas after a cursor as the gateway commits them. Raises the errors of the transport."""
-        return await self._transport.follow(since, epoch)
-
-    def _decode(self, answer: bytes, kind: type[T]) -> T:
+    async def _send(self, kind: type[T], path: str, query: Mapping[str, str], body: bytes | None) -> T:
+        answer = await self.transport.request(path, query, bytes, body)
         with translate_decode_errors(self.remote):
             return msgspec.json.decode(answer, type=kind)

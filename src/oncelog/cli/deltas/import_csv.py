@@ -4,19 +4,19 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
+import msgspec
 import typer
+from msgspec import Struct
 
-from oncelog.cli.deltas import import_state
 from oncelog.cli.deltas.column_types import get_encoder
 from oncelog.cli.deltas.csv_file import CsvContent, CsvFile, CsvFormat, WrongLinesError
 from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, PushTooLargeError, Timeout, find_refused_item
-from oncelog.cli.deltas.import_state import ImportState, Target
 from oncelog.cli.deltas.rows import Table
-from oncelog.cli.files import open_file
+from oncelog.cli.files import open_file, write_new_file
 from oncelog.cli.line_input import split_batches
-from oncelog.cli.remote import Remote, check_text, describe_interruption, uses_server
+from oncelog.cli.remote import Remote, check_text, describe_progress, uses_server
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
@@ -35,6 +35,9 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import OncelogError
 from oncelog.storage.clock import SystemClock
 from oncelog.storage.verify.findings import StepProgress
+
+STATE_SUFFIX: Final = ".oncelog-import"
+STATE_BYTES_MAX: Final = 1024 * 1024
 
 
 @uses_server
@@ -94,7 +97,7 @@ def import_(  # noqa: PLR0913 - each one is an option
     )
     client = Gateway(gateway, timeout, remote)
     check_identifier(table, "TABLE")
-    target = Target(client.remote.url, gateway, table, _check_client_id(client_id))
+    target = _Target(client.remote.url, gateway, table, _check_client_id(client_id))
     start = None if at is None else _parse_start(at)
     with open_file(file) as opened:
         csv = CsvFile(file, opened, shape)
@@ -183,18 +186,82 @@ def _check_file(csv: CsvFile) -> CsvContent:
         raise OncelogError(f"{csv.path}: {escape_unprintable(str(error))}; nothing was sent") from error
 
 
+# --- state ------------------------------------------------------------------------------------------------
+# The id of a delta depends on its clock, and the clock of an import is the time of its start. If a crash lost it, the
+# next run would create other ids and write all rows again. So the state is on the disk before the first request, in a
+# file next to the CSV file, and is removed when all rows are answered.
+
+
+class _Target(Struct, frozen=True):
+    """Where the rows go, and their client."""
+
+    url: str
+    gateway: str
+    table: str
+    client_id: str
+
+
+class _ImportState(Struct, frozen=True):
+    """An import that was started."""
+
+    target: _Target
+    shape: CsvFormat
+    content: CsvContent
+    hlc: int
+    """Clock of the first row."""
+    version: Literal[1] = 1
+
+
+def _load_state(path: Path) -> _ImportState | None:
+    """Return the state of an interrupted import; None without one. Raises OncelogError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(STATE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(text, type=_ImportState)
+    except msgspec.MsgspecError:
+        message = f"{path} is not the state of an import of this version; move it away if you do not need it"
+        raise OncelogError(message) from None
+
+
+def _save_state(path: Path, state: _ImportState) -> bool:
+    """Save a new state. Return False if another import has just saved one. Raises OncelogError."""
+    try:
+        return write_new_file(path, [msgspec.json.encode(state)])
+    except OncelogError as error:
+        raise OncelogError(f"{error}; with --at TIME it is not needed") from error
+
+
+def _check_same(path: Path, state: _ImportState, target: _Target, shape: CsvFormat, csv: CsvFile) -> None:
+    """Raise OncelogError if a stored import differs from this one: the ids would not fit the rows."""
+    differing = [name for name in target.__struct_fields__ if getattr(target, name) != getattr(state.target, name)]
+    differing += [name for name in shape.__struct_fields__ if getattr(shape, name) != getattr(state.shape, name)]
+    if (csv.size, csv.compute_hash()) != (state.content.bytes, state.content.sha256):
+        differing.append("content of the CSV file")
+    if differing:
+        names = ", ".join(name.replace("_", " ") for name in differing)
+        raise OncelogError(
+            f"{path} is the state of an interrupted import, from which this one differs in: {names}. Finish that "
+            "import, or remove the file to start a new one, which writes all rows again"
+        )
+
+
 # --- import -----------------------------------------------------------------------------------------------
 
 
 class _Import:
-    def __init__(self, csv: CsvFile, gateway: Gateway, target: Target, shape: CsvFormat, batch: int) -> None:
+    def __init__(self, csv: CsvFile, gateway: Gateway, target: _Target, shape: CsvFormat, batch: int) -> None:
         self._csv = csv
         self._gateway = gateway
         self._target = target
         self._shape = shape
         self._batch = batch
         self._state_path: Path | None = None
-        self._state: ImportState
+        self._state: _ImportState
         self._is_resumed = False
         self._started_s = 0.0
         self._committed = 0
@@ -207,23 +274,23 @@ class _Import:
     def begin(self, start: int | None) -> None:
         """Choose the clock of the first row: the one of --at, of an interrupted import, or the current time."""
         if start is not None:
-            self._state = ImportState(self._target, self._shape, _check_file(self._csv), start)
+            self._state = _ImportState(self._target, self._shape, _check_file(self._csv), start)
             return
-        self._state_path = path = Path(self._csv.path + import_state.SUFFIX)
-        saved_state = import_state.load(path)
+        self._state_path = path = Path(self._csv.path + STATE_SUFFIX)
+        saved_state = _load_state(path)
         if saved_state is None:
             # The state on the disk decides. If two imports start at a time, one of them continues with the state of the
             # other.
             content = _check_file(self._csv)
-            self._state = ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
-            if import_state.save(path, self._state):
+            self._state = _ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
+            if _save_state(path, self._state):
                 return
-            saved_state = import_state.load(path)
+            saved_state = _load_state(path)
             if saved_state is None:
                 raise OncelogError(
                     f"another import of {self._csv.path} has just ended, and nothing was sent; run the command again"
                 )
-        import_state.check_same(path, saved_state, self._target, self._shape, self._csv)
+        _check_same(path, saved_state, self._target, self._shape, self._csv)
         self._state, self._is_resumed = saved_state, True
         print_message(
             f"continuing the import that was started at {_format_hlc_time(saved_state.hlc)}: "
@@ -237,7 +304,7 @@ class _Import:
         total = state.content.rows
         items = self._csv.iterate_deltas(state.content.types, state.target.client_id, state.target.table, state.hlc)
         try:
-            with describe_interruption(self._describe_interruption), ProgressMeter() as meter:
+            with describe_progress(self._describe_interruption), ProgressMeter() as meter:
                 async with self._gateway:
                     for batch in split_batches(items, self._batch):
                         self._csv.check_unchanged()
@@ -284,7 +351,7 @@ class _Import:
         """
         if self._state_path is None:
             return ""
-        if not self._rows_done and not self._is_resumed and (has_row_index or not self._gateway.has_retried):
+        if not self._rows_done and not self._is_resumed and (has_row_index or not self._gateway.retrier.has_retried):
             self._remove_state()
             return ""
         return f"; to change the file, remove {self._state_path} and import all rows again"

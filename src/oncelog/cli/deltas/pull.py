@@ -47,50 +47,41 @@ def pull(  # noqa: PLR0913 - each one is an option
     printer = CursorPrinter(
         source.remote, since, limit, number_name="sequence", as_json=as_json, format_line=_format_line
     )
-    pulling = _PullCommand(source, epoch or "", printer)
-    asyncio.run(_run_pull(pulling, follow))
-
-
-async def _run_pull(puller: "_PullCommand", follow: bool) -> None:
-    async with puller.gateway:
-        await run_while_output_open(puller.follow() if follow else puller.print_pages())
+    asyncio.run(_PullCommand(source, epoch or "", printer).run(follow=follow))
 
 
 class _PullCommand:
     """Pulls the deltas of a gateway, or follows them and reconnects."""
 
     def __init__(self, gateway: Gateway, epoch: str, printer: CursorPrinter) -> None:
-        self.gateway = gateway
+        self._gateway = gateway
         self._epoch = epoch
         self._printer = printer
         self._retrier = Retrier(gateway.remote)
 
-    async def print_pages(self) -> None:
-        """Print all stored deltas."""
-        printer, has_more = self._printer, True
-        while has_more and printer.remaining != 0:
-            size = printer.compute_page_size(PAGE_DELTAS)
+    async def run(self, *, follow: bool) -> None:
+        """Print the stored deltas, and with `follow` new ones. Raises OncelogError if a retry would not help."""
+        async with self._gateway:
             try:
-                page = await self.gateway.get(
-                    DeltaPage[Raw], "pull", since=printer.cursor, limit=size, epoch=self._epoch or None
+                await run_while_output_open(
+                    self._retrier.run(self._follow_connection) if follow else self._print_pages()
                 )
             except GatewayRefusedError as error:
-                raise self._explain(error) from error
+                raise (self._report_compacted() if error.is_compacted else self._printer.explain(error)) from error
+
+    async def _print_pages(self) -> None:
+        printer, has_more = self._printer, True
+        while has_more and printer.remaining != 0:
+            size, epoch = printer.compute_page_size(PAGE_DELTAS), self._epoch or None
+            page = await self._gateway.request(DeltaPage[Raw], "pull", since=printer.cursor, limit=size, epoch=epoch)
             if page.is_compacted:
                 raise self._report_compacted()
             printer.print(page.deltas)
             printer.advance(page.cursor)
             self._epoch, has_more = page.epoch, page.has_more
 
-    async def follow(self) -> None:
-        """Print the deltas after the cursor, then new ones. Raises OncelogError if a reconnection would not help."""
-        try:
-            await self._retrier.run(self._follow_connection)
-        except GatewayRefusedError as error:
-            raise self._explain(error) from error
-
     async def _follow_connection(self) -> None:
-        live = await self.gateway.follow(self._printer.cursor or 0, self._epoch)
+        live = await self._gateway.transport.follow(self._printer.cursor or 0, self._epoch)
         try:
             self._retrier.mark_connected(f"connected again; continuing after {self._printer.cursor}")
             self._epoch = live.epoch
@@ -105,14 +96,9 @@ class _PullCommand:
     def _report_compacted(self) -> Exception:
         print_message(
             f"the deltas after {self._printer.cursor} were compacted, and only the rows contain them: read these with "
-            f"`oncelog deltas snapshot {self.gateway.name}`, which prints the sequence from which to pull"
+            f"`oncelog deltas snapshot {self._gateway.name}`, which prints the sequence from which to pull"
         )
         return typer.Exit(EXIT_FOUND_NOTHING)
-
-    def _explain(self, error: GatewayRefusedError) -> Exception:
-        if error.is_compacted:
-            return self._report_compacted()
-        return self._printer.explain(error)
 
 
 # --- lines ------------------------------------------------------------------------------------------------

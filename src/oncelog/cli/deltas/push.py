@@ -15,7 +15,7 @@ from msgspec import Raw
 from oncelog.cli.deltas.gateway import Gateway, Name, PushItem, Timeout, find_refused_item
 from oncelog.cli.files import STANDARD_INPUT, open_input, write_new_file
 from oncelog.cli.line_input import LINE_BYTES_MAX, read_batches, split_batches
-from oncelog.cli.remote import Remote, check_text, report_unknown_outcome, uses_server
+from oncelog.cli.remote import GaveUpError, Remote, check_text, report_early_end, uses_server
 from oncelog.cli.terminal import (
     EXIT_FOUND_NOTHING,
     AsJson,
@@ -76,7 +76,7 @@ def push(  # noqa: PLR0913 - each one is an option
     gateway_client = Gateway(gateway, timeout, remote)
     parser = _DeltaParser(None if client_id is None else check_text(client_id, "--client-id"))
     with open_input(file, "delta") as source:
-        batches = _iterate_batches(parser, source.fileno(), batch)
+        batches = read_batches(source.fileno(), parser.parse, batch, parser.finish)
         if stamped is not None:
             batches = _save_batches(batches, stamped, batch)
         asyncio.run(_push_all(gateway_client, batches, as_json))
@@ -166,13 +166,6 @@ class _DeltaParser:
         return str(reading)
 
 
-async def _iterate_batches(parser: _DeltaParser, descriptor: int, items_max: int) -> AsyncIterator[list[PushItem]]:
-    async for batch in read_batches(descriptor, parser.parse, items_max):
-        yield batch
-    for batch in split_batches(parser.finish(), items_max):
-        yield batch
-
-
 async def _save_batches(
     batches: AsyncIterator[list[PushItem]], stamped: Path, items_max: int
 ) -> AsyncIterator[list[PushItem]]:
@@ -194,7 +187,7 @@ async def _push_all(gateway: Gateway, batches: AsyncIterator[list[PushItem]], as
     async with gateway, aclosing(batches):  # type: ignore[type-var]
         async for items in batches:
             try:
-                with report_unknown_outcome(partial(_report_unknown, items)):
+                with report_early_end(partial(_report_unknown, items)):
                     results = await gateway.push(items)
             except GatewayRefusedError as error:
                 raise _report_refusal(error, items) from error
@@ -217,8 +210,10 @@ def _report_refusal(error: GatewayRefusedError, items: Sequence[PushItem]) -> Ex
     return typer.Exit(EXIT_FOUND_NOTHING)
 
 
-def _report_unknown(items: Sequence[PushItem]) -> None:
+def _report_unknown(items: Sequence[PushItem], error: GaveUpError | None) -> None:
     """Print the deltas without an answer. A later retry needs their ids, which this command may have created."""
+    if error is not None:
+        print_message(str(error))
     print_message(
         f"the outcome is unknown from {items[0].location} to {items[-1].location}; push these deltas again unchanged"
     )

@@ -3,12 +3,11 @@
 import asyncio
 import csv
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from enum import StrEnum
 from itertools import chain
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -16,8 +15,8 @@ import typer
 from msgspec import Raw, Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
-from oncelog.cli.remote import Remote, check_text, translate_decode_errors, uses_server
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, escape_unprintable, print_message
+from oncelog.cli.remote import Remote, check_text, encode_raw_line, translate_decode_errors, uses_server
+from oncelog.cli.terminal import EXIT_FOUND_NOTHING, encode_json_line, escape_unprintable, print_message, write_lines
 from oncelog.client.deltas.codec import GatewayRefusedError
 from oncelog.errors import OncelogError
 
@@ -30,12 +29,8 @@ ROW_ID: Final = "rowId"
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]
 
 
-class Format(StrEnum):
-    """Output formats of rows."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
+Format = Literal["table", "json", "csv"]
+"""Output formats of rows."""
 
 
 @uses_server
@@ -65,7 +60,7 @@ def rows(
       oncelog deltas rows shop products --format csv > products.csv
     """
     gateway_client = Gateway(gateway, timeout, remote)
-    chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
+    chosen: Format = format or ("table" if sys.stdout.isatty() else "json")
     row_id = None if row is None else check_text(row, "--row")
     count = asyncio.run(_run_rows(gateway_client, check_text(table, "TABLE"), row_id, chosen))
     if row is not None and not count:
@@ -89,28 +84,22 @@ _ROW_DECODER: Final = msgspec.json.Decoder(_RowJson)
 async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_format: Format) -> int:
     count = 0
     async with gateway, aclosing(_iterate_pages(gateway, table, row_id)) as pages:  # type: ignore[type-var]
-        if output_format is not Format.JSON:
+        if output_format != "json":
             return await _print_in_columns(gateway, pages, output_format)
         async for page in pages:
-            _write_lines(page)
+            write_lines(map(encode_raw_line, page))
             count += len(page)
     return count
 
 
 async def _iterate_pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
-    parameters: dict[str, str | int] = {"limit": PAGE_ROWS} if row_id is None else {"rowId": row_id}
+    parameters: dict[str, Any] = {"limit": PAGE_ROWS} if row_id is None else {"rowId": row_id}
     while True:
-        page = await gateway.get(_RowPage, f"rows/{quote(table, safe='')}", **parameters)
+        page = await gateway.request(_RowPage, f"rows/{quote(table, safe='')}", **parameters)
         yield page.rows
         if not page.next:
             return
         parameters["after"] = page.next
-
-
-def _write_lines(items: Iterable[Raw]) -> None:
-    """Write items of JSON, one a line."""
-    sys.stdout.buffer.writelines(bytes(item) + b"\n" for item in items)
-    sys.stdout.buffer.flush()
 
 
 # --- in columns -------------------------------------------------------------------------------------------
@@ -126,15 +115,16 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], o
             for raw in page:
                 with translate_decode_errors(gateway.remote):
                     row = _ROW_DECODER.decode(raw)
-                spool.write(bytes(raw) + b"\n")
+                spool.write(encode_raw_line(raw))
                 id_width = max(id_width, len(_format_cell(row.row_id)))
                 for name, value in row.columns.items():
                     widths[name] = max(widths.get(name, len(name)), len(_format_cell(_format_value(value))))
             count += len(page)
         spool.seek(0)
         names = list(widths)
-        texts = (_format_row(_ROW_DECODER.decode(line), names) for line in spool)
-        if output_format is Format.CSV:
+        stored = map(_ROW_DECODER.decode, spool)
+        texts = ([row.row_id, *(_format_value(row.columns.get(name)) for name in names)] for row in stored)
+        if output_format == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow([ROW_ID, *names])
             writer.writerows(texts)
@@ -147,12 +137,8 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], o
     return count
 
 
-def _format_row(row: _RowJson, names: Sequence[str]) -> list[str]:
-    """Return the texts of the columns. Missing and null values are empty."""
-    return [row.row_id, *(_format_value(row.columns.get(name)) for name in names)]
-
-
 def _format_value(value: Any) -> str:
+    """Return the text of a column. A missing or null value is empty."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -195,7 +181,7 @@ async def _run_snapshot(gateway: Gateway) -> None:
     async with gateway:
         while True:
             try:
-                page = await gateway.get(_SnapshotPage, "snapshot", limit=PAGE_ROWS, page=following or None)
+                page = await gateway.request(_SnapshotPage, "snapshot", limit=PAGE_ROWS, page=following or None)
             except GatewayRefusedError as error:
                 if not error.is_compacted:
                     raise
@@ -205,9 +191,9 @@ async def _run_snapshot(gateway: Gateway) -> None:
                 raise OncelogError(
                     "the log has another history now, in the middle of the snapshot: run the same command again"
                 )
-            _write_lines(page.rows)
+            write_lines(map(encode_raw_line, page.rows))
             following, epoch = page.next, page.epoch
             if not following:
                 break
-    _write_lines([Raw(msgspec.json.encode({"cursor": page.cursor, "epoch": epoch}))])
+    write_lines([encode_json_line({"cursor": page.cursor, "epoch": epoch})])
     print_message(f"continue with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")
