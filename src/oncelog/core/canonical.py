@@ -56,9 +56,7 @@ _COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"
 """The only other characters that decompose to combining marks. A test checks all other characters."""
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
 _TOO_LARGE: Final = f"beyond the largest double, 1.7976931348623157e+308{SEND_AS_STRING}"
-_INFINITE: Final = f"infinite, or {_TOO_LARGE}"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
-_TOO_DEEP_FOR_STACK: Final = f"{_TOO_DEEP}, or than the caller's own stack leaves room for"
 _FAST_FLOAT_MIN: Final = 1e-4
 _FAST_SMALL_FLOAT_MAX: Final = 1e-6
 """Below this value both encoders write an exponent. From here to `_FAST_FLOAT_MIN` only the native encoder does."""
@@ -179,7 +177,7 @@ def _decode_json(text: bytes | str, reader: "_ParseHooks") -> JsonValue:
     except json.JSONDecodeError as error:
         raise CanonicalError("$", f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
-        raise CanonicalError("$", _TOO_DEEP_FOR_STACK) from error
+        raise CanonicalError("$", f"{_TOO_DEEP}, or than the caller's own stack leaves room for") from error
 
 
 def format_path(steps: Iterable[str | int]) -> str:
@@ -221,11 +219,11 @@ def _may_have_long_run(text: str) -> bool:
 def _sort_long_runs(text: str) -> str:
     """Decompose and sort long runs of combining marks."""
     long_run, decompositions = _compile_mark_tables()
-    return long_run.sub(lambda run: _sort_marks(run[0].translate(decompositions)), text)
 
+    def sort_marks(run: re.Match[str]) -> str:
+        return "".join(sorted(run[0].translate(decompositions), key=unicodedata.combining))
 
-def _sort_marks(marks: str) -> str:
-    return "".join(sorted(marks, key=unicodedata.combining))
+    return long_run.sub(sort_marks, text)
 
 
 @cache
@@ -353,21 +351,24 @@ _Entry = tuple[str | int, str, JsonValue]
 """A member or an element: its step in the path, the text before it, its value."""
 
 
+class UnreadableValue(Exception):  # noqa: N818 - also a value
+    """A value without a canonical form. `_encode` catches it and adds the path.
+
+    In a parsed text it is the placeholder for an unreadable part, until the walk through the text finds its path.
+    """
+
+    def __init__(self, reason: str, *steps: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.steps = steps
+
+
 class _Form(NamedTuple):
     """Functions that differ between the canonical forms."""
 
     scalar: Callable[[JsonValue], str]
     members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]
     levels_max: float = DEPTH_LEVELS_MAX
-
-
-class _EncodingError(Exception):
-    """A value without a canonical form. `_encode` catches it and adds the path."""
-
-    def __init__(self, reason: str, *steps: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.steps = steps
 
 
 def _encode(value: JsonValue, form: _Form) -> bytes:
@@ -391,21 +392,17 @@ def _encode(value: JsonValue, form: _Form) -> bytes:
                 written.append(form.scalar(item))
                 continue
             if len(stack) > form.levels_max:
-                raise _EncodingError(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
+                raise UnreadableValue(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
             if kind is dict:
                 written.append("{")
                 stack.append(("}", form.members(item)))
             else:
                 written.append("[")
-                stack.append(("]", _encode_elements(item)))
+                stack.append(("]", ((index, "," if index else "", element) for index, element in enumerate(item))))
             steps.append("")
-    except _EncodingError as refusal:
+    except UnreadableValue as refusal:
         raise CanonicalError(format_path([*steps[1:], *refusal.steps]), refusal.reason) from None
     return "".join(written).encode()
-
-
-def _encode_elements(items: list[JsonValue]) -> Iterator[_Entry]:
-    return ((index, "," if index else "", item) for index, item in enumerate(items))
 
 
 def _encode_members(members: list[tuple[str, JsonValue]]) -> Iterator[_Entry]:
@@ -426,7 +423,7 @@ def _encode_args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
         _check_key(key)
         normal = nfc(key)
         if normal in members:
-            raise _EncodingError("two keys become one in Unicode normal form C", key)
+            raise UnreadableValue("two keys become one in Unicode normal form C", key)
         members[normal] = item
     return _encode_members([(key, members[key]) for key in sorted(members) if members[key] is not None])
 
@@ -448,10 +445,10 @@ def _encode_args_scalar(value: JsonValue) -> str:
         return encode_basestring(nfc(_check_text(value)))
     if kind is int:
         if not ARGS_INTEGER_MIN <= value <= ARGS_INTEGER_MAX:
-            raise _EncodingError(f"integer beyond 64 bits signed{SEND_AS_STRING}")
+            raise UnreadableValue(f"integer beyond 64 bits signed{SEND_AS_STRING}")
         return str(value)
     if kind is float:
-        raise _EncodingError("floats are refused in run arguments; send an integer or a string")
+        raise UnreadableValue("floats are refused in run arguments; send an integer or a string")
     return _encode_other_scalar(value)
 
 
@@ -463,25 +460,25 @@ def _encode_other_scalar(value: JsonValue) -> str:
     if value is None:
         return "null"
     _check_readable(value)
-    raise _EncodingError(f"JSON has no form for {type(value).__name__}")
+    raise UnreadableValue(f"JSON has no form for {type(value).__name__}")
 
 
 def _check_readable(value: JsonValue) -> str:
     if type(value) is UnreadableValue:
-        raise _EncodingError(value.reason, *value.steps)
+        raise value
     return ""
 
 
 def _check_key(key: object) -> None:
     if type(key) is not str:
-        raise _EncodingError(f"a key must be a string, not {type(key).__name__}")
+        raise UnreadableValue(f"a key must be a string, not {type(key).__name__}")
     if not is_unicode(key):
-        raise _EncodingError("lone surrogate in a key", key)
+        raise UnreadableValue("lone surrogate in a key", key)
 
 
 def _check_text(text: str) -> str:
     if not is_unicode(text):
-        raise _EncodingError("lone surrogate in a string")
+        raise UnreadableValue("lone surrogate in a string")
     return text
 
 
@@ -491,17 +488,17 @@ def _format_integer(value: int) -> str:
     try:
         nearest = float(value)
     except OverflowError:
-        raise _EncodingError(f"integer {_TOO_LARGE}") from None
+        raise UnreadableValue(f"integer {_TOO_LARGE}") from None
     text = _format_number(nearest)
     if int(Decimal(text)) != value:
-        raise _EncodingError(f"integer that would become {text} as a double{SEND_AS_STRING}")
+        raise UnreadableValue(f"integer that would become {text} as a double{SEND_AS_STRING}")
     return text
 
 
 def _format_number(value: float) -> str:
     """Return Number::toString of ECMAScript, from the shortest digits that read back as the value."""
     if not isfinite(value):
-        raise _EncodingError(_NOT_FINITE if isnan(value) else _INFINITE)
+        raise UnreadableValue(_NOT_FINITE if isnan(value) else f"infinite, or {_TOO_LARGE}")
     if value.is_integer() and abs(value) <= INTEGER_MAX:
         return str(int(value))
     negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
@@ -530,14 +527,6 @@ _READABLE: Final = _Form(_check_readable, lambda members: _encode_members([*memb
 
 
 # --- decoding of text --------------------------------------------------------------------------------
-
-
-class UnreadableValue:
-    """Placeholder for an unreadable part of a parsed text, until the walk through the text finds its path."""
-
-    def __init__(self, reason: str, *steps: str) -> None:
-        self.reason = reason
-        self.steps = steps
 
 
 class _ParseHooks:

@@ -8,13 +8,12 @@ import orjson
 
 from oncelog.core.identity import frame
 from oncelog.core.policy import CHAT
-from oncelog.core.values import Rate, Submission
+from oncelog.core.values import Rate, Submission, decode_place, encode_place
 
 CHAT_PREFIX: Final = "chat/"
 CHAT_ID_CHARACTERS_MAX: Final = 128
 CONTENT_TYPE_DEFAULT: Final = "text/plain"
 CONTENT_TYPE_CHARACTERS_MAX: Final = 128
-_POSITION_BITS: Final = 48
 _MESSAGE_ID: Final = re.compile("msg_[0-9a-f]{26}")
 
 
@@ -35,15 +34,14 @@ def is_message_key(key: bytes) -> bool:
 
 def format_message_id(lane: int, position: int) -> str:
     """Return the id of a message. It encodes the place of the record and is not stored."""
-    return f"msg_{lane << _POSITION_BITS | position:026x}"
+    return f"msg_{encode_place(lane, position):026x}"
 
 
 def parse_message_id(text: str) -> tuple[int, int] | None:
     """Return lane and position of a message by its id; None for an invalid id."""
     if _MESSAGE_ID.fullmatch(text) is None:
         return None
-    number = int(text.removeprefix("msg_"), 16)
-    return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)
+    return decode_place(int(text.removeprefix("msg_"), 16))
 
 
 def encode_message(content: str, content_type: str) -> bytes:

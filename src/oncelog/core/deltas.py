@@ -232,12 +232,8 @@ def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalE
 # --- encoding ----------------------------------------------------------------------------------------
 
 
-_ENCODED_OPS: Final = {op: op.value.encode() for op in Op}
-
-
-def encode_op(op: Op) -> bytes:
-    """Return the fingerprint of a delta with this op. Two deltas with the same id can only differ in the op."""
-    return _ENCODED_OPS[op]
+OP_FINGERPRINTS: Final = {op: op.value.encode() for op in Op}
+"""Fingerprints of deltas by their op. Two deltas with the same id can only differ in the op."""
 
 
 def encode_delta(delta: RowDelta) -> bytes:
@@ -260,7 +256,7 @@ def _to_json(delta: RowDelta) -> DeltaJson:
 
 
 def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
-    """Build a delta under the policy DELTAS. Its key is its id; its fingerprint is its op (`encode_op`).
+    """Build a delta under the policy DELTAS. Its key is its id; its fingerprint is its op (`OP_FINGERPRINTS`).
 
     Raises CanonicalError for a delta that the Deltas API refuses.
     """
@@ -276,7 +272,7 @@ def build_submission(
         policy=DELTAS,
         scope=scope,
         key=change.delta_id,
-        fingerprint=_ENCODED_OPS[change.op],
+        fingerprint=OP_FINGERPRINTS[change.op],
         body=body,
         actor=actor,
         client=change.client_id,

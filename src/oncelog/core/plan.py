@@ -71,8 +71,8 @@ from oncelog.core.values import (
 _EACH: Final = Mode.EACH  # constants because Python 3.11 is slow to look up an enum member
 _ALL: Final = Mode.ALL
 _ANY_REASON: Final = frozenset(Reason)
-_LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
-"""Refusals of the last check. The write itself is valid."""
+LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
+"""Refusals of the last check. The write itself is valid: a later retry may be accepted."""
 
 Validate = Callable[[Submission], str | None]
 """Check of new writes by the application: returns None or the fault. It must be pure and must not raise."""
@@ -136,7 +136,7 @@ def _decide_atomically(request: Request, first: int, state: BatchState, validate
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, first, state, validate)
     state.admission = None
-    undoing = _ANY_REASON if request.mode is _ALL else _LIMIT_REASONS
+    undoing = _ANY_REASON if request.mode is _ALL else LIMIT_REASONS
     refused = next(
         (index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused) and verdict.reason in undoing),
         None,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from oncelog.core.batch_state import BatchState
-from oncelog.core.deltas import decode_stored_delta, encode_op
+from oncelog.core.deltas import OP_FINGERPRINTS, decode_stored_delta
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import SetEntity
 from oncelog.core.policy import Policy
@@ -39,7 +39,7 @@ def rebuild_submission(record: Record, policy: Policy) -> Submission:
             return replace(submission, operations=operations if request_hash(operations) == record.fingerprint else ())
         if policy.rows:
             delta = decode_stored_delta(record.body)
-            is_own = delta.delta_id == record.key and encode_op(delta.op) == record.fingerprint
+            is_own = delta.delta_id == record.key and OP_FINGERPRINTS[delta.op] == record.fingerprint
             # The body of a delta that lost to a tombstone horizon is the DELETE at the horizon.
             if is_own or delta == build_horizon_delete(delta.hlc, delta.table, delta.row_id):
                 return replace(submission, delta=delta)

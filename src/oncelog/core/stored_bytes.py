@@ -29,7 +29,8 @@ GROWTH_FACTOR_MAX: Final = 4
 
 def record_bytes(names: int, partitions: tuple[str, ...], body: int) -> int:
     """Return the size of a record. `names` is the length of scope, client, key and actor in UTF-8."""
-    return RECORD_BYTES + body + NAME_COPIES * names + (_partition_bytes(partitions) if partitions else 0)
+    in_partitions = sum([PARTITION_BYTES + NAME_COPIES * utf8_bytes(name) for name in partitions])
+    return RECORD_BYTES + body + NAME_COPIES * names + in_partitions
 
 
 def submission_bytes(submission: Submission) -> int:
@@ -80,7 +81,3 @@ def member_bytes(identity: MemberIdentity) -> int:
 def utf8_bytes(text: str) -> int:
     """Return the length of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _partition_bytes(partitions: tuple[str, ...]) -> int:
-    return sum(PARTITION_BYTES + NAME_COPIES * utf8_bytes(name) for name in partitions)

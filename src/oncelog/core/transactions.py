@@ -5,7 +5,7 @@ their proof without the server. The JSON APIs use the same form.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -15,12 +15,11 @@ from oncelog.core.identity import check_length, request_hash, scope_of
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.policy import LEDGER, Policy
-from oncelog.core.values import Rate, Record, Submission
+from oncelog.core.values import Rate, Record, Submission, decode_place, encode_place
 from oncelog.errors import CanonicalError
 
 TX_ID_DIGITS: Final = 16
 SCOPE_PREFIX: Final = "ledger"
-_POSITION_BITS: Final = 48
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 
 
@@ -31,15 +30,14 @@ def ledger_scope(organization: str, vault: str = "") -> str:
 
 def format_tx_id(lane: int, position: int) -> str:
     """Return the id of a transaction: lane and position in hexadecimal."""
-    return f"{lane << _POSITION_BITS | position:0{TX_ID_DIGITS}x}"
+    return f"{encode_place(lane, position):0{TX_ID_DIGITS}x}"
 
 
 def parse_tx_id(tx_id: str) -> tuple[int, int] | None:
     """Return lane and position of a transaction; None for an invalid id."""
     if len(tx_id) != TX_ID_DIGITS or not _HEXADECIMAL.issuperset(tx_id):
         return None
-    place = int(tx_id, 16)
-    return place >> _POSITION_BITS, place & (1 << _POSITION_BITS) - 1
+    return decode_place(int(tx_id, 16))
 
 
 def transaction(  # noqa: PLR0913 - most arguments are named
@@ -182,21 +180,16 @@ def encode_operations(operations: Sequence[Operation]) -> bytes:
 
 
 def _operation_to_json(operation: Operation) -> OperationJson:
-    match operation:
-        case SetEntity(key, value, expires_at_ms, condition):
-            setting = SetEntityJson(
-                key,
-                value,
-                UNSET if expires_at_ms is None else _check_exact(expires_at_ms),
-                UNSET if condition is None else _condition_to_json(condition),
-            )
-            return OperationJson(set_entity=setting)
-        case DeleteEntity():
-            return OperationJson(delete_entity=operation)
-        case Relate():
-            return OperationJson(create_relationship=operation)
-        case Unrelate():
-            return OperationJson(delete_relationship=operation)
+    member: Any = operation
+    if isinstance(operation, SetEntity):
+        expires_at_ms, condition = operation.expires_at_ms, operation.condition
+        member = SetEntityJson(
+            operation.key,
+            operation.value,
+            UNSET if expires_at_ms is None else _check_exact(expires_at_ms),
+            UNSET if condition is None else _condition_to_json(condition),
+        )
+    return OperationJson(**{_KINDS[type(operation)]: member})
 
 
 def _condition_to_json(condition: Condition) -> ConditionJson:

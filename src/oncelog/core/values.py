@@ -237,9 +237,18 @@ class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
     """Hash of the act: several processes that notice the act record it once. Without a key, every item is recorded."""
 
 
-CompactionItem = DropTombstones | FoldRows
 OtherItem = (
-    Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | CompactionItem | Leap | RecordAct
+    Claim
+    | Renew
+    | Release
+    | OpenStream
+    | SetMember
+    | Acknowledge
+    | SetCursor
+    | DropTombstones
+    | FoldRows
+    | Leap
+    | RecordAct
 )
 Item = Submission | OtherItem
 AuditedItem = SetMember | OpenStream | DropTombstones | RecordAct | Release
@@ -435,6 +444,19 @@ def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
 def client_identity(submission: Submission) -> ClientIdentity:
     """Return the identity of the client whose sequence the submission continues."""
     return (submission.policy.name, submission.scope, submission.client)
+
+
+POSITION_BITS: Final = 48
+
+
+def encode_place(lane: int, position: int) -> int:
+    """Return lane and position as one number."""
+    return lane << POSITION_BITS | position
+
+
+def decode_place(place: int) -> tuple[int, int]:
+    """Return lane and position of a place."""
+    return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
 
 
 class Settings(Struct, frozen=True):

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.operations import SetEntity
-from oncelog.core.plan import Validate
+from oncelog.core.plan import LIMIT_REASONS, Validate
 from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.rules.duplicates import answer_known_key
 from oncelog.core.rules.quotas import can_be_known_only
@@ -57,9 +57,6 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
 UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"
-
-_LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
-"""Refusals because of a limit, not because of the write itself: a later retry may be accepted."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -494,7 +491,8 @@ class Committer:
         if request.mode is Mode.UNTIL_REFUSED and any(isinstance(verdict, Refused) for verdict in verdicts):
             return verdicts
         verdicts = verdicts + await self._bisect_request(replace(request, items=items[middle:]), is_known_bad=False)
-        if request.is_admitted_whole and 0 < sum(map(_is_limit_refusal, verdicts)) < len(verdicts):
+        refusals = [verdict for verdict in verdicts if isinstance(verdict, Refused) and verdict.reason in LIMIT_REASONS]
+        if request.is_admitted_whole and 0 < len(refusals) < len(verdicts):
             # One half was committed before the other met a limit. A retry finds it, and is admitted as a whole.
             raise StoreUnavailableError("a limit was reached while the request was being bisected; submit it again")
         return verdicts
@@ -647,7 +645,3 @@ def _wrap_validate(validate: Validate) -> Validate:
         return "the application's validation returned an invalid result"
 
     return validate_safely
-
-
-def _is_limit_refusal(verdict: Verdict) -> bool:
-    return isinstance(verdict, Refused) and verdict.reason in _LIMIT_REASONS

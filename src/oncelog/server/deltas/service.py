@@ -17,6 +17,7 @@ from oncelog import error_codes
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.deltas import (
     GATEWAY_CHARACTERS_MAX,
+    OP_FINGERPRINTS,
     PUSH_DELTAS_MAX,
     DecodedPush,
     DeltaJson,
@@ -26,7 +27,6 @@ from oncelog.core.deltas import (
     decode_canonical_push,
     decode_push,
     deltas_scope,
-    encode_op,
     find_gateway_fault,
     has_canonical_columns,
     to_row_delta,
@@ -143,7 +143,7 @@ class DeltasService(ApiService):
     def _to_known_results(self, deltas: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[PushResult]:
         """Return the results of a push that is in memory."""
         other_op = sum(
-            [receipt.fingerprint != encode_op(delta.op) for receipt, delta in zip(known, deltas, strict=True)]
+            [receipt.fingerprint != OP_FINGERPRINTS[delta.op] for receipt, delta in zip(known, deltas, strict=True)]
         )
         self.counts.deltas[KNOWN] += len(deltas) - other_op
         self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from msgspec import Struct
 
 from oncelog.core.internal_records import Gap, count_missing_numbers
-from oncelog.core.values import LaneHead
+from oncelog.core.values import LaneHead, decode_place, encode_place
 from oncelog.errors import CorruptError, StoreUnavailableError
 from oncelog.sql_files import parse_statements
 from oncelog.storage.clock import ClockMark
@@ -22,7 +22,6 @@ from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 from oncelog.storage.sqlite.database_file import SqliteDriver
-from oncelog.storage.sqlite.key_index.index import decode_place, encode_place
 from oncelog.storage.sqlite.moved_marker import MovedMarker, save_marker
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import load_current_metadata, open_existing

@@ -18,6 +18,8 @@ from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet, build_read_set
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
+    POSITION_BITS,
+    decode_place,
     KeyIdentity,
     LaneHead,
     Receipt,
@@ -37,7 +39,7 @@ from oncelog.storage.queries.writes import complete_read_set, declare_policies, 
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite import side_state_tables
 from oncelog.storage.sqlite.key_index.filters import load_filters
-from oncelog.storage.sqlite.key_index.index import POSITION_BITS, SEAL_KEYS, KeyIndex, LaneIndexState, decode_place
+from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex, LaneIndexState
 from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_moved, decode_marker
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.row_cache import CACHED_TABLES, RowCache

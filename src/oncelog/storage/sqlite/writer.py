@@ -15,7 +15,7 @@ import orjson
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet
-from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings
+from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings, encode_place
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
@@ -29,7 +29,7 @@ from oncelog.storage.sqlite.database_file import (
     create_or_open,
     translate_error,
 )
-from oncelog.storage.sqlite.key_index.index import KeyIndex, encode_place
+from oncelog.storage.sqlite.key_index.index import KeyIndex
 from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.statements import SQL, roll_back, transaction

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from oncelog.core.proof import Block
-from oncelog.core.values import Record
+from oncelog.core.values import POSITION_BITS, Record, decode_place, encode_place
 from oncelog.errors import CorruptError
 from oncelog.sql_files import split_script
 from oncelog.storage.inspect.inspector import RowTuple
@@ -16,7 +16,7 @@ from oncelog.storage.inspect.sqlite import FileView, load_lane_index_states
 from oncelog.storage.key_hash import HASH_MAX
 from oncelog.storage.queries.records import find_record, load_heads
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.sqlite.key_index.index import POSITION_BITS, KeyIndex, decode_place, encode_place
+from oncelog.storage.sqlite.key_index.index import KeyIndex
 from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
 from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
 from oncelog.storage.sqlite.query_driver import run_query

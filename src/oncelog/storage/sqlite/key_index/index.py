@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rbloom import Bloom
 
-from oncelog.core.values import KeyIdentity, SequenceIdentity
+from oncelog.core.values import KeyIdentity, SequenceIdentity, decode_place, encode_place
 from oncelog.storage.key_hash import HASH_MAX, hash_identities
 from oncelog.storage.sqlite.key_index import key_run
 from oncelog.storage.sqlite.key_index.filters import KeyFilters, LayeredBloomFilter, create_segment_filter
@@ -56,17 +56,6 @@ slightly, so that commits take the same time with and without work."""
 SLICE_KEYS: Final = 480
 """Smallest slice of work, or an eighth of a segment. Consecutive slices share their first and last pages, so very small
 slices would write these pages repeatedly."""
-POSITION_BITS: Final = 48
-
-
-def encode_place(lane: int, position: int) -> int:
-    """Return lane and position as one number."""
-    return lane << POSITION_BITS | position
-
-
-def decode_place(place: int) -> tuple[int, int]:
-    """Return lane and position of a place."""
-    return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
 
 
 class LaneIndexState(NamedTuple):
