@@ -73,10 +73,12 @@ _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 """Headers of a connection (RFC 9110, 7.6.1), which a retry on another connection must not get."""
-_QUOTED: Final = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
+_KEY: Final = re.compile(
+    rb'"(?P<quoted>(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"|(?P<bare>[\x21\x23-\x7e][\x21-\x7e]*)'
+)
+"""Value of the header: a string of RFC 8941, or visible ASCII characters without quotes around them."""
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
 """Escaped character in a string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
-_BARE: Final = re.compile(rb"[\x21-\x7e]+")
 _PROBLEM: Final = "urn:oncelog:problem:"
 _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] = {
     ConflictError: (
@@ -386,12 +388,8 @@ def _parse_key(values: Sequence[bytes]) -> bytes:
         raise _Problem(400, "key-missing", "This request needs an Idempotency-Key header.")
     if len(values) > 1:
         raise _Problem(400, "key-invalid", "There must be one Idempotency-Key header, not several.")
-    key = values[0]
-    if key.startswith(b'"'):
-        quoted = _QUOTED.fullmatch(key)
-        key = b"" if quoted is None else _ESCAPED.sub(rb"\1", quoted[1])
-    elif not _BARE.fullmatch(key):
-        key = b""
+    found = _KEY.fullmatch(values[0])
+    key = b"" if found is None else found["bare"] or _ESCAPED.sub(rb"\1", found["quoted"])
     if not 1 <= len(key) <= KEY_BYTES_MAX:
         detail = (
             f"An Idempotency-Key must have 1 to {KEY_BYTES_MAX} visible ASCII characters, or be a quoted string of "

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from oncelog.core.canonical import JsonValue, canonical_args
 from oncelog.core.identity import RUN_KEY_BYTES, check_object, run_key, run_key_v1, scope_of
@@ -182,7 +182,7 @@ class Runs(_BaseRuns):
 
     async def _run_tool(self, event: RunEvent, tool: Tool, args: Mapping[str, Any], lease: HeldLease) -> Run:
         async def call() -> tuple[bytes, None]:
-            parts = _encode_parts(event, self._log.limits.body_bytes_max)
+            inputs = _encode_inputs(event, self._log.limits.body_bytes_max)
             if inspect.iscoroutinefunction(tool):
                 output = await tool(**args)
             else:
@@ -191,7 +191,7 @@ class Runs(_BaseRuns):
                     raise error
                 if inspect.isawaitable(output):
                     output = await output
-            return _encode_body(parts, output), None
+            return _encode_body(inputs, output), None
 
         with self._count_failures():
             result, _ = await self._lease_manager.run(lease, call)
@@ -233,8 +233,8 @@ class BlockingRuns(_BaseRuns):
             return self._finish(event, result_or_lease, reused=True)
 
         def call() -> tuple[bytes, None]:
-            parts = _encode_parts(event, self._log.limits.body_bytes_max)
-            return _encode_body(parts, tool(**given)), None
+            inputs = _encode_inputs(event, self._log.limits.body_bytes_max)
+            return _encode_body(inputs, tool(**given)), None
 
         with self._count_failures():
             result, _ = leases.run(result_or_lease, call)
@@ -327,43 +327,41 @@ def _is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
 # --- stored events -----------------------------------------------------------------------------------
 
 
-def _encode_parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
-    """Return the stored bytes before and after the output. Called before the tool runs, which may change its arguments.
+def _encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
+    """Return the stored members besides the output. Called before the tool runs, which may change its arguments.
 
     Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large even without an output.
     """
-    encode = msgspec.json.encode
-    args_given = b"" if event.args_given is None else b'"args_given":%b,' % encode(event.args_given)
-    shadow = b""
+    members: dict[str, Any] = {
+        "args": Raw(canonical_args(event.args)),
+        "campaign_id": Raw(str(event.campaign_id).encode()),
+        "plan_id": event.plan_id,
+        "ruleset_version": event.ruleset_version,
+        "tool_name": event.tool_name,
+        "type": event.type,
+    }
+    if event.args_given is not None:
+        members["args_given"] = Raw(msgspec.json.encode(event.args_given))
     if event.shadow_key is not None:
-        shadow = b'"shadow_key":%b,"shadow_version":%d,' % (encode(event.shadow_key), SHADOW_VERSION)
-    before = b'{"args":%b,%b"campaign_id":%d,"output":' % (canonical_args(event.args), args_given, event.campaign_id)
-    after = b',"plan_id":%b,"ruleset_version":%b,%b"tool_name":%b,"type":%b}' % (
-        encode(event.plan_id),
-        encode(event.ruleset_version),
-        shadow,
-        encode(event.tool_name),
-        encode(event.type),
-    )
-    size = len(before) + len(after) + 1
+        members |= {"shadow_key": event.shadow_key, "shadow_version": SHADOW_VERSION}
+    size = len(msgspec.json.encode({**members, "output": 0}))
     if size > bytes_max:
         reason = (
             f"this run needs {size} bytes without its output, most of them for args: "
             "pass large values by reference, or open the log with a higher limit"
         )
         raise LimitExceededError("Limits.body_bytes_max", bytes_max, reason)
-    return before, after
+    return members
 
 
-def _encode_body(parts: tuple[bytes, bytes], output: Any) -> bytes:
+def _encode_body(inputs: dict[str, Any], output: Any) -> bytes:
     """Return the body of the event. The output may have integers of 64 bits."""
     try:
         plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
         encoded = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(f"the output of the tool cannot be stored as JSON: {error}") from error
-    before, after = parts
-    return b"".join((before, encoded, after))
+    return msgspec.json.encode({**inputs, "output": Raw(encoded)}, order="sorted")
 
 
 def _decode_event(key: str, receipt: Receipt, body: bytes) -> RunEvent:
