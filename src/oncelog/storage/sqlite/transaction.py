@@ -19,7 +19,6 @@ from oncelog.core.read_set import ReadSet, build_read_set
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     POSITION_BITS,
-    decode_place,
     KeyIdentity,
     LaneHead,
     Receipt,
@@ -28,6 +27,7 @@ from oncelog.core.values import (
     Request,
     SequenceIdentity,
     Snapshot,
+    decode_place,
 )
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
 from oncelog.storage.leaps import decode_leaps
