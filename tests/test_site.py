@@ -60,3 +60,10 @@ def test_link_to_a_missing_heading_fails_the_build(tmp_path: Path) -> None:
     done = build("--docs", str(docs), str(tmp_path / "site"))
     assert done.returncode == 1
     assert "'nothing'" in done.stderr
+
+
+def test_examples_of_commands_can_be_copied(site: Path) -> None:
+    page = (site / "reference/generated/commands.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "\noncelog serve --development --store app.db\n" in text
+    assert "–development" not in text

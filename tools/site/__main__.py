@@ -26,6 +26,8 @@ html_title = "Oncelog"
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+# Quotes and dashes stay as they are: many texts contain commands.
+smartquotes = False
 # Pages load nothing from other hosts, so the site works without a network.
 html_theme_options = {"footer_icons": []}
 myst_heading_anchors = 4

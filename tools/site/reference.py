@@ -146,12 +146,22 @@ def _commands() -> Iterator[str]:
             context = typer.Context(one, info_name=path)
             usage = one.get_usage(context).removeprefix("Usage: ")
             yield f"```text\n{usage}\n```\n"
-            yield _text(one.help)
+            yield from _help(one.help or "")
             rows = [record for record in (parameter.get_help_record(context) for parameter in one.params) if record]
             if rows:
                 yield "| option | meaning |\n|---|---|"
                 yield from (f"| `{_cell(option)}` | {_cell(text)} |" for option, text in rows)
                 yield ""
+
+
+def _help(text: str) -> Iterator[str]:
+    """Yield the help of a command, with its examples in one block that can be pasted."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    examples = [one for one in paragraphs if one.startswith(("Example:  ", "  "))]
+    yield from (f"{one}\n" for one in paragraphs if one not in (*examples, "Examples:"))
+    if examples:
+        commands = "\n".join(textwrap.dedent(one.removeprefix("Example:")) for one in examples)
+        yield f"```sh\n{commands}\n```\n"
 
 
 # --- HTTP --------------------------------------------------------------------------------------------
