@@ -34,7 +34,7 @@ def test_first_example_works_as_printed(page: str, tmp_path: Path) -> None:
 
 
 def test_pages_with_examples_are_found() -> None:
-    assert {"canonical", "chat", "deltas", "ledger", "proofs"} <= set(EXAMPLES)
+    assert {"canonical", "chat", "cli", "deltas", "ledger", "proofs"} <= set(EXAMPLES)
 
 
 def test_programs_pass_strict_type_checks(tmp_path: Path) -> None:
