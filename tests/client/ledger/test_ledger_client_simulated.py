@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from client.ledger.model_ledger import Asked, ModelFile, ModelLedger, operations_of
 from oncelog.client.ledger.entries import (
+    QueuedWrite,
     SequenceGap,
     SequenceTaken,
     SettledWrite,
@@ -83,8 +84,8 @@ class World:
             # Many have the same content: two writes under one sequence must stay two writes.
             name = self.chance.choice(("a", "a", key.hex()))
             operations = operations_of(name, is_conditional=self.chance.random() < 0.25)
-            self.protocol.submit(key, operations, name.encode(), self.now_ms)
             self.submitted.append(key)
+            self.protocol.submit(QueuedWrite(len(self.submitted), key, operations, name.encode(), self.now_ms))
             self.unsaved.add(key)
 
     def begin_save(self) -> None:

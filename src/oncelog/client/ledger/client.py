@@ -15,10 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from oncelog.client.ledger.outbox import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import LedgerLimits, Status
-from oncelog.client.ledger.write_stream import LedgerRuntime
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.errors import SettingsError

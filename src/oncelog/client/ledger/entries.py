@@ -1,20 +1,19 @@
 """Pending writes of a scope, the possible answers to a call, and the content of a save."""
 
-import asyncio
 from typing import NamedTuple
+from uuid import UUID
 
 from msgspec import Struct
 
 from oncelog.client.ledger.values import Outcome, Refused, Written
+from oncelog.client.runtime.values import BaseEntry
 from oncelog.core.operations import Operation
 from oncelog.errors import LostError, ServerRefusedError
 
 
-class QueuedWrite(Struct, eq=False):
-    """A write without an outcome."""
+class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[misc] # msgspec allows it
+    """A write without an outcome. The server does not see its number."""
 
-    number: int
-    """Place in the order of submission. The server does not see it."""
     key: bytes
     operations: tuple[Operation, ...]
     body: bytes
@@ -29,18 +28,32 @@ class QueuedWrite(Struct, eq=False):
     lowest_unknown: int | None = None
     """Lowest sequence under which the write was sent and not answered. None: every answer is known."""
     was_sent: bool = False
-    is_recovered: bool = False
-    """An earlier run of the client submitted the write."""
     is_probe: bool = False
     """The server has used its sequence. The writes behind it wait until its outcome is known."""
     call: "WriteCall | None" = None
     gapped_turn: int = -1
     denied: ServerRefusedError | None = None
-    waiter: "asyncio.Future[Outcome | None] | None" = None
-    """Future of the callers that wait for the outcome."""
     is_reported: bool = False
     outcome: "Outcome | Exception | None" = None
     """The outcome that was reported."""
+
+    def __str__(self) -> str:
+        return str(UUID(bytes=self.key))
+
+    @property
+    def identity(self) -> bytes:
+        """The key."""
+        return self.key
+
+    @property
+    def equality_key(self) -> bytes:
+        """The operations."""
+        return self.body
+
+    @property
+    def size(self) -> int:
+        """Bytes of the operations."""
+        return len(self.body)
 
     @property
     def is_certain(self) -> bool:

@@ -30,7 +30,6 @@ from oncelog.client.ledger.entries import (
     WriteCall,
 )
 from oncelog.client.ledger.values import CONDITION_CODES, ClientState, Outcome, Refused, Written
-from oncelog.core.operations import Operation
 from oncelog.errors import LostError, ServerRefusedError
 
 CLOCK_CORRECTION_MS: Final = 60_000
@@ -60,7 +59,6 @@ class LedgerProtocol:
         self.was_adopted = False
         """The server had evicted the client, and no write could be executed twice because of it."""
         self._queue: dict[int, QueuedWrite] = {}
-        self._next_number = 1
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
         self._probes = 0
@@ -85,10 +83,9 @@ class LedgerProtocol:
         for entry in entries:
             entry.saved_sequence = entry.sent_sequence = entry.sequence
             entry.highest_sequence = max(state.highest, entry.sequence)
-            entry.was_sent = entry.is_recovered = True
+            entry.was_sent = True
             entry.mark_unknown(entry.sequence)
             self._queue[entry.number] = entry
-            self._next_number = entry.number + 1
 
     def __len__(self) -> int:
         """Return the number of writes without an outcome."""
@@ -111,17 +108,15 @@ class LedgerProtocol:
 
     # --- submitting
 
-    def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> QueuedWrite:
+    def submit(self, entry: QueuedWrite) -> None:
         """Append a write to the queue. It is sent after it is saved."""
-        entry = QueuedWrite(self._next_number, key, operations, body, now_ms)
-        self._next_number += 1
-        entry.sequence = self._get_next_sequence()
+        entry.sequence = self.next_sequence
         self._queue[entry.number] = entry
         self._unsaved[entry.number] = entry
-        return entry
 
-    def _get_next_sequence(self) -> int:
-        """Return the sequence of a write that is appended."""
+    @property
+    def next_sequence(self) -> int:
+        """Sequence of a write that is appended."""
         newest = next(reversed(self._queue.values()), None)
         return max(self.last, newest.sequence if newest is not None else 0) + 1
 
@@ -159,12 +154,10 @@ class LedgerProtocol:
         self._saved_last = changes.state.last
         self._unsaved_removals -= sum(not isinstance(settled.outcome, Written) for settled in changes.settled)
 
-    def revert_unsaved(self, changes: StoreChanges) -> list[QueuedWrite]:
-        """Keep unsaved changes for the next save, but remove new writes from the queue and return them."""
-        withdrawn = []
+    def revert_unsaved(self, changes: StoreChanges) -> None:
+        """Keep unsaved changes for the next save, but remove new writes from the queue."""
         for entry, _, _ in changes.entries:
             if entry.saved_sequence == 0:
-                withdrawn.append(entry)
                 self._queue.pop(entry.number, None)
                 self._unsaved.pop(entry.number, None)
             elif entry.number in self._queue:
@@ -172,7 +165,6 @@ class LedgerProtocol:
         # Settled writes stay settled: only committed ones were reported before the save.
         self._settled = changes.settled + self._settled
         self._renumber()
-        return withdrawn
 
     def take_reports(self) -> list[SettledWrite]:
         """Return what callers can learn before it is saved.

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+from oncelog.client.ledger.outbox import LedgerRuntime
 from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
@@ -20,7 +21,7 @@ from oncelog.client.ledger.values import (
     TransactionProof,
     UnverifiedError,
 )
-from oncelog.client.ledger.write_stream import LedgerRuntime, WriteStream
+from oncelog.client.ledger.write_stream import WriteStream
 from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.client.runtime.client import StatusSource
 from oncelog.client.runtime.values import ConnectionState
@@ -99,17 +100,16 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
     async def pending(self) -> list[PendingWrite]:
         """Return the writes without an outcome, in their order, with those of an earlier run."""
-        return (await self._get_stream()).list_pending()
+        return (await self._get_stream()).outbox.list_pending()
 
     def status(self) -> Status:
         """Return the status of the scope, for a user interface."""
         runtime, stream = self._runtime, self._stream
+        pending = 0 if stream is None else len(stream.outbox.pending)
         if not runtime.is_open:
-            pending = 0 if stream is None else stream.pending_count
             return Status(state=ConnectionState.CLOSED, pending=pending, last_error=runtime.failure_text)
-        if stream is None:
-            return Status(state=ConnectionState.LIVE)
-        return Status(state=stream.state, pending=stream.pending_count, last_error=stream.last_error)
+        state = ConnectionState.LIVE if stream is None else stream.state
+        return Status(state=state, pending=pending, last_error=self.last_error)
 
     def reconnect_now(self) -> None:
         """End the pause before the next attempt. Call it when the network is back."""
@@ -123,7 +123,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
         None without a known reason.
         """
-        return None if self._stream is None else self._stream.last_error
+        return None if self._stream is None else self._stream.last_error or self._runtime.store_error
 
     async def open(self) -> None:
         """Load the pending writes and send them. For the client alone."""

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.client.ledger.entries import QueuedWrite, ScopeState, StoreChanges
-from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.client.runtime.outbox import OutboxStore
+from oncelog.client.runtime.store_file import StoreSchema
 from oncelog.core.transactions import OperationJson, operations_from_json
 from oncelog.errors import SettingsError
 
@@ -32,11 +33,10 @@ class StoredScope(NamedTuple):
     pending: list[QueuedWrite]
 
 
-class LedgerStore:
+class LedgerStore(OutboxStore):
     """One file, open in one process."""
 
-    def __init__(self, path: str) -> None:
-        self._file = StoreFile(path, SCHEMA)
+    _schema = SCHEMA
 
     def open(self, client_id: str) -> list[tuple[str, str]]:
         """Open the file. Return the scopes with pending writes.
@@ -50,11 +50,8 @@ class LedgerStore:
             if known != client_id:
                 # The stored sequences belong to that client. Under another client id they would identify other writes.
                 raise SettingsError(f"{self._file.path} belongs to the client {known!r}, not to {client_id!r}")
+            self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
             return connection.execute(SQL["scopes_pending"]).fetchall()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     # --- scopes
 

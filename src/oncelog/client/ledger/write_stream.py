@@ -1,58 +1,34 @@
-"""The writes of one scope, with asyncio: saves what the protocol changes, makes its calls, and reports outcomes.
+"""The writes of one scope, with asyncio: makes the calls of the protocol, and reports outcomes.
 
-One task saves; submissions that arrive during a save are part of the next one. Another task waits before a retry. Each
-call to the server is a separate task.
+The task of the `outbox` saves. Another task waits before a retry. Each call to the server is a separate task.
 """
 
 import asyncio
-import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
-from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, SettledWrite, WriteAnswer, WriteCall
-from oncelog.client.ledger.protocol import LedgerProtocol
-from oncelog.client.ledger.store import LedgerStore, StoredScope
-from oncelog.client.ledger.values import ForgottenError, LedgerLimits, Outcome, PendingWrite, Recovered
-from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s, wait_for_store
-from oncelog.client.runtime.client import ClientRuntime, get_wall_ms
+from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, WriteAnswer, WriteCall
+from oncelog.client.ledger.outbox import LedgerOutbox, LedgerRuntime, logger
+from oncelog.client.ledger.store import StoredScope
+from oncelog.client.ledger.values import ForgottenError, Outcome, Recovered
+from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s
+from oncelog.client.runtime.client import get_wall_ms
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
 from oncelog.errors import (
     CanonicalError,
     ClientError,
-    IdReusedError,
     LimitExceededError,
     LostError,
     ServerRefusedError,
-    StoreError,
 )
-
-if TYPE_CHECKING:
-    from oncelog.client.ledger.transport import LedgerTransport
-
-logger: Final = logging.getLogger("oncelog.client.ledger")
 
 CONNECTION_POLL_S: Final = 0.1
 """Interval at which the stream checks for a connection. A check sends nothing."""
-
-
-class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
-    """State that the scopes of one ledger client share: a store, and a channel to the server."""
-
-    def __init__(
-        self,
-        store: LedgerStore,
-        transport: "LedgerTransport",
-        limits: LedgerLimits,
-        random_source: random.Random | None,
-    ) -> None:
-        super().__init__("ledger", logger, store, limits, random_source)
-        self.transport = transport
 
 
 class WriteStream(RetryTask[LedgerRuntime]):
@@ -66,28 +42,19 @@ class WriteStream(RetryTask[LedgerRuntime]):
     ) -> None:
         super().__init__(runtime)
         self._names = names
-        self._scope_id = stored.id
         self._transport = runtime.transport
         self._limits = runtime.limits
-        self._protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=runtime.limits.in_flight_max)
-        self._by_key = {entry.key: entry for entry in stored.pending}
-        self._bytes = sum(len(entry.body) for entry in stored.pending)
+        self.outbox = LedgerOutbox(runtime, stored, self._advance)
+        self._protocol = self.outbox.protocol
         self._recovered = stored.pending
-        self._recovering = len(stored.pending)
-        """Number of recovered writes without an outcome."""
         self._has_recovered = False
-        self._denied: dict[int, ServerRefusedError] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._save_event = asyncio.Event()
         self._pause_event = asyncio.Event()
         self._retry_after_ms = 0
         self._answered_at = time.monotonic()
-        self._is_done = False
         self.last_error: str | None = None
         """Reason for the last failed call; None after a successful one."""
-        self._save_task = runtime.start_task("save", self._save_changes)
-        self._pause_task = runtime.start_task("pause", self.run)
-        runtime.end_calls.append(self._fail_waiters)
+        self._tasks = [runtime.start_task("save", self.outbox.run), runtime.start_task("pause", self.run)]
         self._advance()
 
     # --- writing
@@ -97,15 +64,10 @@ class WriteStream(RetryTask[LedgerRuntime]):
         self._runtime.check_open()
         body = self._encode_body(operations)
         self._check_remembered()
-        entry = self._by_key.get(key)
-        if entry is None:
-            entry = self._submit(key, operations, body)
-        elif entry.body != body:
-            raise IdReusedError(f"a write with other operations is pending under the key {UUID(bytes=key)}")
-        outcome = await asyncio.shield(self._get_waiter(entry))
-        if outcome is None:
-            raise ClientError(f"the application withdrew the write {UUID(bytes=key)}")
-        return outcome
+        if time.monotonic() - self._answered_at > self._limits.idle_ms / 1000:
+            self._protocol.request_state()
+        (pending,) = await self.outbox.submit([QueuedWrite(0, key, operations, body, get_wall_ms())])
+        return await pending.outcome()
 
     def _encode_body(self, operations: tuple[Operation, ...]) -> bytes:
         """Check and encode operations. Raises CanonicalError or LimitExceededError."""
@@ -119,32 +81,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             raise LimitExceededError("transaction_bytes_max", limits.transaction_bytes_max)
         return body
 
-    def _submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes) -> QueuedWrite:
-        limits, protocol = self._limits, self._protocol
-        if len(protocol) >= limits.pending_writes_max:
-            raise LimitExceededError("pending_writes_max", limits.pending_writes_max)
-        if self._bytes + len(body) > limits.pending_bytes_max:
-            raise LimitExceededError("pending_bytes_max", limits.pending_bytes_max)
-        if time.monotonic() - self._answered_at > limits.idle_ms / 1000:
-            protocol.request_state()
-        entry = protocol.submit(key, operations, body, get_wall_ms())
-        self._by_key[key] = entry
-        self._bytes += len(body)
-        self._advance()
-        return entry
-
-    @staticmethod
-    def _get_waiter(entry: QueuedWrite) -> "asyncio.Future[Outcome | None]":
-        if entry.waiter is None:
-            entry.waiter = asyncio.get_running_loop().create_future()
-        return entry.waiter
-
     # --- status
-
-    @property
-    def pending_count(self) -> int:
-        """Number of writes without an outcome."""
-        return len(self._protocol)
 
     @property
     def state(self) -> ConnectionState:
@@ -155,18 +92,16 @@ class WriteStream(RetryTask[LedgerRuntime]):
             return ConnectionState.OFFLINE
         return ConnectionState.LIVE
 
-    def list_pending(self) -> list[PendingWrite]:
-        """Return the writes without an outcome, in their order."""
-        return [_to_pending_write(entry) for entry in self._protocol.entries]
-
     async def wait_recovered(self) -> list[Recovered]:
         """Wait until all writes of an earlier run have outcomes. Return them in their order."""
 
         def are_known() -> bool:
             self._check_remembered()
-            if not self._recovering and (self._has_recovered or not self._protocol.needs_state):
+            # The last write is most often the last one with an outcome.
+            are_reported = all(entry.is_reported for entry in reversed(self._recovered))
+            if are_reported and (self._has_recovered or not self._protocol.needs_state):
                 return True
-            refusal = next(iter(self._denied.values()), None) or self._protocol.refusal
+            refusal = next(iter(self.outbox.denied.values()), None) or self._protocol.refusal
             if refusal is not None:
                 raise refusal
             return False
@@ -185,82 +120,42 @@ class WriteStream(RetryTask[LedgerRuntime]):
             keys = {entry.key for entry in entries} if resend else set()
         else:
             keys = {key.bytes for key in resend}
-        selected = [entry for entry in entries if entry.key in keys]
-        waiters = [self._get_waiter(entry) for entry in selected]
+        selected, denied = [entry for entry in entries if entry.key in keys], self.outbox.denied
         self._protocol.resume(keys)
         self._advance()
-        outcomes = await asyncio.gather(*map(asyncio.shield, waiters), return_exceptions=True)
-        self._check_remembered()
-        return [_to_recovered(entry, outcome) for entry, outcome in zip(selected, outcomes, strict=True)]
+
+        def are_known() -> bool:
+            self._check_remembered()
+            return all(entry.is_reported or entry.number in denied for entry in reversed(selected))
+
+        await self._runtime.wait_until(are_known)
+        return [_to_recovered(entry, denied.get(entry.number, entry.outcome)) for entry in selected]
 
     async def withdraw(self, key: bytes) -> bool:
         """Withdraw a pending write; see `LedgerScope.withdraw`."""
         self._runtime.check_open()
-        entry = self._by_key.get(key)
-        if entry is None or entry.is_reported:
+        if not any(entry.key == key for entry in self._protocol.entries):
+            await self.outbox.save()  # the write may have been submitted just now
+        entry = next((entry for entry in self._protocol.entries if entry.key == key), None)
+        if entry is None:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
-        waiter = self._get_waiter(entry)
         is_final = self._protocol.withdraw(entry)
         self.skip_pause()  # the pause may be for this write
         self._advance()
-        await asyncio.shield(waiter)
+        await self._runtime.wait_until(lambda: entry.is_reported)
         return is_final
 
     def _build_forgotten_error(self) -> ForgottenError | None:
         forgotten = self._protocol.forgotten
         if forgotten is None:
             return None
-        return ForgottenError(forgotten.last, forgotten.server_last, tuple(self.list_pending()))
+        return ForgottenError(forgotten.last, forgotten.server_last, tuple(self.outbox.list_pending()))
 
     def _check_remembered(self) -> None:
         """Raise ForgottenError if the server has lost the state of this client."""
         error = self._build_forgotten_error()
         if error is not None:
             raise error
-
-    # --- saving
-
-    async def _save_changes(self) -> None:
-        protocol = self._protocol
-        while True:
-            await self._save_event.wait()
-            self._save_event.clear()
-            while (changes := protocol.take_changes()) is not None:
-                try:
-                    await self._runtime.call_store(self._runtime.store.save, self._scope_id, changes)
-                except StoreError as error:
-                    for entry in protocol.revert_unsaved(changes):
-                        self._forget(entry)
-                        _give_outcome(entry, error)
-                    if self._is_done:
-                        return
-                    logger.warning("%s", error)
-                    self.last_error = str(error)
-                    await wait_for_store()
-                    continue
-                protocol.confirm_saved(changes)
-                for settled in changes.settled:
-                    self._report_outcome(settled)
-                self._advance()
-            if self._is_done:
-                return
-
-    def _report_outcome(self, settled: SettledWrite) -> None:
-        """Report an outcome once: a committed write is reported before it is saved, and settled again after that."""
-        entry, outcome = settled
-        if entry.is_reported:
-            return
-        self._forget(entry)
-        entry.outcome = outcome
-        self._denied.pop(entry.number, None)
-        self._recovering -= entry.is_recovered
-        _give_outcome(entry, outcome)
-
-    def _forget(self, entry: QueuedWrite) -> None:
-        entry.is_reported = True
-        self._bytes -= len(entry.body)
-        if self._by_key.get(entry.key) is entry:  # a later write may use its key again
-            del self._by_key[entry.key]
 
     # --- sending
 
@@ -271,17 +166,18 @@ class WriteStream(RetryTask[LedgerRuntime]):
         protocol = self._protocol
         for report in protocol.take_reports():
             if isinstance(report.outcome, ServerRefusedError):  # the write stays pending
-                self._denied[report.entry.number] = report.outcome
-                _give_outcome(*report)
+                self.outbox.denied[report.entry.number] = report.outcome
+                self.outbox.fail_callers(report.entry, report.outcome)
             else:
-                self._report_outcome(report)
+                self.outbox.report(report)
         forgotten_error = self._build_forgotten_error()
         if forgotten_error is not None:
-            self._fail_all(forgotten_error)
+            for entry in protocol.entries:
+                self.outbox.fail_callers(entry, forgotten_error)
         if protocol.was_adopted:
             protocol.was_adopted = False
             logger.warning("the server had evicted this client in %s: its sequence starts again", self._names)
-        self._save_event.set()
+        self.outbox.wake()
         self._runtime.wake_waiters()
 
     def _send_all(self) -> None:
@@ -322,7 +218,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             self._protocol.on_state_failed(error)
         else:
             self._record_answer()
-            self._denied.clear()
+            self.outbox.denied.clear()
             self._protocol.on_state_received(state, get_wall_ms())
         self._advance()
 
@@ -382,41 +278,12 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
         Writes without an outcome stay in the file.
         """
-        await self._runtime.cancel_tasks([self._pause_task])
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=self._limits.close_timeout_ms / 1000)
-        await self._runtime.cancel_tasks(list(self._calls))
-        self._is_done = True
-        self._save_event.set()
-        await asyncio.gather(self._save_task, return_exceptions=True)
-        self._fail_waiters()
-
-    def _fail_waiters(self) -> None:
-        self._fail_all(self._runtime.end_error)
-        self._runtime.wake_waiters()
-
-    def _fail_all(self, error: Exception) -> None:
-        for entry in list(self._protocol.entries):
-            _give_outcome(entry, error)
+        unfinished = [*self._calls, *self.outbox.unsaved_submissions]
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=self._limits.close_timeout_ms / 1000)
+        await self._runtime.cancel_tasks([*self._calls, *self._tasks])
+        await self.outbox.finish()
 
 
-def _give_outcome(entry: QueuedWrite, outcome: Outcome | Exception | None) -> None:
-    """Give an outcome or an error to the callers that wait for a write. A write can have new callers afterwards."""
-    waiter, entry.waiter = entry.waiter, None
-    if waiter is None or waiter.done():
-        return
-    if isinstance(outcome, Exception):
-        waiter.set_exception(outcome)
-        waiter.exception()  # the callers may be gone
-    else:
-        waiter.set_result(outcome)
-
-
-def _to_pending_write(entry: QueuedWrite) -> PendingWrite:
-    return PendingWrite(UUID(bytes=entry.key), entry.sequence, entry.operations)
-
-
-def _to_recovered(entry: QueuedWrite, outcome: Outcome | BaseException | None) -> Recovered:
-    if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
-        raise outcome
+def _to_recovered(entry: QueuedWrite, outcome: Outcome | Exception | None) -> Recovered:
     return Recovered(UUID(bytes=entry.key), entry.operations, outcome)

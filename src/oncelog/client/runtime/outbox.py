@@ -8,7 +8,7 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -101,6 +101,9 @@ class _Submission(NamedTuple, Generic[Entry]):
 class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
     """Base of outboxes; `run` is the task. A subclass saves and reports."""
 
+    reused_text: ClassVar[str] = "another write with the id of the {draft} waits in the outbox"
+    """Text of the error for another write under the id of a pending one."""
+
     def __init__(
         self,
         runtime: Runtime,
@@ -140,8 +143,13 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
 
     # --- calls
 
+    @property
+    def unsaved_submissions(self) -> "list[asyncio.Future[None]]":
+        """Submissions that no transaction has taken yet."""
+        return [submission.saved for submission in self._pending_accepts]
+
     def load(self, entries: Iterable[Entry]) -> None:
-        """Add the writes of earlier runs."""
+        """Add writes without an outcome that are on the disk."""
         for entry in entries:
             self._add(entry, self._new_pending(entry))
 
@@ -161,7 +169,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
             if pending is None:
                 _, pending = new.setdefault(draft.identity, (draft, self._new_pending(draft)))
             if not pending.has_same_content(draft):
-                raise IdReusedError(f"another write with the id of the {draft} waits in the outbox")
+                raise IdReusedError(self.reused_text.format(draft=draft))
             found.append(pending)
         size = sum(draft.size for draft, _ in new.values())
         if new and len(self.pending) + len(new) > self._count_max[1]:

@@ -24,5 +24,8 @@ INSERT INTO pending (scope_id, number, key, sequence, lowest_sequence, body, mad
 ON CONFLICT (scope_id, number) DO UPDATE
     SET sequence = excluded.sequence, lowest_sequence = excluded.lowest_sequence;
 
+-- name: highest_number
+SELECT coalesce(max(number), 0) FROM pending;
+
 -- name: settle
 DELETE FROM pending WHERE scope_id = ? AND number = ?;
