@@ -63,7 +63,7 @@ class Walkthrough:
 
     def _run(self, commands: str) -> str:
         # These commands use the default port unless the page names another server.
-        commands = re.sub(r"\boncelog (tail|submit)\b", rf"\g<0> --url http://127.0.0.1:{self._port}", commands)
+        commands = re.sub(r"\boncelog (tail|submit|load)\b", rf"\g<0> --url http://127.0.0.1:{self._port}", commands)
         done = subprocess.run(  # noqa: S603
             ["/bin/bash", "-e", "-c", commands],
             capture_output=True,

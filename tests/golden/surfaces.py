@@ -15,6 +15,7 @@ from databases import address_of, query
 from deadlines import WAIT_S
 from golden.commands import fixed_server, run_command, run_script
 from scripts import start_script
+from tools.site.reference import generate_page
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
@@ -39,8 +40,8 @@ def record_metrics(directory: Path) -> dict[str, str]:
 
 
 def record_settings(directory: Path) -> dict[str, str]:
-    """Record names and defaults of the settings. A test compares the tables of the page with the server."""
-    page = (ROOT / "docs/guides/server.md").read_text(encoding="utf-8")
+    """Record names and defaults of the settings. A test compares the generated page with the server."""
+    page = generate_page("settings")
     return {"settings.txt": _lines(f"{name} = {default}" for name, default in _TABLE_ROW.findall(page))}
 
 

@@ -1,7 +1,6 @@
 """Metrics: values, labels and documented names, as Prometheus reads them."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.engine.write_gate import WriteGate
 from oncelog.server.metrics import Counts, Metrics
 from storage.memory_store import MemoryStore
-
-PAGE = Path(__file__).parents[2] / "docs/guides/server.md"
+from tools.site.reference import generate_page
 
 
 class MeasuredLog:
@@ -152,5 +150,5 @@ def test_metrics_are_in_the_prometheus_text_format() -> None:
 def test_every_metric_is_documented() -> None:
     families = list(metrics_of(Counts())._registry.collect())
     names = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
-    documented = set(re.findall(r"^\| `(oncelog_[a-z_]+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(oncelog_[a-z_]+)`", generate_page("metrics"), re.MULTILINE))
     assert documented == {name for name in names if not name.startswith("process_")}

@@ -4,11 +4,12 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+import msgspec
 import typer.main
 from msgspec import Struct
 from typer.core import TyperGroup
@@ -34,17 +35,13 @@ _LIMIT_MODULES: Final = (oncelog.core.limits, oncelog.server.limits)
 def write_reference(directory: Path) -> None:
     """Write all generated pages into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    pages: dict[str, Callable[[], Iterator[str]]] = {
-        "python.md": _python,
-        "commands.md": _commands,
-        "http-operations.md": _http_operations,
-        "settings.md": _settings,
-        "limits.md": _limits,
-        "metrics.md": _metrics,
-        "errors.md": _errors,
-    }
-    for name, generate in pages.items():
-        (directory / name).write_text("\n".join(generate()) + "\n", encoding="utf-8")
+    for name in _PAGES:
+        (directory / f"{name}.md").write_text(generate_page(name), encoding="utf-8")
+
+
+def generate_page(name: str) -> str:
+    """Return the text of one page, such as `settings`."""
+    return "\n".join(_PAGES[name]()) + "\n"
 
 
 # --- Python ------------------------------------------------------------------------------------------
@@ -208,14 +205,23 @@ def _settings() -> Iterator[str]:
 
     yield "# Settings\n"
     yield "Generated from the code. [The guide to the server](../../guides/server.md) explains how to set them.\n"
+    tables: dict[str, list[Struct]] = {}
     for prefix, defaults in settings._PARTS.values():  # noqa: SLF001 - the only list of all settings
-        documented = attribute_texts(type(defaults))
-        yield f"## `{prefix}`\n" if prefix else "## General\n"
-        yield "| setting | default | meaning |\n|---|---|---|"
-        for name in defaults.__struct_fields__:
-            default = getattr(defaults, name)
-            yield f"| `{prefix}{name}` | `{_cell(_default(default))}` | {_cell(documented.get(name, ''))} |"
-        yield ""
+        tables.setdefault(prefix, []).append(defaults)
+    for prefix, parts in tables.items():
+        yield f"## `[{prefix.rstrip('.')}]`\n" if prefix else "## General\n"
+        for part in parts:
+            yield _text(type(part).__doc__)
+            yield "| setting | default | meaning |\n|---|---|---|"
+            texts = attribute_texts(type(part))
+            for field in msgspec.structs.fields(part):
+                default = "required" if field.required else _toml(getattr(part, field.name))
+                yield f"| `{prefix}{field.name}` | `{default}` | {_cell(texts.get(field.name))} |"
+            yield ""
+
+
+def _toml(value: Any) -> str:
+    return "none" if value is None else msgspec.json.encode(value).decode()
 
 
 def _default(value: Any) -> str:
@@ -256,12 +262,15 @@ def _metrics() -> Iterator[str]:
     from oncelog.server import metrics  # noqa: PLC0415 - its imports need a server's dependencies
 
     yield "# Metrics\n"
-    yield "Generated from the code. Prometheus adds `_total` to the names of counters.\n"
+    yield "Generated from the code. [The guide to the server](../../guides/server.md#metrics) explains how to scrape"
+    yield "them.\n"
     yield "| metric | kind | labels | meaning |\n|---|---|---|---|"
     for one in metrics._DECLARATIONS:  # noqa: SLF001 - the only list of all metrics
-        kind = "counter" if "Counter" in one.family.__name__ else "gauge"
+        is_counter = "Counter" in one.family.__name__
+        name = f"oncelog_{one.name}_total" if is_counter else f"oncelog_{one.name}"
         labels = ", ".join(f"`{label}`" for label in one.labels)
-        yield f"| `oncelog_{one.name}` | {kind} | {labels} | {_cell(one.text)} |"
+        yield f"| `{name}` | {'counter' if is_counter else 'gauge'} | {labels} | {_cell(one.text)} |"
+    yield from (f"| `{name}` | histogram | | {_cell(text)} |" for name, text, _ in metrics.HISTOGRAMS)
     yield ""
 
 
@@ -293,3 +302,14 @@ def _line(text: str) -> str:
 
 def _cell(text: str | None) -> str:
     return _line(text or "").replace("|", r"\|")
+
+
+_PAGES: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "python": _python,
+    "commands": _commands,
+    "http-operations": _http_operations,
+    "settings": _settings,
+    "limits": _limits,
+    "metrics": _metrics,
+    "errors": _errors,
+}

@@ -17,21 +17,27 @@ class Limits(Struct, frozen=True, kw_only=True):
     queue_items_max: int = 10_000
     """Writes that wait for their commit. Further new writes are refused as busy."""
     queue_bytes_max: int = 64 * _MIB
+    """Bytes of the writes that wait for their commit. Further new writes are refused as busy."""
     batch_items_max: int = 1000
     """Items of one group commit. A request is never divided."""
     batch_bytes_max: int = 8 * _MIB
+    """Bytes of one group commit."""
     cache_entries_max: int = 100_000
     """Cached answers; the least recently used answer is dropped first. 0 disables the cache."""
     cache_ttl_ms: int = 86_400_000
+    """How long an answer stays in the cache."""
     results_bytes_max: int = 16 * _MIB
     """Bytes of cached results of work (`once`, `Runs`, the middleware). 0 disables the cache."""
     page_records_max: int = 1000
     """Records of a page. A larger `limit` of a read is reduced to this number."""
     page_bytes_max: int = 8 * _MIB
+    """Bytes of a page. A page has at least one record."""
     subscriptions_max: int = 10_000
+    """Readers that follow the log."""
     subscription_records_max: int = 1000
     """Queued records of one reader. A reader is warned at half of this number, and closed above it."""
     subscription_bytes_max: int = 8 * _MIB
+    """Queued bytes of one reader, with the same effects."""
     poll_ms: int = 50
     """Interval at which a log with readers polls for commits of other processes."""
     clock_jump_ms_max: int = 600_000

@@ -88,24 +88,28 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     """Limits of the APIs of one server. Work above a limit is answered with an error; nothing is dropped."""
 
     connections_max: int = 10_000
-    """Connections at a time, over all APIs."""
+    """Connections at a time, over all APIs except gRPC."""
     connections_per_address_max: int = 5000
-    """Connections of one address, of IPv6 of one network of 64 bits. Never more than half of `connections_max`."""
+    """Connections of one address, of IPv6 of one network of 64 bits. Never more than half of `connections_max`. 0
+    switches the limit off."""
     connections_per_principal_max: int = 2500
-    """Connections of one principal. Never more than half of `connections_max`."""
+    """Connections of one principal, gRPC streams included. Never more than half of `connections_max`. 0 switches the
+    limit off."""
     unauthenticated_connections_max: int = 1000
-    """Connections before authentication, TLS handshakes included. Above it the oldest ones are closed."""
+    """Connections before authentication, TLS handshakes included. Above it the oldest ones are closed. 0 switches the
+    limit off."""
     grpc_connections_max: int = 1000
     """Connections of the gRPC port, authenticated or not. Never more than `connections_max`.
 
     gRPC keeps up to 200 KB for an anonymous connection with an unfinished message, and does not say which connections
     are anonymous. So this limit also bounds their memory."""
     frame_bytes_max: int = 4 * _MIB
-    """Size of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
+    """Size of one WebSocket frame, or of the body of one HTTP request. The npm package `insieme` needs 65,559."""
     request_events_max: int = 1000
-    """Events that one request submits."""
+    """Events that one request submits. Never more than `request_items_max`, and at most 10,000."""
     events_in_flight_max: int = 10_000
-    """Events or messages of one connection without an answer. Further ones are answered as busy."""
+    """Events or messages of one connection without an answer. Further ones are answered as busy. One request alone is
+    always accepted."""
     page_events_default: int = 500
     """Events of a page if the reader requests no number. Never more than `page_events_max`."""
     page_events_max: int = 1000
@@ -127,13 +131,15 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     close_wait_ms: int = 5000
     """How long an error that closes a WebSocket waits for the replies to requests before it."""
     auth_failures_per_minute_max: int = 60
-    """Failed authentications from one address. 0 switches the limit off."""
+    """Failed authentications from one address, of IPv6 from one network of 64 bits. Further wrong credentials are
+    answered as rate limited; valid ones are accepted. 0 switches the limit off."""
     new_events_per_second_max: int = 0
-    """New events of one actor, in all processes of the log, without retries. 0 switches the limit off."""
+    """New events of one actor, in all processes of the log, without retries, and as many at once after a pause. At
+    most 1,000,000. 0 switches the limit off."""
     requests_per_second_max: int = 2000
     """HTTP requests, gRPC calls and WebSocket connections of one actor at this server. 0 switches it off.
 
-    After a pause an actor can make `REQUESTS_BURST_SECONDS` times as many at once.
+    After a pause an actor can make five times as many at once (`REQUESTS_BURST_SECONDS`).
     """
     frames_per_second_max: int = 5000
     """Frames that one connection sends. 0 switches the limit off."""
@@ -144,15 +150,18 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     page_messages_max: int = 500
     """Largest number of messages, chats or members of a page, also if the reader requests more."""
     request_members_max: int = 500
-    """Members that one request adds to a chat."""
+    """Members that one request adds to a chat. Always below `request_items_max` and below 10,000."""
     user_messages_per_second_max: int = 0
-    """New messages of one user in one chat, in all processes of the log, without retries. 0 switches the limit off."""
+    """New messages of one user in one chat, in all processes of the log, without retries, and as many at once after a
+    pause. At most 1,000,000. 0 switches the limit off."""
     chat_messages_per_second_max: int = 0
-    """New messages of all users in one chat, over all processes of the log. 0 switches the limit off."""
+    """New messages of all users in one chat, in all processes of the log, without retries, and as many at once after a
+    pause. At most 1,000,000. 0 switches the limit off."""
     user_chats_per_second_max: int = 1
-    """New chats of one user in the long run, in all processes of the log, without retries. 0 switches the limit off."""
+    """New chats of one user in the long run, in all processes of the log, without retries. At most 1,000,000. 0
+    switches the limit off."""
     user_chats_burst_max: int = 1000
-    """New chats of one user at once, after a pause."""
+    """New chats of one user at once, after a pause. At most 1,000,000."""
     live_chats_max: int = 10_000
     """Chats of one connected user in memory. Messages of further chats are delivered by a look-up."""
     delivery_ms: int = 50

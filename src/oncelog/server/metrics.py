@@ -20,7 +20,15 @@ from oncelog.engine.write_gate import ReadOnlyReason
 
 BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 COMMIT_SECONDS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-
+HISTOGRAMS: Final = (
+    ("oncelog_commit_batch_items", "Writes of one group commit.", BATCH_ITEMS_BOUNDS),
+    (
+        "oncelog_commit_duration_seconds",
+        "Time from the start of a group commit until it was durable.",
+        COMMIT_SECONDS_BOUNDS,
+    ),
+)
+"""Name, text and bounds of each histogram."""
 
 CONNECTION_REFUSALS: Final = (
     "connections_max",
@@ -91,14 +99,8 @@ class Metrics(Collector):
         registry = CollectorRegistry()
         registry.register(self)
         # Observed once for each group commit, so their locks cost little.
-        self._batch_items = Histogram(
-            "oncelog_commit_batch_items", "Writes of one group commit.", buckets=BATCH_ITEMS_BOUNDS, registry=registry
-        )
-        self._commit_seconds = Histogram(
-            "oncelog_commit_duration_seconds",
-            "Time from the start of a group commit until it was durable.",
-            buckets=COMMIT_SECONDS_BOUNDS,
-            registry=registry,
+        self._batch_items, self._commit_seconds = (
+            Histogram(name, text, buckets=bounds, registry=registry) for name, text, bounds in HISTOGRAMS
         )
         ProcessCollector(registry=registry)
         self._registry = registry
@@ -159,55 +161,63 @@ _COUNTER: Final = CounterMetricFamily
 _GAUGE: Final = GaugeMetricFamily
 _DECLARATIONS: Final = (
     _Declaration(
-        _GAUGE, "read_only", "1 for each reason for which the log accepts no new writes.", _read_reasons, ("reason",)
+        _GAUGE,
+        "read_only",
+        "1 for each reason for which the log accepts no new writes: operator, free, size, full.",
+        _read_reasons,
+        ("reason",),
     ),
     _Declaration(
         _GAUGE,
         "disk_free_bytes",
-        "Free bytes of the log's disk, less its -wal.",
+        "Free bytes of the file system of a log in a file, minus its -wal.",
         lambda metrics: metrics.log.write_gate.free_bytes,
     ),
     _Declaration(
         _GAUGE,
         "store_bytes",
-        "Bytes of the file or the database.",
+        "Bytes of the file or the database at the last measurement.",
         lambda metrics: metrics.log.write_gate.store_bytes,
     ),
     _Declaration(
         _GAUGE,
         "credential_files_failed",
-        "Credential files whose newest content could not be loaded; their previous content is in use.",
+        "Credential files with unreadable new content: api_keys, signing_keys. Their previous content is used.",
         lambda metrics: metrics.failed_files(),
         ("kind",),
     ),
     _Declaration(
         _GAUGE,
         "tenant_bytes",
-        "Bytes of records, members and side state.",
+        "Bytes of records, members and side state of each tenant with a quota.",
         _tenant_reader(lambda _, usage: usage.bytes),
         ("tenant",),
     ),
     _Declaration(
-        _GAUGE, "tenant_records", "Records and members.", _tenant_reader(lambda _, usage: usage.records), ("tenant",)
+        _GAUGE,
+        "tenant_records",
+        "Records and members of each tenant with a quota.",
+        _tenant_reader(lambda _, usage: usage.records),
+        ("tenant",),
     ),
     _Declaration(
         _GAUGE,
         "tenant_bytes_max",
-        "Bytes that a tenant may have.",
+        "Bytes that a tenant may have, if they are limited.",
         _tenant_reader(lambda tenant, _: tenant.bytes_max or None),
         ("tenant",),
     ),
     _Declaration(
         _GAUGE,
         "tenant_records_max",
-        "Records that a tenant may have.",
+        "Records that a tenant may have, if they are limited.",
         _tenant_reader(lambda tenant, _: tenant.records_max or None),
         ("tenant",),
     ),
     _Declaration(
         _GAUGE,
         "connections",
-        "Open connections.",
+        "Open connections: ws (WebSocket), sse (server-sent events).",
         lambda metrics: metrics.connections(),
         ("kind",),
     ),
@@ -224,25 +234,31 @@ _DECLARATIONS: Final = (
         lambda metrics: metrics.counts.requests,
         ("door", "kind", "outcome"),
     ),
-    _Declaration(_COUNTER, "events", "Submitted events by outcome.", _read_outcomes, ("outcome",)),
+    _Declaration(
+        _COUNTER,
+        "events",
+        "Submitted events by outcome: committed, replayed, and rejected_ with the reason.",
+        _read_outcomes,
+        ("outcome",),
+    ),
     _Declaration(
         _COUNTER,
         "ledger_writes",
-        "Ledger writes by outcome.",
+        "Ledger writes by outcome: committed, from_memory and from_store (retries), and codes of errors.",
         lambda metrics: metrics.counts.ledger_writes,
         ("outcome",),
     ),
     _Declaration(
         _COUNTER,
         "deltas",
-        "Pushed deltas by outcome.",
+        "Pushed deltas by outcome: committed, known, known_under_another_op.",
         lambda metrics: metrics.counts.deltas,
         ("outcome",),
     ),
     _Declaration(
         _COUNTER,
         "messages",
-        "Chat messages by outcome.",
+        "Chat messages by outcome: committed, known, known_with_other_content.",
         lambda metrics: metrics.counts.messages,
         ("outcome",),
     ),
@@ -258,7 +274,7 @@ _DECLARATIONS: Final = (
     _Declaration(
         _COUNTER,
         "slow_readers",
-        "Readers that fell behind.",
+        "Readers that fell behind, by step: warned, closed.",
         lambda metrics: {"warned": metrics.counts.slow_readers_warned, "closed": metrics.counts.slow_readers_closed},
         ("step",),
     ),
@@ -285,14 +301,14 @@ _DECLARATIONS: Final = (
     _Declaration(
         _COUNTER,
         "unauthenticated_requests",
-        "Requests without a credential that needed one.",
+        "Requests without a credential that needed one. They are not throttled.",
         lambda metrics: metrics.counts.unauthenticated_requests,
     ),
     _Declaration(_GAUGE, "queue_items", "Writes that wait for their commit.", lambda metrics: metrics.log.queue_length),
     _Declaration(
         _GAUGE,
         "last_committed_position",
-        "Position of the newest commit of each lane.",
+        "Position of the newest commit of each lane. In lane 0, the newest event that this server has delivered.",
         lambda metrics: {str(lane): position for lane, position in metrics.positions.items()},
         ("lane",),
     ),
@@ -305,7 +321,7 @@ _DECLARATIONS: Final = (
     _Declaration(
         _COUNTER,
         "evicted_clients",
-        "Entries of forgotten ledger clients that this server deleted from the store.",
+        "Entries of forgotten ledger clients that this server deleted from the store, during later commits.",
         lambda metrics: metrics.log.client_evictions,
     ),
     _Declaration(_GAUGE, "subscribers", "Readers that follow the log.", lambda metrics: metrics.subscribers()),

@@ -47,7 +47,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     store: str = "oncelog.db"
     """The log: a file, which is created if it is missing, or a database (`postgresql://user@host/database`)."""
     file_mode: str = "0600"
-    """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep theirs."""
+    """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep their mode."""
     check_secret_files: bool = True
     """Whether secret files that other users may read are refused. Set it to false for secrets of a container runtime:
     the server then logs a warning."""
@@ -72,7 +72,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     """Whether the log refuses new writes. Known writes are answered, and reads work. SIGHUP reloads it."""
     tenants: tuple[Tenant, ...] = ()
-    """Quotas: the prefix and limits of each tenant. The log stores them. SIGHUP reloads them."""
+    """Quotas: the prefix and limits of each tenant, as tables or texts. The log stores them. SIGHUP reloads them."""
     shutdown_ms: int = 10_000
     """How long a server that stops waits for requests in flight. 0 does not wait."""
     show_actors: bool = True
@@ -147,7 +147,8 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
     """Permanent settings of a new log. An existing log that has other values is refused at start."""
 
     ttl_ms: int | None = None
-    """How long keys and clients are remembered after their last use, by log time. Default of a new log: 24 hours."""
+    """How long keys and clients are remembered after their last use, by log time. Default of a new log: 24 hours, on
+    which `LedgerClient` relies."""
     eviction_interval: int | None = None
     """The log forgets keys at positions of a lane that are multiples of this. Default of a new log: 1,000."""
 
@@ -269,8 +270,8 @@ _PARTS: Final[Mapping[str, tuple[str, Any]]] = {
     # The algorithms and files have no default. These take their place while other settings are checked one by one.
     "tokens": ("tokens.", TokenSettings(algorithms=("EdDSA",), key_files=(KeyFile("keys", KeyKind.PEM),))),
     "api_keys": ("api_keys.", ApiKeySettings()),
-    "engine_limits": ("limits.", Limits()),
     "api_limits": ("limits.", ApiLimits()),
+    "engine_limits": ("limits.", Limits()),
 }
 """The parts of the settings by their field of `ServerSettings`: what their names begin with, and their defaults."""
 _FIELDS: Final[Mapping[str, _Field]] = {

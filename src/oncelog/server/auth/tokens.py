@@ -43,16 +43,20 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     algorithms: tuple[str, ...]
     """One or more of HS256, RS256, ES256 and EdDSA. Tokens of other algorithms are refused."""
     key_files: tuple[KeyFile, ...]
+    """Files of keys: `kind:path` or `kind#key_id:path`, with `secret`, `pem` or `jwks` as the kind. In a TOML file also
+    tables, for a path with a comma or an id with a colon: `{ kind = "pem", path = "keys/login.pem", key_id = "1" }`."""
     issuer: str | None = None
-    """Required value of `iss`. None: any value."""
+    """Required value of `iss`. Without it, any value is accepted."""
     audiences: tuple[str, ...] = ()
-    """Accepted values of `aud`. Empty: any value."""
+    """Accepted values of `aud`. An empty list accepts any value."""
     leeway_ms: int = LEEWAY_MS_DEFAULT
-    """Largest difference between the clocks of the issuer and the server."""
+    """Largest difference between the clocks of the issuer and the server, at most 300,000."""
     lifetime_max_ms: int = TOKEN_LIFETIME_MS_DEFAULT
     """Longest time from `iat` (without it, from now) to `exp`. Tokens that live longer are refused. 0 turns it off."""
     grants_claim: str = "grants"
+    """Name of the claim that contains the grants."""
     token_characters_max: int = TOKEN_CHARACTERS_MAX
+    """A longer token is refused. A higher value is not possible."""
 
     def __post_init__(self) -> None:
         if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
