@@ -35,12 +35,12 @@ endif
 run: $(VENV)/.run ## The server on the embedded store, in development mode; prints what to try next
 	@exec $(BIN)/oncelog serve --development
 
-tour: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice; then a log in a file
+tour: $(VENV)/.run ## A tour of the policies: outcomes of writes that are sent twice; then a log in a file
 	@$(BIN)/python examples/narrated.py
 	@$(BIN)/python examples/embedded.py
 
 todo: $(VENV)/.dev $(NODE)/.whole ## A shared to-do list in two terminals and a web page; prints what to start
-	@echo "Start these, each in a terminal of its own (examples/todo/README.md):"
+	@echo "Run these commands, each in a separate terminal (examples/todo/README.md):"
 	@sed -n 's/^\$$ /  /p' examples/todo/README.md
 
 cluster: $(VENV)/.dev ## PostgreSQL with two standbys, Patroni and etcd, that fails over; prints how to use and to kill it

@@ -1,7 +1,7 @@
-// Checks a proof of Oncelog, written from docs/reference/proofs.md. Node 20 and browsers; no dependencies.
+// Checks a proof of Oncelog. Written from docs/reference/proofs.md. Runs in Node 20 and in browsers, without packages.
 //   node verify.mjs FILE                               exit status 0 if the proof holds, else 1
 //   const { blockHash } = await verify(parse(json));   throws an Error if it does not hold
-// Hold the block hash against one that you trust: anybody can make up a block.
+// Compare the block hash with one that you trust: any program can make up a block.
 
 const refuse = (where, why) => { throw new Error(`${where}: ${why}`); };
 const isSame = (one, other) => one.length === other.length && one.every((byte, index) => byte === other[index]);
@@ -12,9 +12,9 @@ const bytes = (...parts) => {
 };
 const H = async (...parts) => new Uint8Array(await crypto.subtle.digest("SHA-256", bytes(...parts)));
 
-// Each of these takes a member of the document and gives its number or its bytes, or refuses it.
+// Each reader takes a member of the document and returns its number or its bytes. It throws for any other value.
 const number = (bits) => (value, where) => {
-  const whole = Number.isSafeInteger(value) ? BigInt(value) : value; // beyond 2^53 only a BigInt has all digits
+  const whole = Number.isSafeInteger(value) ? BigInt(value) : value; // above 2^53 only a BigInt has all digits
   const fits = typeof whole === "bigint" && whole >= 0n && whole >> BigInt(bits) === 0n;
   return fits ? whole : refuse(where, `must be a whole number of at most ${bits} bits`);
 };
@@ -36,7 +36,7 @@ const list = (reader) => (value, where) =>
 const nullable = (reader) => (value, where) => (value === null ? null : reader(value, where));
 const object = (members) => (value, where) => {
   if (typeof value !== "object" || value === null) refuse(where, "must be an object");
-  if (!Object.keys(value).every((name) => Object.hasOwn(members, name))) refuse(where, "has a member that is unknown");
+  if (!Object.keys(value).every((name) => Object.hasOwn(members, name))) refuse(where, "has an unknown member");
   return Object.fromEntries(Object.keys(members).map((name) => [name, members[name](value[name], `${where}.${name}`)]));
 };
 const NUMBERS = ["position", "sequence", "log_time_ms", "height", "client_sequence"];
@@ -60,7 +60,7 @@ const recordHeader = (record) => bytes([1], big(record.lane, 4), ...NUMBERS.map(
 const blockHeader = (block) => bytes([1], big(block.lane, 4), big(block.height, 8), big(block.first_position, 8),
   big(block.count, 4), big(block.timestamp_ms, 8), block.previous_hash, block.merkle_root);
 
-export function parse(json) { // JSON.parse alone rounds numbers beyond 2^53: here whole numbers become BigInts
+export function parse(json) { // JSON.parse rounds numbers above 2^53, so whole numbers become BigInts here
   const mark = crypto.randomUUID(); // no string of the document begins with it
   const marked = (one) => (one[0] === '"' ? one : `"${mark}${one}"`);
   const revived = (_, one) => (typeof one === "string" && one.startsWith(mark) ? BigInt(one.slice(mark.length)) : one);
@@ -69,18 +69,18 @@ export function parse(json) { // JSON.parse alone rounds numbers beyond 2^53: he
 
 export async function verify(document) {
   const { record, salt, body, body_hash, index, count, path, block } = read(document, "$");
-  if (!isSame(await H([2], blockHeader(block)), block.hash)) refuse("$.block.hash", "is not that of the block");
+  if (!isSame(await H([2], blockHeader(block)), block.hash)) refuse("$.block.hash", "does not match the block");
   if ((salt === null) !== (body === null)) refuse("$.salt", "and body must both be present, or both be null");
-  if (body && !isSame(await H(salt, body), body_hash)) refuse("$.body_hash", "is not that of salt and body");
+  if (body && !isSame(await H(salt, body), body_hash)) refuse("$.body_hash", "does not match salt and body");
   for (const [name, its] of [["lane", "lane"], ["height", "height"], ["log_time_ms", "timestamp_ms"]])
-    if (record[name] !== block[its]) refuse(`$.record.${name}`, "is not the block's");
-  if (record.position !== block.first_position + index) refuse("$.record.position", "is not that of the index");
-  if (count !== block.count || index >= count) refuse("$.index", "or count is not of this block");
+    if (record[name] !== block[its]) refuse(`$.record.${name}`, "does not match the block");
+  if (record.position !== block.first_position + index) refuse("$.record.position", "does not match the index");
+  if (count !== block.count || index >= count) refuse("$.index", "or count does not match the block");
   let [reached, place, last] = [await H([0], recordHeader(record), body_hash), index, count - 1n];
-  for (const beside of path) {
+  for (const sibling of path) {
     if (last === 0n) refuse("$.path", "is too long");
     const isFromTheRight = (place & 1n) === 1n || place === last;
-    reached = await (isFromTheRight ? H([1], beside, reached) : H([1], reached, beside));
+    reached = await (isFromTheRight ? H([1], sibling, reached) : H([1], reached, sibling));
     while (isFromTheRight && !(place & 1n) && place) [place, last] = [place >> 1n, last >> 1n];
     [place, last] = [place >> 1n, last >> 1n];
   }

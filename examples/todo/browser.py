@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven by its DevTools protocol: for the test of the page, and for its picture."""
+"""A headless Chromium that is driven over the DevTools protocol, for the test of the page and for its picture."""
 
 import asyncio
 import base64
@@ -25,28 +25,28 @@ class Tab:
         self._numbers = itertools.count(1)
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol. One at a time."""
+        """Send a command of the protocol and return its result. Commands must not overlap."""
         number = next(self._numbers)
         async with asyncio.timeout(WAIT_S):
             await self._socket.send_json({"id": number, "method": method, "params": parameters})
             while True:
-                told = await self._socket.receive_json()
-                if told.get("id") == number:  # what else is told are events
+                message = await self._socket.receive_json()
+                if message.get("id") == number:  # the other messages are events
                     break
-        if "error" in told:
-            raise RuntimeError(f"{method}: {told['error']}")
-        result: dict[str, Any] = told["result"]
+        if "error" in message:
+            raise RuntimeError(f"{method}: {message['error']}")
+        result: dict[str, Any] = message["result"]
         return result
 
     async def run(self, script: str) -> Any:
-        """What an expression comes to, in the page; a promise is waited for."""
+        """Evaluate an expression in the page and return its value. Waits for a promise."""
         answer = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(json.dumps(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     async def open(self, url: str, width: int = 480, height: int = 400) -> None:
-        """Goes to an address, in a window of that size, and returns when the page is loaded."""
+        """Open an address in a window of this size, and wait until the page is loaded."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -54,22 +54,22 @@ class Tab:
         if answer.get("errorText"):
             raise RuntimeError(f"{url}: {answer['errorText']}")
         async with asyncio.timeout(WAIT_S):
-            while await self.run("document.readyState") != "complete":  # noqa: ASYNC110 - it is in another process
+            while await self.run("document.readyState") != "complete":  # noqa: ASYNC110 - the page is in another process
                 await asyncio.sleep(0.02)
 
-    async def picture(self) -> bytes:
-        """The page as it looks now, as a PNG."""
+    async def capture_png(self) -> bytes:
+        """Return a picture of the page as a PNG."""
         return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
 
 @asynccontextmanager
-async def browser(profile: Path) -> AsyncIterator[Tab]:
-    """A browser with a profile of its own (an empty directory, or that of an earlier run), and one page."""
+async def open_browser(profile: Path) -> AsyncIterator[Tab]:
+    """Run a browser with one page. The profile is an empty directory, or that of an earlier run."""
     program = shutil.which("chromium")
     if program is None:
         raise RuntimeError("chromium is missing: apt-get install chromium")
-    told = profile / "DevToolsActivePort"
-    told.unlink(missing_ok=True)
+    port_file = profile / "DevToolsActivePort"
+    port_file.unlink(missing_ok=True)
     process = await asyncio.create_subprocess_exec(
         program,
         "--headless=new",
@@ -85,12 +85,12 @@ async def browser(profile: Path) -> AsyncIterator[Tab]:
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # so that all its processes can be ended, and no others
+        start_new_session=True,  # to end all of its processes, and no others
     )
     try:
         async with (
             aiohttp.ClientSession() as session,
-            session.ws_connect(await _page_of(told, process, session), max_msg_size=0) as socket,
+            session.ws_connect(await _find_page_socket(port_file, process, session), max_msg_size=0) as socket,
         ):
             yield Tab(socket)
     finally:
@@ -99,17 +99,19 @@ async def browser(profile: Path) -> AsyncIterator[Tab]:
         await process.wait()
 
 
-def _first_line(path: Path) -> str:
+def _read_first_line(path: Path) -> str:
     return path.read_text().split("\n")[0] if path.exists() else ""
 
 
-async def _page_of(told: Path, process: asyncio.subprocess.Process, session: aiohttp.ClientSession) -> str:
-    """Where its page is spoken to. It writes the port into a file when it listens."""
+async def _find_page_socket(
+    port_file: Path, process: asyncio.subprocess.Process, session: aiohttp.ClientSession
+) -> str:
+    """Return the address of the page's socket. The browser writes its port to a file when it listens."""
     async with asyncio.timeout(WAIT_S):
         while True:
             if process.returncode is not None:
                 raise RuntimeError(f"chromium ended with {process.returncode}")
-            port = _first_line(told)
+            port = _read_first_line(port_file)
             if port:
                 async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                     pages = [one for one in await answer.json() if one["type"] == "page"]

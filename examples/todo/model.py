@@ -1,11 +1,11 @@
-"""The to-do list: what a log of events makes of it, and its table in the client's own SQLite file.
+"""The to-do list as a function of the events in a log, and its table in the SQLite file of the client.
 
-An event is as both dialects of the server show it, so that the web page reads it too:
+An event has the form that both dialects of the server show, so that the web page can read it too:
 
     {"type": "todo.added", "schemaVersion": 1, "payload": {"item": "…", "text": "milk", "by": "ann"}, "meta": {…}}
 
-The list is a function of the events in the log's order, and of nothing else: whoever has read the same events sees the
-same list. `page/model.mjs` says the same in JavaScript; a test runs both.
+The list depends on nothing but the events in the order of the log, so all clients that have read the same events show
+the same list. `page/model.mjs` is this module in JavaScript; a test compares both.
 """
 
 import re
@@ -24,11 +24,11 @@ REMOVED: Final = "todo.removed"
 KINDS: Final = (ADDED, RENAMED, DONE, UNDONE, REMOVED)
 SCHEMA_VERSION: Final = 1
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-"""Of a list, which is a project of the npm client: the same in a partition, in an address and in the name of a file."""
+"""Name of a list, which is a project of the npm client. It is part of a partition, an address and a file name."""
 
 
 class Change(NamedTuple):
-    """What one event says."""
+    """Content of one event."""
 
     kind: str
     item: str
@@ -41,42 +41,42 @@ class Item(NamedTuple):
 
     id: str
     place: int
-    """The number of the event that added it: the order of the list, the same for everybody."""
+    """Number of the event that added the item: its place in the list, equal for all readers."""
     text: str
     by: str
     is_done: bool = False
     is_removed: bool = False
-    """It stays known, so that whatever was said of it elsewhere, and comes later, does not bring it back."""
+    """The item stays in the table, so that a later event about it does not bring it back."""
     is_pending: bool = False
-    """Something about it has not reached the server yet."""
+    """The outbox has a change of the item."""
 
 
 # --- events ----------------------------------------------------------------------------------------------
 
 
-def followed(name: str) -> str:
-    """The partition that has all events of a list."""
+def get_followed_partition(name: str) -> str:
+    """Return the partition that has all events of a list."""
     return f"project/{name}"
 
 
-def written(name: str) -> list[str]:
-    """The partitions of an event of a list, as the page's events have them."""
+def list_event_partitions(name: str) -> list[str]:
+    """Return the partitions of each event of a list, equal to those of the page's events."""
     return [f"project/{name}", f"todo/{name}"]
 
 
-def event_of(kind: str, item: str, by: str, text: str | None = None) -> dict[str, Any]:
-    """An event to submit."""
-    said = {} if text is None else {"text": text}
+def build_event(kind: str, item: str, by: str, text: str | None = None) -> dict[str, Any]:
+    """Return an event to submit."""
+    text_member = {} if text is None else {"text": text}
     return {
         "type": kind,
         "schemaVersion": SCHEMA_VERSION,
-        "payload": {"item": item, "by": by, **said},
+        "payload": {"item": item, "by": by, **text_member},
         "meta": {"clientId": by, "clientTs": time.time_ns() // 1_000_000},
     }
 
 
-def change_of(event: Mapping[str, Any] | None) -> Change | None:
-    """What an event says. None if it is none of ours: anybody can write into the partition."""
+def parse_change(event: Mapping[str, Any] | None) -> Change | None:
+    """Return the content of an event. None for other events: any client can write to the partition."""
     if event is None or type(event.get("schemaVersion")) is not int or event["schemaVersion"] != SCHEMA_VERSION:
         return None
     kind, payload = event.get("type"), event.get("payload")
@@ -93,8 +93,8 @@ def change_of(event: Mapping[str, Any] | None) -> Change | None:
 # --- the list --------------------------------------------------------------------------------------------
 
 
-def after(item: Item | None, change: Change, place: int) -> Item | None:
-    """What a change makes of the item that it is about. The last one in the log's order wins."""
+def apply_change(item: Item | None, change: Change, place: int) -> Item | None:
+    """Return the item after a change. The last change in the order of the log wins."""
     if item is None:
         return Item(change.item, place, change.text, change.by) if change.kind == ADDED else None
     if item.is_removed:
@@ -106,45 +106,45 @@ def after(item: Item | None, change: Change, place: int) -> Item | None:
             return item._replace(is_done=change.kind == DONE)
         case "todo.removed":
             return item._replace(is_removed=True)
-    return item  # it was added before
+    return item  # it exists already
 
 
-def folded(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> dict[str, Item]:
-    """All items, removed ones too, after events with their numbers, in the log's order."""
+def fold(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> dict[str, Item]:
+    """Return all items, including removed ones, after numbered events in the order of the log."""
     items: dict[str, Item] = {}
     for number, event in events:
-        change = change_of(event)
-        if change is not None and (item := after(items.get(change.item), change, number)) is not None:
+        change = parse_change(event)
+        if change is not None and (item := apply_change(items.get(change.item), change, number)) is not None:
             items[change.item] = item
     return items
 
 
-def listed(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> list[Item]:
-    """The list after events with their numbers, in the log's order."""
-    return visible(folded(events).values())
+def build_list(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> list[Item]:
+    """Return the list after numbered events in the order of the log."""
+    return list_visible(fold(events).values())
 
 
-def with_pending(items: Iterable[Item], pending: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """The list as it will be if what waits in the outbox is committed next. Those items are marked."""
+def build_list_with_pending(items: Iterable[Item], pending: Iterable[Mapping[str, Any]]) -> list[Item]:
+    """Return the list as if the server committed the outbox next. Items with pending changes are marked."""
     known = {item.id: item for item in items}
     place = max((item.place for item in known.values()), default=0)
     for event in pending:
-        change = change_of(event)
+        change = parse_change(event)
         if change is None:
             continue
         place += 1
-        item = after(known.get(change.item), change, place)
+        item = apply_change(known.get(change.item), change, place)
         if item is not None:
             known[change.item] = item._replace(is_pending=True)
-    return visible(known.values())
+    return list_visible(known.values())
 
 
-def visible(items: Iterable[Item]) -> list[Item]:
-    """In their order, without those that were removed."""
+def list_visible(items: Iterable[Item]) -> list[Item]:
+    """Return the items in their order, without removed ones."""
     return sorted((item for item in items if not item.is_removed), key=lambda item: item.place)
 
 
-# --- its table -------------------------------------------------------------------------------------------
+# --- the table -------------------------------------------------------------------------------------------
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS todo_items (
@@ -156,14 +156,14 @@ _COLUMNS: Final = 'id, place, text, "by", is_done, is_removed'
 
 
 def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-    """For the client: called in the transaction that moves its cursor, so that each event counts once."""
+    """Update the table. The client calls this in the transaction that moves its cursor, so each event counts once."""
     connection.execute(_TABLE)
     for event in events:
-        change = change_of(event.event)
+        change = parse_change(event.event)
         if change is None:
             continue
         row = connection.execute(f"SELECT {_COLUMNS} FROM todo_items WHERE id = ?", (change.item,)).fetchone()  # noqa: S608
-        item = after(None if row is None else _item(row), change, event.committed_id)
+        item = apply_change(None if row is None else _to_item(row), change, event.committed_id)
         if item is not None:
             connection.execute(
                 f"INSERT OR REPLACE INTO todo_items ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
@@ -172,26 +172,26 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
 
 
 def reset(connection: sqlite3.Connection) -> None:
-    """For the client: the log on the server is another one (a restored backup). The list begins anew with it."""
+    """Empty the table. The client calls this when the server has another log, for example after a restore."""
     connection.execute(_TABLE)
     connection.execute("DELETE FROM todo_items")
 
 
 class Table:
-    """Reads the table, by a connection of its own: the client's belongs to the client's thread."""
+    """Reads the table over a separate connection, because that of the client belongs to the client's thread."""
 
     def __init__(self, path: str) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute(_TABLE)
 
     def items(self) -> list[Item]:
-        """All of them, removed ones too."""
-        return [_item(row) for row in self._connection.execute(f"SELECT {_COLUMNS} FROM todo_items")]  # noqa: S608
+        """Return all items, including removed ones."""
+        return [_to_item(row) for row in self._connection.execute(f"SELECT {_COLUMNS} FROM todo_items")]  # noqa: S608
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._connection.close()
 
 
-def _item(row: tuple[str, int, str, str, int, int]) -> Item:
+def _to_item(row: tuple[str, int, str, str, int, int]) -> Item:
     return Item(*row[:4], bool(row[4]), bool(row[5]))

@@ -1,6 +1,6 @@
-"""Makes the picture in the README from the real thing: python examples/todo/screenshot.py docs/images/todo.png
+"""Makes the picture in the README: python examples/todo/screenshot.py docs/images/todo.png
 
-A server, two terminals and the page in Chromium; one terminal is offline, and has something that waits.
+It runs a server, two terminals, and the page in Chromium. One terminal is offline and has a pending item.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from typing import Final
 
 from textual.pilot import Pilot
 
-from browser import Tab, browser
+from browser import Tab, open_browser
 from oncelog.server.app import Server
 from oncelog.server.settings import ServerSettings
-from serve_page import address, page_server
-from terminal import TodoApp, terminal
+from serve_page import build_page_url, create_page_server
+from terminal import TodoApp, open_terminal
 
 WAIT_S: Final = 60
 TERMINAL_SIZE: Final = (48, 18)
@@ -34,9 +34,9 @@ SHOWN: Final = "[...document.querySelectorAll('#items .text')].map((one) => one.
 
 
 @contextmanager
-def pages() -> Iterator[int]:
-    """The page's own server."""
-    server = page_server(0)
+def serve_page() -> Iterator[int]:
+    """Serve the page in a thread, and yield the port."""
+    server = create_page_server(0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -47,46 +47,46 @@ def pages() -> Iterator[int]:
         server.server_close()
 
 
-async def shown(app: TodoApp, *texts: str) -> None:
-    """Returns when a terminal has these items."""
+async def wait_for_items(app: TodoApp, *texts: str) -> None:
+    """Wait until a terminal has these items."""
     async with asyncio.timeout(WAIT_S):
-        while [item.text for item in app.items] != list(texts):  # noqa: ASYNC110 - as a user looks
+        while [item.text for item in app.items] != list(texts):  # noqa: ASYNC110 - polls the screen, as a user does
             await asyncio.sleep(0.02)
 
 
-async def add(pilot: Pilot[None], text: str) -> None:
-    """As one types."""
+async def add_item(pilot: Pilot[None], text: str) -> None:
+    """Type a new item."""
     keys = ["space" if character == " " else character for character in text]
     await pilot.press("a", *keys, "enter", "escape")
 
 
-async def pictures(directory: Path, port: int) -> list[tuple[str, bytes]]:
-    """Two terminals and the page, at the end of a short story."""
+async def capture_screens(directory: Path, port: int) -> list[tuple[str, bytes]]:
+    """Edit one list in two terminals and the page, and return pictures of all three with their media types."""
     origin = f"http://127.0.0.1:{port}"
     settings = ServerSettings(development=True, port=0, store=str(directory / "log.db"), origins=(origin,))
     async with (
         Server(settings) as server,
-        terminal(server.urls[0], "ann", str(directory / "ann.db")) as ann,
-        terminal(server.urls[0], "bob", str(directory / "bob.db")) as bob,
+        open_terminal(server.urls[0], "ann", str(directory / "ann.db")) as ann,
+        open_terminal(server.urls[0], "bob", str(directory / "bob.db")) as bob,
         ann.run_test(size=TERMINAL_SIZE) as anns,
         bob.run_test(size=TERMINAL_SIZE) as bobs,
-        browser(directory / "profile") as eve,
+        open_browser(directory / "profile") as eve,
     ):
-        await eve.open(address(port, server=server.urls[0], name="eve"), *PAGE_SIZE)
-        await add(anns, "milk")
-        await shown(bob, "milk")
-        await add(bobs, "bread")
-        await shown(ann, "milk", "bread")
+        await eve.open(build_page_url(port, server=server.urls[0], name="eve"), *PAGE_SIZE)
+        await add_item(anns, "milk")
+        await wait_for_items(bob, "milk")
+        await add_item(bobs, "bread")
+        await wait_for_items(ann, "milk", "bread")
         await eve.run(ADD.format(text="call the plumber"))
-        await shown(bob, "milk", "bread", "call the plumber")
+        await wait_for_items(bob, "milk", "bread", "call the plumber")
         await eve.run(TICK)
-        await until_done(ann)
-        await until_done(bob)
+        await wait_until_done(ann)
+        await wait_until_done(bob)
         await bobs.press("o")
-        await add(bobs, "water the plants")
-        await add(anns, "library books")
-        await shown(ann, "milk", "bread", "call the plumber", "library books")
-        await until_page(eve, 4)
+        await add_item(bobs, "water the plants")
+        await add_item(anns, "library books")
+        await wait_for_items(ann, "milk", "bread", "call the plumber", "library books")
+        await wait_for_page(eve, 4)
         await anns.pause()
         await bobs.pause()
         terminals = [
@@ -94,26 +94,26 @@ async def pictures(directory: Path, port: int) -> list[tuple[str, bytes]]:
         ]
         return [
             *(("image/svg+xml", text.encode()) for text in terminals),
-            ("image/png", await eve.picture()),
+            ("image/png", await eve.capture_png()),
         ]
 
 
-async def until_done(app: TodoApp) -> None:
-    """Returns when the first item is done."""
+async def wait_until_done(app: TodoApp) -> None:
+    """Wait until the first item is done."""
     async with asyncio.timeout(WAIT_S):
         while not app.items[0].is_done:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)
 
 
-async def until_page(tab: Tab, count: int) -> None:
-    """Returns when the page has so many items."""
+async def wait_for_page(tab: Tab, count: int) -> None:
+    """Wait until the page has this number of items."""
     async with asyncio.timeout(WAIT_S):
         while len(await tab.run(SHOWN)) != count:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)
 
 
-def side_by_side(images: list[tuple[str, bytes]]) -> str:
-    """A page with all of them."""
+def build_page(images: list[tuple[str, bytes]]) -> str:
+    """Return a page that shows the pictures side by side."""
     sources = [f"data:{kind};base64,{base64.b64encode(data).decode()}" for kind, data in images]
     return f"""<!doctype html><meta charset="utf-8"><style>
       body {{ margin: 0; padding: 16px; display: flex; gap: 16px; background: #f4f4f4; align-items: stretch; }}
@@ -126,18 +126,18 @@ def side_by_side(images: list[tuple[str, bytes]]) -> str:
       <figure>a web page, on npm's insieme<img src="{sources[2]}"></figure>"""
 
 
-async def picture() -> bytes:
-    """All three, as one PNG."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, pages() as port:
+async def capture_all() -> bytes:
+    """Return one PNG with the two terminals and the page."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, serve_page() as port:
         directory = Path(name)
         (directory / "profile").mkdir()
-        html = side_by_side(await pictures(directory, port))
+        html = build_page(await capture_screens(directory, port))
         (directory / "all.html").write_text(html, encoding="utf-8")
         (directory / "second").mkdir()
-        async with browser(directory / "second") as tab:
+        async with open_browser(directory / "second") as tab:
             await tab.open((directory / "all.html").as_uri(), *PICTURE_SIZE)
-            return await tab.picture()
+            return await tab.capture_png()
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_bytes(asyncio.run(picture()))
+    Path(sys.argv[1]).write_bytes(asyncio.run(capture_all()))

@@ -1,7 +1,7 @@
 """Serves the web page of the to-do list: python examples/todo/serve_page.py
 
-The page and the npm package that it runs on, as files; the list itself comes from the Oncelog server, which must allow
-this page's origin: oncelog serve --development --set origins=http://127.0.0.1:7172
+It serves the page and its npm package as files. The list comes from the Oncelog server, which must allow the origin of
+the page: oncelog serve --development --set origins=http://127.0.0.1:7172
 """
 
 import argparse
@@ -19,10 +19,10 @@ _MODULES_PATH: Final = "/node_modules/"
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Two directories, and nothing else."""
+    """Serves two directories."""
 
     def translate_path(self, path: str) -> str:
-        """The file of a path; the class above it sees to it that it is in the directory."""
+        """Return the file of a path. The base class keeps it inside the directory."""
         path = urlsplit(path).path
         if path.startswith(_MODULES_PATH):
             self.directory = str(MODULES)
@@ -31,36 +31,36 @@ class Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def end_headers(self) -> None:
-        """Whoever changes the page sees it at the next load."""
+        """Forbid caching, so that a changed page appears at the next load."""
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name above
-        """Says nothing."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        """Print no log of requests."""
 
 
-def page_server(port: int = PORT) -> ThreadingHTTPServer:
-    """Ready to `serve_forever`. Raises SystemExit if the npm package is not there."""
+def create_page_server(port: int = PORT) -> ThreadingHTTPServer:
+    """Return a server to run with `serve_forever`. Raises SystemExit if the npm package is not installed."""
     if not (MODULES / "insieme").is_dir():
-        raise SystemExit("the npm package is not there: run `make todo`")
+        raise SystemExit("the npm package is not installed: run `make todo`")
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=str(PAGE)))
     except OSError as error:
         raise SystemExit(f"port {port} cannot be used: {error.strerror}") from error
 
 
-def address(port: int, **asked: str) -> str:
-    """Of the page, with what is asked of it: server, name, list."""
-    return f"http://127.0.0.1:{port}/?{urlencode(asked)}"
+def build_page_url(port: int, **parameters: str) -> str:
+    """Return the address of the page with its parameters: server, name, list."""
+    return f"http://127.0.0.1:{port}/?{urlencode(parameters)}"
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Serves the web page of the to-do list.")
+    parser = argparse.ArgumentParser(description="Serve the web page of the to-do list.")
     parser.add_argument("--url", default="http://127.0.0.1:7171", help="the Oncelog server")
     parser.add_argument("--port", type=int, default=PORT)
     arguments = parser.parse_args()
-    with page_server(arguments.port) as serving:
-        print(f"The page is on {address(serving.server_port, server=arguments.url, name='eve')}", flush=True)
+    with create_page_server(arguments.port) as serving:
+        print(f"The page is at {build_page_url(serving.server_port, server=arguments.url, name='eve')}", flush=True)
         try:
             serving.serve_forever()
         except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """A shared to-do list in a terminal: python examples/todo/terminal.py --name ann
 
-Everything that is done is in the outbox, and on the screen, at once; whether there is a server makes no difference but
-for the mark beside it. Start several, each with a name of its own, and the page (serve_page.py) beside them.
+The terminal stores every change in the outbox and shows it at once. Without a server, the only difference is the mark
+next to a pending item. Start several terminals with different names, and the page (serve_page.py).
 """
 
 import argparse
@@ -47,7 +47,7 @@ _REJECTED: Final = "rejected/"
 
 
 class Switch:
-    """The network, with a switch: a transport that can be told to be away. The client notices as it would any loss."""
+    """A transport that the user can turn off. The client handles that like every lost connection."""
 
     def __init__(self, url: str, limits: ClientLimits) -> None:
         self._transport = WebSocketTransport(normalize_url(url), limits)
@@ -55,38 +55,38 @@ class Switch:
         self.is_off = False
 
     async def connect(self) -> Socket:
-        """As the client's `Transport` says."""
-        self._demand_on()
+        """Connect, as `Transport` says. Raises LostError while the switch is off."""
+        self._check_on()
         socket = await self._transport.connect()
         try:
-            self._demand_on()
+            self._check_on()
         except LostError:
             await socket.close()
             raise
         self._socket = socket
         return socket
 
-    def _demand_on(self) -> None:
+    def _check_on(self) -> None:
         if self.is_off:
             raise LostError("switched off")
 
     async def turn_off(self) -> None:
-        """Cuts the connection that there is; there will be no other one."""
+        """End the connection and refuse further ones."""
         self.is_off = True
         if self._socket is not None:
             await self._socket.close()
 
     def turn_on(self) -> None:
-        """The client is to be told (`reconnect_now`), or tries by itself after its pause."""
+        """Allow connections. The client connects after its pause, or at once after `reconnect_now`."""
         self.is_off = False
 
     async def close(self) -> None:
-        """As the client's `Transport` says."""
+        """Close the transport."""
         await self._transport.close()
 
 
 class TodoApp(App[None]):
-    """One terminal."""
+    """Screen of one terminal."""
 
     CSS = """
     #title { padding: 0 1; text-style: bold; color: $text-primary; }
@@ -109,159 +109,159 @@ class TodoApp(App[None]):
         self._client = client
         self._switch = switch
         self._table = table
-        self._me = name
+        self._user = name
         self._list_name = list_name
         self._own: dict[str, Pending] = {pending.id: pending for pending in client.pending()}
         """Submissions that the table does not show yet."""
         self._rejected: list[RefusedEvent] = []
         self.items: list[model.Item] = []
-        """What is on the screen."""
+        """Items on the screen."""
 
     def compose(self) -> ComposeResult:
-        """The screen."""
-        yield Static(f"{self._list_name}: {self._me}", id="title", markup=False)
+        """Create the widgets."""
+        yield Static(f"{self._list_name}: {self._user}", id="title", markup=False)
         yield OptionList(id="items", markup=False)
         yield Input(placeholder="a: something to do", id="new")
         yield Static(id="status", markup=False)
         yield Footer()
 
     async def on_mount(self) -> None:
-        """From now on the screen follows the client."""
-        # The client calls in a task of its own: the screen's work is handed to the screen.
-        self._client.on_status(lambda _: self._show_soon())
+        """Draw the screen, and draw it again after each change of the client."""
+        # The client calls the function in one of its tasks, but only the task of the application may draw.
+        self._client.on_status(lambda _: self._schedule_draw())
         self.query_one("#items").focus()
-        await self._show()
+        await self._draw()
 
-    def _show_soon(self) -> None:
-        self.call_later(self._show)
+    def _schedule_draw(self) -> None:
+        self.call_later(self._draw)
 
-    # --- what is shown
+    # --- drawing
 
-    async def _show(self) -> None:
+    async def _draw(self) -> None:
         status = self._client.status()
-        # The cursor first: whatever is at or below it is in the table by now.
-        self._own = {key: one for key, one in self._own.items() if not _is_in_table(one, status.cursor)}
-        self.items = model.with_pending(self._table.items(), [one.event for one in self._own.values()])
+        # Read the cursor before the table: the table contains all events up to the cursor.
+        self._own = {key: one for key, one in self._own.items() if not _is_finished(one, status.cursor)}
+        self.items = model.build_list_with_pending(self._table.items(), [one.event for one in self._own.values()])
         if status.refused != len(self._rejected):
             self._rejected = await self._client.refused()
         if len(self.query("#items, #status")) < 2:
-            return  # the client goes on while the screen is being taken down
-        options = [Option(_line(item), item.id) for item in self.items]
-        options += [Option(_rejected_line(one), _REJECTED + one.id) for one in self._rejected]
-        self._replace(self.query_one("#items", OptionList), options)
-        self.query_one("#status", Static).update(self._status_line(status))
+            return  # the application is closing, and the client still reports changes
+        options = [Option(_format_item(item), item.id) for item in self.items]
+        options += [Option(_format_rejected(one), _REJECTED + one.id) for one in self._rejected]
+        self._replace_options(self.query_one("#items", OptionList), options)
+        self.query_one("#status", Static).update(self._format_status(status))
 
-    def _replace(self, shown: OptionList, options: list[Option]) -> None:
-        """The highlight stays with its item, or where that one was."""
-        place, highlighted = shown.highlighted, shown.highlighted_option
-        shown.set_options(options)
+    def _replace_options(self, widget: OptionList, options: list[Option]) -> None:
+        """Replace the lines. The highlight stays on its item or, if that is gone, on its place."""
+        place, highlighted = widget.highlighted, widget.highlighted_option
+        widget.set_options(options)
         ids = [option.id for option in options]
         if highlighted is not None and highlighted.id in ids:
             place = ids.index(highlighted.id)
         if options:
-            shown.highlighted = min(place or 0, len(options) - 1)
+            widget.highlighted = min(place or 0, len(options) - 1)
 
-    def _status_line(self, status: Status) -> str:
+    def _format_status(self, status: Status) -> str:
         state = "○ switched off" if self._switch.is_off else STATES.get(status.state, "○ offline")
         waiting = f" · {status.pending} waiting" if status.pending else ""
         rejected = f" · {status.refused} rejected" if status.refused else ""
         is_wrong = status.state in (ConnectionState.REFUSED, ConnectionState.CLOSED)
-        why = f" · {_printable(status.last_error)}" if is_wrong and status.last_error else ""
-        return f"{state} · event {status.cursor}{waiting}{rejected}{why}"
+        reason = f" · {_make_printable(status.last_error)}" if is_wrong and status.last_error else ""
+        return f"{state} · event {status.cursor}{waiting}{rejected}{reason}"
 
-    # --- what is done
+    # --- actions
 
     @on(Input.Submitted, "#new")
-    async def _added(self, submitted: Input.Submitted) -> None:
+    async def _add_item(self, submitted: Input.Submitted) -> None:
         text = submitted.value.strip()
         submitted.input.clear()
         if text:
-            await self._submit(model.event_of(model.ADDED, str(uuid4()), self._me, text))
+            await self._submit(model.build_event(model.ADDED, str(uuid4()), self._user, text))
 
     async def action_done(self) -> None:
-        """Done, or not done after all."""
-        item = self._highlighted()
+        """Mark the highlighted item as done, or as not done."""
+        item = self._get_highlighted()
         if item is not None:
-            await self._submit(model.event_of(model.UNDONE if item.is_done else model.DONE, item.id, self._me))
+            await self._submit(model.build_event(model.UNDONE if item.is_done else model.DONE, item.id, self._user))
 
     async def action_remove(self) -> None:
-        """Away with it; and a rejected one has been seen."""
+        """Remove the highlighted item, or forget a rejected one."""
         option = self.query_one("#items", OptionList).highlighted_option
         if option is not None and option.id is not None and option.id.startswith(_REJECTED):
             await self._client.forget_refused(option.id.removeprefix(_REJECTED))
-        item = self._highlighted()
+        item = self._get_highlighted()
         if item is not None:
-            await self._submit(model.event_of(model.REMOVED, item.id, self._me))
+            await self._submit(model.build_event(model.REMOVED, item.id, self._user))
 
     def action_add(self) -> None:
-        """To the line where one writes."""
+        """Move to the input line."""
         self.query_one("#new").focus()
 
     def action_leave(self) -> None:
-        """Back to the list."""
+        """Move to the list."""
         self.query_one("#items").focus()
 
     async def action_offline(self) -> None:
-        """The network goes away, or comes back."""
+        """Turn the network off or on."""
         if self._switch.is_off:
             self._switch.turn_on()
             self._client.reconnect_now()
         else:
             await self._switch.turn_off()
-        await self._show()
+        await self._draw()
 
-    def _highlighted(self) -> model.Item | None:
+    def _get_highlighted(self) -> model.Item | None:
         option = self.query_one("#items", OptionList).highlighted_option
         return next((item for item in self.items if option is not None and item.id == option.id), None)
 
     async def _submit(self, event: Mapping[str, Any]) -> None:
         try:
-            pending = await self._client.submit(dict(event), model.written(self._list_name))
-        except OncelogError as error:  # it was not taken: a full disk, a full outbox
+            pending = await self._client.submit(dict(event), model.list_event_partitions(self._list_name))
+        except OncelogError as error:  # the client has not accepted the event, for example because the disk is full
             self.notify(str(error), severity="error", markup=False)
             return
         self._own[pending.id] = pending
-        await self._show()
+        await self._draw()
 
 
-def _is_in_table(pending: Pending, cursor: int) -> bool:
-    """Or never will be: it was rejected."""
+def _is_finished(pending: Pending, cursor: int) -> bool:
+    """Whether the table needs no update for the submission: it contains the event, or the event was rejected."""
     outcome = pending.result
     return outcome.committed_id <= cursor if isinstance(outcome, Committed) else outcome is not None
 
 
-def _line(item: model.Item) -> Content:
-    text = _printable(item.text)
+def _format_item(item: model.Item) -> Content:
+    text = _make_printable(item.text)
     return Content.assemble(
         ("✓ ", "$text-success") if item.is_done else "· ",
         (text, "dim strike") if item.is_done else text,
-        (f"  {_printable(item.by)}", "dim"),
+        (f"  {_make_printable(item.by)}", "dim"),
         ("  … not sent yet", "$text-warning") if item.is_pending else "",
     )
 
 
-def _rejected_line(rejection: RefusedEvent) -> Content:
-    change = model.change_of(rejection.event)
+def _format_rejected(rejection: RefusedEvent) -> Content:
+    change = model.parse_change(rejection.event)
     text = "?" if change is None else change.text or change.kind
-    return Content.assemble((f"✗ {_printable(text)}  {_printable(str(rejection.outcome))}", "$text-error"))
+    return Content.assemble((f"✗ {_make_printable(text)}  {_make_printable(str(rejection.outcome))}", "$text-error"))
 
 
-def _printable(text: str) -> str:
-    """Others may have written anything, and a terminal obeys control characters."""
+def _make_printable(text: str) -> str:
+    """Replace control characters, which other clients may have written and the terminal would execute."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
 @asynccontextmanager
-async def terminal(
+async def open_terminal(
     url: str, name: str, store: str, list_name: str = "home", limits: ClientLimits | None = None
 ) -> AsyncIterator[TodoApp]:
-    """A terminal with its client. Raises StoreInUseError if another one has the file open."""
-    limits = limits or ClientLimits(pause_ms_max=2000)  # somebody is looking
+    """Open a client and yield its terminal. Raises StoreInUseError if another client has the file open."""
+    limits = limits or ClientLimits(pause_ms_max=2000)  # a user waits
     switch = Switch(url, limits)
     client = Client(
         url,
         path=store,
-        partitions=[model.followed(list_name)],
+        partitions=[model.get_followed_partition(list_name)],
         client_id=name,
         apply=model.apply,
         reset=model.reset,
@@ -269,7 +269,7 @@ async def terminal(
         transport=switch,
     )
     async with client:
-        # All that this program knows comes from the log, so with another log it begins anew.
+        # The list is derived from the log alone, so the client can start over with another log.
         client.on_history_changed(lambda _: client.start_over())
         table = model.Table(store)
         try:
@@ -278,26 +278,26 @@ async def terminal(
             table.close()
 
 
-def name_of(text: str) -> str:
-    """Of a list, or of a user: for the command line."""
+def parse_name(text: str) -> str:
+    """Return the name of a list or of a user. For the command line."""
     if not model.NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError("must be small letters, digits and hyphens, at most 64")
+        raise argparse.ArgumentTypeError("must be at most 64 lower-case letters, digits and hyphens")
     return text
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    """Runs until the user quits."""
+    """Run until the user quits."""
     store = arguments.store or f"todo-{arguments.name}.db"
-    async with terminal(arguments.url, arguments.name, store, arguments.list) as app:
+    async with open_terminal(arguments.url, arguments.name, store, arguments.list) as app:
         await app.run_async()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A shared to-do list in a terminal.")
-    parser.add_argument("--url", default=URL, help=f"the server; {URL} unless told otherwise")
-    parser.add_argument("--name", required=True, type=name_of, help="who you are; another one for each terminal")
-    parser.add_argument("--list", default="home", type=name_of, help="which list; home unless told otherwise")
-    parser.add_argument("--store", help="the file with the outbox and the list; todo-NAME.db unless told otherwise")
+    parser.add_argument("--url", default=URL, help=f"address of the server, {URL} by default")
+    parser.add_argument("--name", required=True, type=parse_name, help="your name, different in each terminal")
+    parser.add_argument("--list", default="home", type=parse_name, help="name of the list, home by default")
+    parser.add_argument("--store", help="file of the outbox and the list, todo-NAME.db by default")
     try:
         asyncio.run(main(parser.parse_args()))
     except OncelogError as error:

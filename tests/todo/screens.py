@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 import model
 from deadlines import until
 from oncelog.client import ClientLimits
-from terminal import TodoApp, terminal
+from terminal import TodoApp, open_terminal
 
 SETTLE_ROUNDS: Final = 3
 """A key goes to a widget, which may ask the application for a change, which the widgets then handle."""
@@ -105,7 +105,7 @@ async def screen(url: str, name: str, directory: Path, **options: Any) -> AsyncI
     # Textual waits after each key until the process is idle for a while; `Screen.press` waits for the messages instead.
     with patch("textual.app.wait_for_idle", asyncio.sleep):
         async with (
-            terminal(url, name, str(directory / f"{name}.db"), **options) as app,
+            open_terminal(url, name, str(directory / f"{name}.db"), **options) as app,
             app.run_test(size=(60, 20)) as pilot,
         ):
             yield Screen(app, pilot)
@@ -113,4 +113,4 @@ async def screen(url: str, name: str, directory: Path, **options: Any) -> AsyncI
 
 def places(screens: Iterable[Screen]) -> list[list[tuple[str, int]]]:
     """Return the order in each terminal: items and their positions in the log."""
-    return [[(item.id, item.place) for item in model.visible(one.app.items)] for one in screens]
+    return [[(item.id, item.place) for item in model.list_visible(one.app.items)] for one in screens]

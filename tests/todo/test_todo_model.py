@@ -20,7 +20,7 @@ ITEMS: Final = ("a", "b", "c")
 Said = dict[str, Any]
 
 changes: Final = st.builds(
-    model.event_of,
+    model.build_event,
     st.sampled_from(model.KINDS),
     st.sampled_from(ITEMS),
     st.sampled_from(["ann", "bob"]),
@@ -63,12 +63,12 @@ def in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
         del left[:length]
     rows = connection.execute("SELECT * FROM todo_items").fetchall()
     connection.close()
-    return model.visible(map(model._item, rows))
+    return model.list_visible(map(model._to_item, rows))
 
 
 @given(logs, st.lists(st.integers(0, 5), max_size=10))
 def test_table_equals_the_fold_of_the_log_for_any_pages(log: list[Said | None], pages: list[int]) -> None:
-    assert in_sqlite(log, pages) == model.listed(numbered(log))
+    assert in_sqlite(log, pages) == model.build_list(numbered(log))
 
 
 @given(st.lists(st.lists(changes, max_size=8), max_size=4), st.randoms(use_true_random=False))
@@ -80,11 +80,11 @@ def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
     log: list[Said | None] = []
     while left := [queue for queue in queues if queue]:
         log.append(chance.choice(left).pop(0))
-    committed = model.listed(numbered(log))
+    committed = model.build_list(numbered(log))
     # A client that has received a part and has the rest in its outbox shows the same list, apart from the marks.
     seen = chance.randint(0, len(log))
-    items = model.folded(numbered(log[:seen])).values()
-    shown = model.with_pending(items, [said for said in log[seen:] if said is not None])
+    items = model.fold(numbered(log[:seen])).values()
+    shown = model.build_list_with_pending(items, [said for said in log[seen:] if said is not None])
     assert [(item.id, item.text, item.is_done) for item in shown] == [
         (item.id, item.text, item.is_done) for item in committed
     ]
@@ -95,31 +95,36 @@ def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
 
 def test_last_change_wins_and_removed_items_stay_removed() -> None:
     def say(kind: str, text: str | None = None) -> Said:
-        return model.event_of(kind, "a", "ann", text)
+        return model.build_event(kind, "a", "ann", text)
 
     log: list[Said | None] = [say(model.DONE), say(model.ADDED, "milk"), say(model.ADDED, "bread")]
-    assert model.listed(numbered(log)) == [model.Item("a", 6, "milk", "ann")]
+    assert model.build_list(numbered(log)) == [model.Item("a", 6, "milk", "ann")]
     log += [say(model.DONE), say(model.RENAMED, "oat milk"), say(model.UNDONE), say(model.DONE)]
-    assert model.listed(numbered(log)) == [model.Item("a", 6, "oat milk", "ann", is_done=True)]
+    assert model.build_list(numbered(log)) == [model.Item("a", 6, "oat milk", "ann", is_done=True)]
     log += [say(model.REMOVED), say(model.UNDONE), say(model.ADDED, "milk again")]
-    assert model.listed(numbered(log)) == []
+    assert model.build_list(numbered(log)) == []
 
 
 def test_pending_items_are_marked_and_last() -> None:
     milk = model.Item("a", 7, "milk", "bob")
-    waiting = [model.event_of(model.ADDED, "b", "ann", "bread"), model.event_of(model.DONE, "a", "ann")]
-    assert model.with_pending([milk], waiting) == [
+    waiting = [model.build_event(model.ADDED, "b", "ann", "bread"), model.build_event(model.DONE, "a", "ann")]
+    assert model.build_list_with_pending([milk], waiting) == [
         milk._replace(is_done=True, is_pending=True),
         model.Item("b", 8, "bread", "ann", is_pending=True),
     ]
-    assert model.with_pending([milk._replace(is_removed=True)], [model.event_of(model.ADDED, "a", "ann", "x")]) == []
+    assert (
+        model.build_list_with_pending(
+            [milk._replace(is_removed=True)], [model.build_event(model.ADDED, "a", "ann", "x")]
+        )
+        == []
+    )
 
 
 def test_reset_empties_the_table(tmp_path: Path) -> None:
     path = str(tmp_path / "ann.db")
     connection = sqlite3.connect(path, isolation_level=None)
     model.reset(connection)  # the file is new
-    model.apply(connection, [event(1, model.event_of(model.ADDED, "a", "ann", "milk"))])
+    model.apply(connection, [event(1, model.build_event(model.ADDED, "a", "ann", "milk"))])
     table = model.Table(path)
     assert [item.text for item in table.items()] == ["milk"]
     model.reset(connection)
@@ -131,9 +136,9 @@ def test_reset_empties_the_table(tmp_path: Path) -> None:
 SCRIPT: Final = """
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
-const { listed, withPending } = await import(pathToFileURL(process.argv[2]));
+const { buildList, buildListWithPending } = await import(pathToFileURL(process.argv[2]));
 const cases = JSON.parse(readFileSync(0, "utf8"));
-console.log(JSON.stringify(cases.map(({ log, waiting }) => [listed(log), withPending(log, waiting)])));
+console.log(JSON.stringify(cases.map(({ log, waiting }) => [buildList(log), buildListWithPending(log, waiting)])));
 """
 
 
@@ -168,8 +173,8 @@ def test_page_and_python_model_make_the_same_list(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     for (log, waiting), (committed, shown) in zip(cases, json.loads(done.stdout), strict=True):
-        assert [_as_item(one) for one in committed] == model.listed(log)
-        assert [_as_item(one) for one in shown] == model.with_pending(model.folded(log).values(), waiting)
+        assert [_as_item(one) for one in committed] == model.build_list(log)
+        assert [_as_item(one) for one in shown] == model.build_list_with_pending(model.fold(log).values(), waiting)
 
 
 def _as_item(one: Said) -> model.Item:

@@ -19,7 +19,7 @@ import pytest
 from browser import Tab
 from deadlines import WAIT_S, until
 from insieme.clients import installed
-from serve_page import address, page_server
+from serve_page import build_page_url, create_page_server
 from server.running_server import serving
 from server.web_chat.chromium import Chromium
 from todo.screens import Line, Screen, screen
@@ -111,7 +111,7 @@ class Web:
 def page_port() -> Iterator[int]:
     """The port of the server of the page."""
     installed()
-    server = page_server(0)
+    server = create_page_server(0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -125,7 +125,7 @@ def page_port() -> Iterator[int]:
 @asynccontextmanager
 async def web(chromium: Chromium, url: str, port: int) -> AsyncIterator[Web]:
     async with chromium.tab() as tab:
-        await tab.open(address(port, server=url, name="eve"))
+        await tab.open(build_page_url(port, server=url, name="eve"))
         yield Web(tab)
 
 
@@ -202,7 +202,7 @@ async def test_page_reconnects_and_keeps_pending_changes_across_a_reload(
             await eve.says("○ offline")
             await eve.add("bread")
             await eve.says("○ offline · event 1 · 1 waiting")
-            await eve.tab.open(address(page_port, server=url, name="eve"))
+            await eve.tab.open(build_page_url(page_port, server=url, name="eve"))
             await eve.shows("milk", "bread", waiting=("bread",))
             async with serving(tmp_path, port=served.port, origins=origins):
                 await all_show([ann], eve, "milk", "bread")
@@ -210,12 +210,12 @@ async def test_page_reconnects_and_keeps_pending_changes_across_a_reload(
                 await all_show([ann], eve, "milk", "x bread")
 
 
-def test_page_server_serves_only_files_of_the_page(tmp_path: Path) -> None:
+def test_create_page_server_serves_only_files_of_the_page(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), "--port", "0", "--url", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)  # noqa: S603
     try:
         assert process.stdout is not None
-        found = re.search(r"The page is on (http://127\.0\.0\.1:\d+/)\?(\S+)", process.stdout.readline())
+        found = re.search(r"The page is at (http://127\.0\.0\.1:\d+/)\?(\S+)", process.stdout.readline())
         assert found is not None
         assert parse_qs(found[2]) == {"server": ["http://127.0.0.1:9"], "name": ["eve"]}
         with urlopen(found[0].split()[-1], timeout=WAIT_S) as page:  # noqa: S310

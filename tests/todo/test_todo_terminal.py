@@ -171,7 +171,7 @@ async def test_foreign_events_and_control_characters_are_shown_safely(tmp_path: 
 
 def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> None:
     with processes.serving(tmp_path) as served:
-        milk = json.dumps(model.event_of(model.ADDED, "1", "bob", "milk"))
+        milk = json.dumps(model.build_event(model.ADDED, "1", "bob", "milk"))
         assert processes.oncelog("submit", "--url", served.url, "--partition", LIST, milk).returncode == 0
         command = [sys.executable, str(PROGRAM), "--name", "ann", "--url", served.url]
         with in_terminal(command, tmp_path) as (process, output):
@@ -241,4 +241,4 @@ def test_invalid_list_name_is_refused() -> None:
     command = [sys.executable, str(PROGRAM), "--name", "ann", "--list", "a/b"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)  # noqa: S603
     assert done.returncode == 2
-    assert "small letters" in done.stderr
+    assert "lower-case letters" in done.stderr

@@ -1,4 +1,4 @@
-// The to-do list: what a log of events makes of it. It says the same as model.py, which has the reasons.
+// The to-do list as a function of the events in a log. It is model.py in JavaScript; the reasons are there.
 
 const KINDS = ["todo.added", "todo.renamed", "todo.done", "todo.undone", "todo.removed"];
 const WITH_TEXT = ["todo.added", "todo.renamed"];
@@ -6,8 +6,8 @@ const SCHEMA_VERSION = 1;
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-// What an event says; null if it is none of ours.
-const changeOf = ({ type, schemaVersion, payload }) => {
+// Returns the content of an event; null for other events.
+const parseChange = ({ type, schemaVersion, payload }) => {
   if (schemaVersion !== SCHEMA_VERSION || !KINDS.includes(type) || !isObject(payload)) return null;
   const { item, text = "", by = "" } = payload;
   if (![item, text, by].every((value) => typeof value === "string") || !item) return null;
@@ -15,8 +15,8 @@ const changeOf = ({ type, schemaVersion, payload }) => {
   return { kind: type, item, text, by };
 };
 
-// What a change makes of the item that it is about.
-const after = (item, { kind, item: id, text, by }, place) => {
+// Returns the item after a change.
+const applyChange = (item, { kind, item: id, text, by }, place) => {
   if (!item) {
     return kind === "todo.added" ? { id, place, text, by, isDone: false, isRemoved: false, isPending: false } : null;
   }
@@ -27,32 +27,32 @@ const after = (item, { kind, item: id, text, by }, place) => {
   return { ...item, isDone: kind === "todo.done" };
 };
 
-const visible = (items) => [...items.values()].filter((item) => !item.isRemoved).sort((a, b) => a.place - b.place);
+const listVisible = (items) => [...items.values()].filter((item) => !item.isRemoved).sort((a, b) => a.place - b.place);
 
-// The order is that of the log, whatever the order is in which events came.
-const folded = (committed) => {
+// Returns all items, including removed ones. Sorts the events by the order of the log.
+const fold = (committed) => {
   const items = new Map();
   for (const event of [...committed].sort((a, b) => a.committedId - b.committedId)) {
-    const change = changeOf(event);
-    const item = change && after(items.get(change.item), change, event.committedId);
+    const change = parseChange(event);
+    const item = change && applyChange(items.get(change.item), change, event.committedId);
     if (item) items.set(item.id, item);
   }
   return items;
 };
 
-// The list after committed events.
-export const listed = (committed) => visible(folded(committed));
+// Returns the list after committed events.
+export const buildList = (committed) => listVisible(fold(committed));
 
-// The list as it will be if what waits is committed next. Those items are marked.
-export const withPending = (committed, waiting) => {
-  const items = folded(committed);
+// Returns the list as if the server committed the waiting events next. Items with waiting changes are marked.
+export const buildListWithPending = (committed, waiting) => {
+  const items = fold(committed);
   let place = Math.max(0, ...[...items.values()].map((item) => item.place));
   for (const event of waiting) {
-    const change = changeOf(event);
+    const change = parseChange(event);
     if (!change) continue;
     place += 1;
-    const item = after(items.get(change.item), change, place);
+    const item = applyChange(items.get(change.item), change, place);
     if (item) items.set(item.id, { ...item, isPending: true });
   }
-  return visible(items);
+  return listVisible(items);
 };

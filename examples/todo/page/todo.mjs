@@ -1,13 +1,13 @@
-// A shared to-do list in a web page, on the npm client `insieme`, unmodified. What is done is in its database
-// (IndexedDB), and on the screen, at once; whether there is a server makes no difference but for the mark beside it.
+// A shared to-do list in a web page, on the unmodified npm client `insieme`. The page stores every change in its
+// database (IndexedDB) and shows it at once. Without a server, the only difference is the mark next to a pending item.
 import { createBrowserWebSocketTransport, createIndexedDbClientStore, createSyncClient } from "insieme/browser";
-import { withPending } from "./model.mjs";
+import { buildListWithPending } from "./model.mjs";
 
 const PAUSE_MS = 500;
-const asked = new URLSearchParams(location.search);
-const server = asked.get("server") ?? "http://127.0.0.1:7171";
-const name = asked.get("name") ?? "eve";
-const list = asked.get("list") ?? "home";
+const parameters = new URLSearchParams(location.search);
+const server = parameters.get("server") ?? "http://127.0.0.1:7171";
+const name = parameters.get("name") ?? "eve";
+const list = parameters.get("list") ?? "home";
 const element = (id) => document.getElementById(id);
 
 const rejected = new Map();
@@ -18,7 +18,7 @@ let last = 0;
 const store = createIndexedDbClientStore({ dbName: `todo-${list}-${name}` });
 const transport = createBrowserWebSocketTransport({
   url: `${server.replace(/^http/, "ws")}/v1/events`,
-  logger: ({ event }) => event === "socket_closed" && lost(),
+  logger: ({ event }) => event === "socket_closed" && reconnect(),
 });
 const client = createSyncClient({
   transport,
@@ -29,15 +29,15 @@ const client = createSyncClient({
   onEvent: ({ type, payload }) => {
     if (type === "synced") isLive = true;
     if (type === "rejected") rejected.set(payload.id, payload.errors?.[0]?.message ?? payload.reason);
-    if (type === "error") lost();
+    if (type === "error") reconnect();
     show();
   },
 });
 
 // --- the network
 
-// The package does not notice by itself that a connection was lost while it waits for an answer. So it is stopped and
-// started again, which sends what has no answer once more, under the same ids.
+// The package does not notice a connection that was lost while it waits for an answer. So the page stops and starts it
+// again, which sends the unanswered events again under the same ids.
 let connecting = null;
 
 const connect = async () => {
@@ -52,7 +52,7 @@ const connect = async () => {
   }
 };
 
-const lost = () => {
+const reconnect = () => {
   isLive = false;
   show();
   connecting ??= new Promise((resolve) => setTimeout(resolve, PAUSE_MS)).then(connect).finally(() => {
@@ -64,66 +64,69 @@ const switchNetwork = async () => {
   isOff = !isOff;
   isLive = false;
   if (isOff) await client.stop();
-  else lost();
+  else reconnect();
   show();
 };
 
-// --- what is shown
+// --- the screen
 
-let shown = Promise.resolve();
-let isAsked = false;
+let drawing = Promise.resolve();
+let isDrawRequested = false;
 
-// At most one more time than it is being done: whatever has happened by then is in it.
+// Draws the page after the drawing that is under way. Further calls until then share that drawing, which shows
+// everything that has happened before it begins.
 const show = () => {
-  if (isAsked) return shown;
-  isAsked = true;
-  shown = shown.then(draw).catch((error) => {
+  if (isDrawRequested) return drawing;
+  isDrawRequested = true;
+  drawing = drawing.then(draw).catch((error) => {
     element("status").textContent = String(error);
   });
-  return shown;
+  return drawing;
 };
 
 const draw = async () => {
-  isAsked = false;
-  // In this order: what is committed in between is in both, which does no harm, and not in neither.
+  isDrawRequested = false;
+  // Drafts first: an event that commits in between is in both lists, which does no harm. In the other order it could
+  // be in neither.
   const drafts = await store.loadDraftsOrdered();
   const committed = await store.listCommitted();
   last = committed.at(-1)?.committedId ?? 0;
   element("title").textContent = `${list}: ${name}`;
   element("items").replaceChildren(
-    ...withPending(committed, drafts).map(line),
-    ...[...rejected].map(([id, why]) => rejectedLine(id, why)),
+    ...buildListWithPending(committed, drafts).map(createLine),
+    ...[...rejected].map(([id, why]) => createRejectedLine(id, why)),
   );
   const state = isOff ? "○ switched off" : isLive ? "● live" : "○ offline";
   element("status").textContent = `${state} · event ${last}${drafts.length ? ` · ${drafts.length} waiting` : ""}`;
   element("offline").textContent = isOff ? "Go online" : "Go offline";
 };
 
-const made = (tag, className, text = "") => Object.assign(document.createElement(tag), { className, textContent: text });
+const createElement = (tag, className, text = "") =>
+  Object.assign(document.createElement(tag), { className, textContent: text });
 
-const line = (item) => {
-  const li = made("li", item.isDone ? "done" : "");
+const createLine = (item) => {
+  const li = createElement("li", item.isDone ? "done" : "");
   li.dataset.id = item.id;
   li.dataset.place = item.place;
-  const box = Object.assign(made("input", "box"), { type: "checkbox", checked: item.isDone });
+  const box = Object.assign(createElement("input", "box"), { type: "checkbox", checked: item.isDone });
   box.onchange = () => submit(box.checked ? "todo.done" : "todo.undone", { item: item.id });
-  const remove = made("button", "remove", "✕");
+  const remove = createElement("button", "remove", "✕");
   remove.onclick = () => submit("todo.removed", { item: item.id });
-  li.append(box, made("span", "text", item.text), made("span", "by", item.by));
-  if (item.isPending) li.append(made("span", "waits", "… not sent yet"));
+  li.append(box, createElement("span", "text", item.text), createElement("span", "by", item.by));
+  if (item.isPending) li.append(createElement("span", "waits", "… not sent yet"));
   li.append(remove);
   return li;
 };
 
-const rejectedLine = (id, why) => {
-  const li = made("li", "rejected", `✗ ${why}`);
-  const seen = made("button", "remove", "✕");
-  seen.onclick = () => rejected.delete(id) && show();
-  li.append(seen);
+const createRejectedLine = (id, why) => {
+  const li = createElement("li", "rejected", `✗ ${why}`);
+  const dismiss = createElement("button", "remove", "✕");
+  dismiss.onclick = () => rejected.delete(id) && show();
+  li.append(dismiss);
   return li;
 };
 
-// --- what is done
+// --- actions
 
 const submit = async (type, payload) => {
   await client.submitEvent({ partition: `todo/${list}`, type, schemaVersion: 1, payload: { ...payload, by: name } });

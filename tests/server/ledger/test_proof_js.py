@@ -154,7 +154,7 @@ def test_verifier_runs_on_a_file_and_reports_the_error(tmp_path: Path) -> None:
     path.write_text(json.dumps({**said, "record": {**said["record"], "actor": "user:eve"}}))
     assert run(path) == (1, "", "not proven: $.path: does not lead to the block's Merkle root\n")
     path.write_text(json.dumps({**said, "\x1b[2J": 1}))
-    assert run(path) == (1, "", "not proven: $: has a member that is unknown\n")
+    assert run(path) == (1, "", "not proven: $: has an unknown member\n")
     path.write_text("\x1b[2J")
     status, out, complaint = run(path)
     assert (status, out) == (1, "")

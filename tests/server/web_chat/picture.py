@@ -80,7 +80,7 @@ async def _shot(one: Window) -> bytes:
         "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=SCALE, mobile=False
     )
     await one.tab.run("document.getElementById('scroll').scrollTop = 1e9")
-    return await one.tab.picture()
+    return await one.tab.capture_png()
 
 
 def side_by_side(images: list[bytes]) -> str:
@@ -99,7 +99,7 @@ async def picture(chromium: Chromium, directory: Path) -> bytes:
         page.write_text(side_by_side(await pictures(chromium, served)), encoding="utf-8")
         async with chromium.tab() as tab:
             await tab.open(page.as_uri(), *PICTURE)
-            return await tab.picture()
+            return await tab.capture_png()
 
 
 if __name__ == "__main__":
