@@ -1,1 +1,1 @@
-"""Performance, measured: `python -m bench`. See README.md."""
+"""Benchmarks: `python -m bench`. See README.md."""

@@ -14,7 +14,7 @@ from bench.report import Report, page, plain, report_of
 
 @dataclass(frozen=True)
 class Measured:
-    """A benchmark that is a row of measurements."""
+    """A benchmark that consists of measurements."""
 
     name: str
     measurements: Callable[[Effort], Iterable[Measurement]]
@@ -42,29 +42,29 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "deltas": deltas.run,
     "chat": chat.run,
 }
-"""Every benchmark, by the name that the command and its results have."""
+"""All benchmarks, by the name of the command and of its results."""
 ALONE: Final = ("peers", "server")
-"""Those that need packages of their own (`make peers`), and so run only when they are named."""
+"""Benchmarks that need further packages (`make peers`), and therefore run only if they are named."""
 
 RESULTS: Final = Path(__file__).parent / "results"
 
 EXAMPLES: Final = """\
 examples:
   python -m bench                     all benchmarks; writes bench/results/NAME.md
-  python -m bench core --no-save      only the core's; writes nothing
+  python -m bench core --no-save      only the benchmark of the core; writes nothing
   python -m bench growth --records 500000 --no-save
                                       a log that grows to a tenth of its full size
   python -m bench --output /tmp/run   writes the pages elsewhere
-  make peers                          installs the peers, and measures against them
+  make peers                          installs the peers, and compares with them
   PYTHONPATH=src .venv-peers/bin/python -m bench server
-                                      the server, beside NATS and PostgreSQL
-  python -m bench --quick             does everything run? the figures mean nothing
+                                      the server, compared with NATS and PostgreSQL
+  python -m bench --quick             checks that everything runs; the figures mean nothing
 
 The exit status is 1 if a ratio misses its target. A missed time is only shown: it depends on the machine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the arguments name. Returns the exit status."""
+    """Run the benchmarks that the arguments name. Return the exit status."""
     parser = ArgumentParser(
         prog="python -m bench",
         description="Measures Oncelog against baselines and peers, in ratios within one run.",
@@ -72,8 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of: {', '.join(BENCHMARKS)}")
-    parser.add_argument("--quick", action="store_true", help="two rounds, nothing judged, and saved only with --output")
-    parser.add_argument("--records", type=_records, metavar="N", help=f"how large growth's log gets ({FULL.records})")
+    parser.add_argument("--quick", action="store_true", help="two rounds without verdicts; saved only with --output")
+    parser.add_argument(
+        "--records", type=_records, metavar="N", help=f"final size of the log of growth ({FULL.records})"
+    )
     saving = parser.add_mutually_exclusive_group()
     saving.add_argument("--output", type=Path, metavar="DIR", help="where to write NAME.md (default: bench/results)")
     saving.add_argument("--no-save", action="store_true", help="write nothing")
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.names or [name for name in BENCHMARKS if name not in ALONE]
     for name in names:
         if name not in BENCHMARKS:
-            parser.error(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")
+            parser.error(f"there is no benchmark {name!r}; known names: {', '.join(BENCHMARKS)}")
     effort, flags = (QUICK, " --quick") if options.quick else (FULL, "")
     if options.records is not None:
         effort, flags = replace(effort, records=options.records), f"{flags} --records {options.records}"

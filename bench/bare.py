@@ -1,7 +1,7 @@
-"""What SQLite alone takes for the same rows: a loop that inserts them, and decides, hashes and answers nothing.
+"""The cost of bare SQLite: a loop that inserts the same rows as a log, without decisions, hashes or answers.
 
-Tables, pragmas and so the fsyncs are the log's own: the file is made by the store's code. The rows are ready before the
-clock starts.
+The code of the store creates the file, so tables, pragmas and fsyncs are those of a log. The rows are prepared before
+the measurement.
 """
 
 import time
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class BareFile:
-    """An empty log that is filled behind Oncelog's back."""
+    """An empty log that is filled with SQL, without Oncelog."""
 
     def __init__(self, path: Path) -> None:
         self._connection = connect(SqliteDriver(), str(path))
@@ -44,7 +44,7 @@ class BareFile:
         self._position = self._height = 0
 
     def insert(self, batch: Batch) -> None:
-        """One transaction."""
+        """Insert a batch in one transaction."""
         execute, insert_many = self._connection.execute, self._connection.executemany
         execute("BEGIN IMMEDIATE")
         insert_many(self._insert_record, batch.records)
@@ -59,7 +59,7 @@ class BareFile:
         self._height += 1
 
     def insert_timed(self, batches: Iterable[Batch]) -> list[float]:
-        """The seconds that each transaction took."""
+        """Insert batches, and return the seconds of each transaction."""
         times = [time.perf_counter()]
         for batch in batches:
             self.insert(batch)
@@ -67,9 +67,9 @@ class BareFile:
         return [after - before for before, after in pairwise(times)]
 
     def following(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same rows behind what is there by now, with keys in the order of time.
+        """Yield the same rows with the next positions, and with ascending keys.
 
-        Each goes to the end of its table, so that it costs the same however many rows there are.
+        Each row is appended to its table, so that its cost is independent of the number of rows.
         """
         columns = _columns(self._connection, RECORDS)
         position = self._position
@@ -86,14 +86,14 @@ class BareFile:
             position += count
 
     def close(self) -> None:
-        """Lets the file go."""
+        """Close the file."""
         self._connection.close()
 
 
 def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> list[Batch]:
-    """The rows of a log's lane 0, in the batches that it committed or in ones of a size.
+    """Return the rows of lane 0 of a log, in its committed batches or in batches of a fixed size.
 
-    Runs of keys come as the log has them, a whole segment at once, when the last of its records is there.
+    Runs of keys are inserted as in the log: a whole segment at once, after the last of its records.
     """
     with closing(connect(SqliteDriver(), str(path))) as connection:
         records = _select(connection, RECORDS, f"ORDER BY place LIMIT {records_max}")
@@ -113,7 +113,7 @@ def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> li
         batches.append(
             Batch(
                 list(islice(source, count)),
-                sorted(islice(partitions, count)),  # in the order in which they lie, as the log does it
+                sorted(islice(partitions, count)),  # in the order of the table, as in a log
                 sealed,
                 *_block_and_lane(height, first, count),
             )

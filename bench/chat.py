@@ -1,4 +1,4 @@
-"""The chat door: one chat and a thousand beside the events door, from one client to another, and a crowd."""
+"""The Chat API: one chat and a thousand compared with the Events API, latency between users, many connections."""
 
 import asyncio
 import time
@@ -38,9 +38,10 @@ from bench.ws_load import Connection, Load, connected
 from bench.ws_load import demand_once as demand_event_once
 
 HOT: Final = "hot"
-EVENTS_DOOR: Final = "events door"
+EVENTS_API: Final = "Events API"
 ONE: Final = "one chat"
-UNFOLLOWED: Final = ", which no sender follows"
+UNFOLLOWED: Final = ", without deliveries"
+REACHED_ALL: Final = "time until one message in every chat has reached all members"
 EVENTS_RATIO: Final = 0.6
 MANY_RATIO: Final = 1.0
 P50_MS: Final = 10
@@ -49,42 +50,42 @@ MEMORY_MIB: Final = 1024
 MIB: Final = 2**20
 
 HOW_TO_READ: Final = """\
-Servers and their client, one process with one thread, share this machine. Contenders of the first table have a slice
-of time in every round, one right after the other, with {in_flight} requests in flight on each of {connections}
-connections; an answer comes when the write is synced to the disk. A request is one event of about 300 bytes, or one
-message of as many, with a random UUID. Every sender of messages is a user of its own. All are members of the one chat;
-of {chats} chats each has {members_of_many} of them as members, and a sender writes to one of its chats after the other.
-Both are on one server, by the same connections. As the door has it for whoever is connected, each sender is sent what
-the others write to its chats: a slice is over when everybody has all of that, and one of them must have it in order.
-So a message to the one chat goes to {others} others and one to the many to {others_of_many}, which is why the many may
-be faster. The client reads all deliveries, and may be what limits the one chat. The connections of the events door,
-which has a server of its own, follow nothing. After every slice the sequences that were told must go on from the one
-before, in each chat without a gap, and in the end the server must have as many messages. `a second` is the best round,
-`median` the median; `ratio` is the best round of {one} divided by the other's, and beside it the median of that ratio
-round by round.
+The servers and their client, one process with one thread, share this machine. The contenders of the first table run
+one after the other in every round, each for a slice of time, with {in_flight} requests in flight on each of
+{connections} connections. An answer arrives when the write is synced to the disk. A request is one event of about 300
+bytes, or one message of the same size, with a random UUID. Every sender of messages is a separate user. All senders are
+members of the one chat. Each of the {chats} chats has {members_of_many} of them as members, and a sender writes to its
+chats in turn. Both loads use one server and the same connections.
 
-Beside it the same on a third server by senders who have asked for answers alone (`"live": false`). Then no message is
-delivered to anybody, and what is left of the difference is what many chats cost the store. It has the same target, and
-fails no run.
+The server delivers each message to the other members of its chat. A slice ends when all senders have received all
+messages, and one sender checks their order. A message to the one chat goes to {others} others and a message to the many
+chats to {others_of_many}, so the many chats may be faster. The client reads all deliveries, and may limit the one chat.
+The connections of the Events API have a separate server and follow nothing. After every slice, the sequences of each
+chat must continue without a gap. At the end the server must have as many messages. `per second` is the best round and
+`median` the median round. `ratio` is the best round of {one} divided by that of the other contender. `median ratio` is
+the median of that ratio over the rounds.
 
-From one to another: {connections} users in chats of two write to each other, {per_s} messages a second at times set
-beforehand; what a message waits is counted from the time when it was due until the other one has it.
+`without deliveries` is the same load on a third server, by senders that request answers only (`"live": false`). The
+remaining difference is the cost of many chats in the store. This ratio has the same target, and fails no run.
 
-Held: {held} users, each with a connection that follows its chats, in chats of {members}. Memory is what the system says
-that the server's process has (RSS). Then one message in every chat reaches all its other members, each once.
+From one user to another: {connections} users in chats of two write to each other, {per_s} messages per second on a
+fixed schedule. The latency of a message is the time from its scheduled moment until the other user has it.
 
-Ratios fail a run. What depends on the machine is only shown."""
+Memory: {held} users in chats of {members}, each with a connection that follows its chats. The figure is the resident
+set (RSS) of the server process. Then one message in every chat reaches all other members exactly once.
+
+A missed ratio fails a run. Figures that depend on the machine are only shown."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes of the loads."""
 
     connections: int = 64
     in_flight: int = 16
     chats: int = 1000
     members_of_many: int = 4
-    """Of each of those chats."""
+    """Members of each of the many chats."""
     rounds: int = 6
     slice_s: float = 3
     per_s: int = 1000
@@ -92,7 +93,7 @@ class Sizes:
     paced_s: float = 5
     held: int = 5000
     members: int = 10
-    """Of a chat of those who are held."""
+    """Members of each chat of the `held` users."""
 
 
 QUICK_SIZES: Final = Sizes(
@@ -111,20 +112,20 @@ QUICK_SIZES: Final = Sizes(
 
 @dataclass
 class Figures:
-    """Everything that was seen."""
+    """All measured figures."""
 
     sends: dict[str, Series] = field(default_factory=dict)
     deliveries: dict[str, list[Slice]] = field(default_factory=dict)
-    """Of the same slices; what is counted is not messages but who got them."""
+    """The same slices, counting deliveries instead of messages."""
     paced: list[Slice] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
-    """In MiB, at several moments."""
+    """Memory of the server in MiB, at several moments."""
     held_s: float = 0.0
-    """Until the messages had reached all who are held."""
+    """Time until the messages have reached all members."""
 
 
 def run(effort: Effort) -> Report:
-    """All parts."""
+    """Run all parts."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     allow_files(sizes.held + 1000)
     figures = Figures()
@@ -136,14 +137,14 @@ def run(effort: Effort) -> Report:
 
 
 def report_of(figures: Figures, sizes: Sizes, *, judged: bool) -> Report:
-    """Tables by part, and what was aimed at."""
+    """Return one table for each part, and the table of targets."""
     findings = _findings(figures, sizes)
     paced = Series(figures.paced)
     tables = (
         table("single requests", {ONE: figures.sends[ONE], **figures.sends}),
         table("deliveries", {name: Series(ones) for name, ones in figures.deliveries.items()}, compared=False),
-        table("from one to another", {f"{sizes.per_s} messages a second": paced}, compared=False),
-        Table(("the server's memory", "MiB"), [(when, f"{mib:.0f}") for when, mib in figures.memory]),
+        table("from one user to another", {f"{sizes.per_s} messages per second": paced}, compared=False),
+        Table(("memory of the server", "MiB"), [(when, f"{mib:.0f}") for when, mib in figures.memory]),
         findings_table(findings, judged=judged),
     )
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
@@ -166,7 +167,7 @@ def _findings(figures: Figures, sizes: Sizes) -> list[Finding]:
     sends, many = figures.sends, _many(sizes)
     findings = []
     for name, first, second, target in (
-        (f"{ONE} / {EVENTS_DOOR}", ONE, EVENTS_DOOR, EVENTS_RATIO),
+        (f"{ONE} / {EVENTS_API}", ONE, EVENTS_API, EVENTS_RATIO),
         (f"{many} / {ONE}", many, ONE, MANY_RATIO),
         (f"{many} / {ONE}{UNFOLLOWED}", f"{many}{UNFOLLOWED}", f"{ONE}{UNFOLLOWED}", MANY_RATIO),
     ):
@@ -179,12 +180,12 @@ def _findings(figures: Figures, sizes: Sizes) -> list[Finding]:
         ("p50", median(one.p50_ms for one in speeds), P50_MS),
         ("p99", median(one.p99_ms for one in speeds), P99_MS),
     ):
-        what = f"from one to another at {sizes.per_s} a second, {name}, median of rounds"
+        what = f"from one user to another at {sizes.per_s} per second, {name}, median of rounds"
         findings.append(Finding(what, waited_ms, " ms", f"< {most_ms} ms", waited_ms < most_ms))
     most = max(mib for _, mib in figures.memory)
     what = f"memory with {sizes.held} connections"
     findings.append(Finding(what, most, " MiB", f"< {MEMORY_MIB} MiB", most < MEMORY_MIB))
-    findings.append(Finding("until a message had reached all who are held", figures.held_s, " s", "", True))
+    findings.append(Finding(REACHED_ALL, figures.held_s, " s", "", True))
     return findings
 
 
@@ -192,7 +193,7 @@ def _many(sizes: Sizes) -> str:
     return f"{sizes.chats} chats"
 
 
-# --- as many as it takes ---------------------------------------------------------------------------------
+# --- full load -------------------------------------------------------------------------------------------
 
 
 async def _sends(sizes: Sizes, figures: Figures) -> None:
@@ -208,21 +209,24 @@ async def _sends(sizes: Sizes, figures: Figures) -> None:
             chats = await stack.enter_async_context(_chats(place / "chats.db", sizes, figures, live=True))
             others = await stack.enter_async_context(_chats(place / "others.db", sizes, figures, live=False))
             unfollowed = {f"{name}{UNFOLLOWED}": load for name, load in others.items()}
-            loads: dict[str, SliceOf] = {EVENTS_DOOR: of_events, **chats, **unfollowed}
+            loads: dict[str, SliceOf] = {EVENTS_API: of_events, **chats, **unfollowed}
             figures.sends = await in_turn(loads, sizes.rounds, sizes.slice_s)
             for ones in figures.deliveries.values():
-                del ones[0]  # of the round to warm up
+                del ones[0]  # the warm-up round
 
 
 @asynccontextmanager
 async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> AsyncIterator[dict[str, SliceOf]]:
-    """One chat, and many, of the same senders on one server; `live` are those who are told what the others say."""
+    """Yield the loads of one chat and of many chats, with the same senders on one server.
+
+    With `live`, the server delivers each message to the other members.
+    """
     who, many = names("sender", sizes.connections), names("chat", sizes.chats)
     members = [_members(number, sizes) for number in range(sizes.chats)]
     mine = [[chat_id for chat_id, ones in zip(many, members, strict=True) if one in ones] for one in range(len(who))]
     dense = Dense()
     with serving(store.parent, store) as server:
-        say(f"{sizes.chats} chats are made …")
+        say(f"creating {sizes.chats} chats …")
         make_chats(server, [(HOT, who)])
         make_chats(server, [(name, [who[one] for one in ones]) for name, ones in zip(many, members, strict=True)])
         async with users(server, who[:1], live=False) as (first,), users(server, ["stranger"], live=False) as (other,):
@@ -246,12 +250,12 @@ async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> 
 
 
 def _members(number: int, sizes: Sizes) -> set[int]:
-    """Who is in one of many chats, by the number of the sender."""
+    """Return the numbers of the senders that are members of one of the many chats."""
     apart = max(1, sizes.connections // sizes.members_of_many)
     return {(number + apart * one) % sizes.connections for one in range(sizes.members_of_many)}
 
 
-# --- from one to another ---------------------------------------------------------------------------------
+# --- from one user to another ----------------------------------------------------------------------------
 
 
 async def _to_another(sizes: Sizes, figures: Figures) -> None:
@@ -261,7 +265,7 @@ async def _to_another(sizes: Sizes, figures: Figures) -> None:
         make_chats(server, [(chat_id, who[2 * number : 2 * number + 2]) for number, chat_id in enumerate(chats)])
         async with users(server, who, live=True) as connections:
             for number in range(sizes.paced_rounds + 1):
-                say(f"from one to another, {f'round {number} of {sizes.paced_rounds}' if number else 'to warm up'} …")
+                say(f"from one user to another, {f'round {number} of {sizes.paced_rounds}' if number else 'warm-up'} …")
                 pairs = Pairs(connections, chats)
                 result = await pairs.pace(server.pid, sizes.per_s, sizes.paced_s if number else sizes.paced_s / 3)
                 dense.demand(pairs.sequences)
@@ -269,7 +273,7 @@ async def _to_another(sizes: Sizes, figures: Figures) -> None:
                     figures.paced.append(result)
 
 
-# --- those who are held ----------------------------------------------------------------------------------
+# --- many connections ------------------------------------------------------------------------------------
 
 
 async def _held(sizes: Sizes, figures: Figures) -> None:
@@ -281,17 +285,18 @@ async def _held(sizes: Sizes, figures: Figures) -> None:
         def note(when: str) -> None:
             figures.memory.append((when, memory_bytes(server.pid) / MIB))
 
-        note("with nobody connected")
+        note("without connections")
         say(f"{sizes.held} users connect …")
         async with users(server, who, live=True) as connections:
             note(f"with {sizes.held} connections")
             figures.held_s = await _reaches_all(connections, chats, groups)
-            note("after a message to every chat of theirs")
+            note("after one message in every chat")
 
 
 async def _reaches_all(connections: list[Connection], chats: list[str], groups: list[range]) -> float:
-    """The first member of every chat says something. Gives how long it took. Raises ValueError if it does not reach
-    all the others, each once, and nobody else.
+    """Send a message from the first member of every chat. Return the time until all members have it.
+
+    Raises ValueError if it does not reach exactly the other members, each once.
     """
     got: list[list[bytes]] = [[] for _ in connections]
     arrived = 0
@@ -316,5 +321,5 @@ async def _reaches_all(connections: list[Connection], chats: list[str], groups: 
             told = [(one.type, one.chat_id, one.sequence) for one in map(decoded, got[number])]
             kind = "send_message_ack" if number == group[0] else "message"
             if told != [(kind, chat_id, 1)]:
-                raise ValueError(f"a member of {chat_id} got {told}")
+                raise ValueError(f"a member of {chat_id} received {told}")
     return seconds

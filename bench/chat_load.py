@@ -1,5 +1,4 @@
-"""The lean client of `ws_load`, in the words of the chat door: senders, those who follow, and pairs who write to each
-other."""
+"""Loads of the Chat API, on the minimal client of `ws_load`: senders, followers, and pairs of users."""
 
 import asyncio
 import itertools
@@ -18,16 +17,16 @@ from bench.ws_load import ANSWER_S, Connection, Requests, frame, opened
 
 PATH: Final = "/v1/chat"
 OWNER: Final = "owner"
-"""Who makes all chats."""
+"""User that creates all chats."""
 CONTENTS: Final = [
     f"{number} buildings have a lift that does not stop: {'who goes there, and when? ' * 9}" for number in range(10)
 ]
-"""With their type about 300 bytes in canonical form, as the events of the others are."""
+"""About 300 bytes in canonical form, including the type, like the events of the other benchmarks."""
 MESSAGE: Final = b'{"type":"message",'
 
 
 class Answer(msgspec.Struct):
-    """What is read of a `send_message_ack`, of a `message` and of an `error`."""
+    """The fields that the client reads of a `send_message_ack`, a `message` and an `error`."""
 
     type: str
     client_message_id: str = ""
@@ -44,12 +43,12 @@ decoded: Final = msgspec.json.Decoder(Answer).decode
 
 
 def names(kind: str, count: int) -> list[str]:
-    """What users are called; in development mode that is their credential too."""
+    """Return names of users or chats. In development mode the name of a user is also its credential."""
     return [f"{kind}-{number}" for number in range(count)]
 
 
 def sending(client_message_id: str, chat_id: str, content: str) -> bytes:
-    """A frame that sends a message. Nothing in it needs escapes."""
+    """Return a frame that sends a message. Its texts need no escapes."""
     return frame(
         f'{{"type":"send_message","client_message_id":"{client_message_id}","chat_id":"{chat_id}",'
         f'"content":"{content}"}}'.encode()
@@ -57,7 +56,7 @@ def sending(client_message_id: str, chat_id: str, content: str) -> bytes:
 
 
 def make_chats(server: Serving, chats: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Chats, each with its members. Raises ValueError if one could not be made."""
+    """Create chats with their members. Raises ValueError if the server refuses one."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {OWNER}"}
     with closing(HTTPConnection(server.host, server.port, timeout=ANSWER_S)) as connection:
         for chat_id, members in chats:
@@ -66,12 +65,12 @@ def make_chats(server: Serving, chats: Iterable[tuple[str, Sequence[str]]]) -> N
             response = connection.getresponse()
             answer = response.read()
             if response.status != 201:
-                raise ValueError(f"{chat_id} could not be made: {answer!r}")
+                raise ValueError(f"the server did not create {chat_id}: {answer!r}")
 
 
 @asynccontextmanager
 async def users(server: Serving, who: Sequence[str], *, live: bool) -> AsyncIterator[list[Connection]]:
-    """A connection for each, which has said who it is."""
+    """Yield one authenticated connection for each user."""
     async with opened(server.host, server.port, len(who), PATH) as connections:
         for name, connection in zip(who, connections, strict=True):
             asked = {"type": "connect", "token": name, "device_id": "bench", "live": live}
@@ -82,7 +81,7 @@ async def users(server: Serving, who: Sequence[str], *, live: bool) -> AsyncIter
 
 
 class Sends(Requests):
-    """Messages of each connection to one of its chats after the other."""
+    """Each connection sends messages to its chats in turn."""
 
     def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
         super().__init__(connections)
@@ -90,14 +89,14 @@ class Sends(Requests):
         self._chats = [itertools.cycle(ones) for ones in chats]
         self._contents = itertools.cycle(CONTENTS)
         self.sequences: dict[str, list[int]] = {chat_id: [] for ones in chats for chat_id in ones}
-        """That were told, by chat."""
+        """Sequences in the answers, by chat."""
 
     def request(self, number: int) -> tuple[str, bytes]:
         """As `Requests` says."""
         name = next(self._ids)
         return name, sending(name, next(self._chats[number]), next(self._contents))
 
-    def answer(self, number: int, text: bytes) -> str | None:  # noqa: ARG002 - the answer says what it belongs to
+    def answer(self, number: int, text: bytes) -> str | None:  # noqa: ARG002 - the answer names its request
         """As `Requests` says."""
         answer = decoded(text)
         if answer.type != "send_message_ack" or answer.duplicate:
@@ -107,17 +106,17 @@ class Sends(Requests):
 
 
 class Dense:
-    """How far chats have come: what was told goes on from there, without a gap and without a repeat."""
+    """Checks that the sequences of each chat continue without gaps or repetitions."""
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
 
     def demand(self, sequences: dict[str, list[int]]) -> None:
-        """Raises ValueError if not."""
+        """Check the sequences that a slice has received. Raises ValueError for a gap or a repetition."""
         for chat_id, told in sequences.items():
             before = self._newest.get(chat_id, 0)
             if sorted(told) != list(range(before + 1, before + len(told) + 1)):
-                raise ValueError(f"after {before} in {chat_id} {len(told)} messages were numbered otherwise")
+                raise ValueError(f"after {before} in {chat_id}, {len(told)} messages have gaps or repeated numbers")
             self._newest[chat_id] = before + len(told)
 
     @property
@@ -126,18 +125,18 @@ class Dense:
 
 
 class Followed(Sends):
-    """Messages to chats whose members all are senders: each gets its answers, and what the others send."""
+    """Messages to chats whose members are all senders: each receives its answers and the messages of the others."""
 
     def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
         super().__init__(connections, chats)
         self._others = {chat_id: count - 1 for chat_id, count in Counter(itertools.chain(*chats)).items()}
-        """To whom a message goes, by chat."""
+        """Number of other members, by chat."""
         self._followed = set(chats[0])
         self.deliveries = 0
         self._seen: list[bytes] = []
-        """What the first one gets of others; read when the time is over."""
+        """Messages that the first connection has received from others. They are decoded after the slice."""
         self._own: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
-        """What it was told of its own."""
+        """Sequences of its own messages, by chat."""
 
     def answer(self, number: int, text: bytes) -> str | None:
         """As `Requests` says."""
@@ -154,7 +153,7 @@ class Followed(Sends):
         return name
 
     async def rest(self) -> None:
-        """Until everybody has what the others have sent. Raises ValueError if it is something else."""
+        """Wait until all members have all messages. Raises ValueError if others arrive, or in another order."""
         wanted = sum(len(told) * self._others[chat_id] for chat_id, told in self.sequences.items())
         await until(lambda: self.deliveries >= wanted)
         seen: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
@@ -163,13 +162,13 @@ class Followed(Sends):
         for chat_id, sequences in seen.items():
             told = self.sequences[chat_id]
             if self.deliveries != wanted or sorted(sequences + self._own[chat_id]) != sorted(told):
-                raise ValueError(f"of {len(told)} messages to {chat_id} there were other deliveries: {self.deliveries}")
+                raise ValueError(f"of {len(told)} messages to {chat_id} there were wrong deliveries: {self.deliveries}")
             if sequences != sorted(sequences):
-                raise ValueError("messages came in another order than they were committed in")
+                raise ValueError("messages arrived in another order than that of their commits")
 
 
 class Pairs(Sends):
-    """Messages that go from one to another, who is connected elsewhere: over when the other one has it.
+    """Messages between two users with separate connections. A request ends when the other user has the message.
 
     The connections with the numbers 2n and 2n + 1 share the n-th chat.
     """
@@ -187,27 +186,27 @@ class Pairs(Sends):
             return None
         answer = decoded(text)
         if answer.chat_id != self._names[number // 2] or answer.content not in CONTENTS:
-            raise ValueError(f"a member of {self._names[number // 2]} got {text[:1000]!r}")
+            raise ValueError(f"a member of {self._names[number // 2]} received {text[:1000]!r}")
         return answer.client_message_id
 
     async def rest(self) -> None:
-        """Until the senders have their answers too."""
+        """Wait until the senders also have their answers."""
         await until(lambda: self._acknowledged == len(self.waited))
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Looks every millisecond. Raises TimeoutError."""
+    """Poll the condition every millisecond. Raises TimeoutError."""
     end = time.perf_counter() + ANSWER_S
     while not is_so():
         if time.perf_counter() > end:
-            raise TimeoutError(f"not all has come in {ANSWER_S} seconds")
+            raise TimeoutError(f"messages are missing after {ANSWER_S} seconds")
         await asyncio.sleep(0.001)
 
 
 async def demand_once(connection: Connection, stranger: Connection, chat_id: str) -> int:
-    """A retry gets the answer of the first one, other content is told, and a stranger is sent away.
+    """Check a retry, a reuse of its id with other content, and a sender that is not a member.
 
-    Gives the sequence that the message has. Raises ValueError if it is not so.
+    Returns the sequence of the message. Raises ValueError for a wrong answer.
     """
     name = next(uuids())
     first, again, other = [
@@ -219,16 +218,16 @@ async def demand_once(connection: Connection, stranger: Connection, chat_id: str
     flags = [(one.duplicate, one.content_mismatch) for one in (first, again, other)]
     if len(places) != 1 or flags != [(False, False), (True, False), (True, True)] or refused.code != "NOT_A_MEMBER":
         raise ValueError(
-            f"a message, its retries and a stranger's were answered with {first}, {again}, {other}, {refused}"
+            f"a message, its retries and that of a stranger were answered with {first}, {again}, {other}, {refused}"
         )
     return first.sequence
 
 
 def demand_newest(server: Serving, newest: dict[str, int]) -> None:
-    """The server has as many messages in each chat as it has told of. Raises ValueError if not."""
+    """Check the newest sequence of each chat on the server. Raises ValueError if it differs from the answers."""
     with closing(HTTPConnection(server.host, server.port, timeout=ANSWER_S)) as connection:
         for chat_id, sequence in newest.items():
             connection.request("GET", f"/v1/chats/{chat_id}?limit=1", headers={"Authorization": f"Bearer {OWNER}"})
             answer = msgspec.json.decode(connection.getresponse().read())
             if answer.get("last_sequence") != sequence:
-                raise ValueError(f"{sequence} messages were sent to {chat_id}, which says {answer}")
+                raise ValueError(f"{sequence} messages were sent to {chat_id}, which has {answer}")

@@ -1,7 +1,7 @@
 """The client library against a real server: submissions with the outbox on, and catching up into a local store.
 
-The peer of submissions is the load generator of `ws_load`, which keeps nothing, decodes next to nothing and has many
-requests under way.
+Submissions are compared with the load generator of `ws_load`, which stores nothing, decodes very little and has many
+requests in flight.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from oncelog.client import Client, Committed, Event
 SHARE_MIN: Final = 0.7
 CATCH_UP_PER_S_MIN: Final = 50_000
 HOW_TO_READ: Final = """\
-`share` is the client's rate divided by the faster one of the load generators', each at its best of all rounds; all take
-their turns on one server in one run. Between machines only shares can be compared."""
+`share` is the best rate of the client divided by the best rate of the faster load generator. All contenders run in turn
+on one server in one run. Only shares can be compared between machines."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes of the loads."""
 
     rounds: int = 6
     slice_s: float = 3
     submitters: int = 1000
-    """Tasks that submit one event after the other, each when the one before has its outcome."""
+    """Tasks that submit one event after the other and wait for each outcome."""
     connections: int = 64
     in_flight: int = 16
     batch: int = 100
@@ -53,7 +53,7 @@ QUICK_SIZES: Final = Sizes(rounds=1, slice_s=0.3, submitters=20, connections=4, 
 
 
 def run(effort: Effort) -> Report:
-    """Both parts, each with a server of its own."""
+    """Run both parts, each with a separate server."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         series = runner.run(_submissions(sizes))
@@ -68,7 +68,7 @@ async def _submissions(sizes: Sizes) -> dict[str, Series]:
     with directory() as place, serving(place, place / "submissions.db") as server:
         url = f"http://{server.host}:{server.port}"
         async with (
-            Client(url, path=place / "client.db", partitions=["nobody writes here"]) as client,
+            Client(url, path=place / "client.db", partitions=["without-writes"]) as client,
             connected(server.host, server.port, sizes.connections) as connections,
         ):
             await client.until_live()
@@ -82,13 +82,13 @@ async def _submissions(sizes: Sizes) -> dict[str, Series]:
             loads: dict[str, SliceOf] = {
                 "the client, outbox on": partial(_by_the_client, client, server, sizes.submitters),
                 f"load generator, single events on {sizes.connections} connections": single,
-                f"load generator, batches of {sizes.batch} on one": batches,
+                f"load generator, batches of {sizes.batch} on one connection": batches,
             }
             return await in_turn(loads, sizes.rounds, sizes.slice_s)
 
 
 async def _by_the_client(client: Client, server: Serving, submitters: int, seconds: float) -> Slice:
-    """Events as an application has them, as dicts. Each counts when its outcome is there, and the outbox knows it."""
+    """Submit events as dicts, as an application does. An event counts when its outcome is known and stored."""
     waiting = zip(uuids(), itertools.cycle(EVENTS), itertools.cycle([[name] for name in PARTITIONS]), strict=False)
     waited: list[float] = []
     watch = Watch(server.pid)
@@ -116,7 +116,7 @@ async def _by_the_client(client: Client, server: Serving, submitters: int, secon
 
 
 async def _catching_up(sizes: Sizes) -> tuple[Slice, Slice]:
-    """The pages alone, and then the client, from nothing, with an application's table in its store."""
+    """Read the pages alone, then catch up with an empty client that fills a table of the application."""
     with directory() as place:
         say(f"storing {sizes.stored} events …")
         async with oncelog.open(place / "stored.db") as log:
@@ -159,7 +159,7 @@ async def _caught_up(server: Serving, path: Path, stored: int) -> Slice:
         found = connection.execute("SELECT count(*), count(DISTINCT id), max(number) FROM tasks").fetchone()
     connection.close()
     if found != (stored, stored, stored):
-        raise ValueError(f"of {stored} events the application has {found}")
+        raise ValueError(f"of {stored} events, the application has {found}")
     return result
 
 
@@ -196,5 +196,5 @@ def _report(series: dict[str, Series], pages: Slice, handed_over: Slice, *, judg
         ),
     ]
     is_met = not judged or all(one.is_met for one in found if one.fails_run)
-    table = Table(("name", "a second", "median", "client CPU", "server CPU"), rows)
+    table = Table(("name", "per second", "median", "client CPU", "server CPU"), rows)
     return Report([table, findings_table(found, judged=judged)], HOW_TO_READ, is_met)

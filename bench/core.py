@@ -1,4 +1,4 @@
-"""The core without any I/O: canonical forms, fingerprints, the decision, block hashes."""
+"""The core without I/O: canonical forms, fingerprints, the decision, block hashes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ PARTITIONS: Final = ["building-4"]
 
 
 def measurements(_effort: Effort) -> Iterator[Measurement]:
-    """All of the core, in the order of the table."""
+    """Yield all measurements in the order of the table."""
     yield from _canonical_forms()
     yield from _decisions()
 
@@ -45,7 +45,7 @@ def _canonical_forms() -> Iterator[Measurement]:
     )
     whole_form = partial(rfc8785.dumps, {"partitions": PARTITIONS, "event": EVENT})
     yield Measurement(
-        "fingerprint, the peer without a hash",
+        "fingerprint, baseline without a hash",
         _fingerprint,
         whole_form,
         "rfc8785",
@@ -62,7 +62,7 @@ def _canonical_forms() -> Iterator[Measurement]:
     )
     for name, value, is_fast in _other_shapes():
         assert (canonical_fast(value) is not None) is is_fast, name
-        name_and_way = f"canonical, {name}{'' if is_fast else ' (exact way)'}"
+        name_and_way = f"canonical, {name}{'' if is_fast else ' (exact encoder)'}"
         yield Measurement(name_and_way, partial(canonical, value), partial(rfc8785.dumps, value), "rfc8785")
 
 
@@ -71,7 +71,7 @@ def _fingerprint() -> bytes:
 
 
 def _other_shapes() -> Iterator[tuple[str, Any, bool]]:
-    """Each with whether the native encoder can write it."""
+    """Yield shapes of values, each with whether the native encoder can write it."""
     yield "non-ASCII text", EVENT | {"note": "Größe prüfen – フィルターを交換する"}, True
     yield "emoji in values", EVENT | {"note": "done 🎉, thanks 🙏"}, True
     yield "emoji in keys", EVENT | {"reactions": {"🎉": 2, "🙏": 1}}, False
@@ -111,7 +111,7 @@ def _decisions() -> Iterator[Measurement]:
 def _per_event(
     name: str, ours: Callable[[], Any], agree: Callable[[Any, Any], bool], target_us: float | None = None
 ) -> Measurement:
-    """Against a calibration: a fixed amount of well-known work, by which machines can be compared."""
+    """Compare with a calibration: a fixed amount of well-known work, which makes machines comparable."""
     return Measurement(name, ours, _calibration, "json.dumps", agree=agree, count=BATCH, target_us=target_us)
 
 
@@ -124,7 +124,7 @@ def _all_are(verdict: type) -> Callable[[Plan, object], bool]:
     return lambda planned, _: [type(one) for [one] in planned.verdicts] == [verdict] * BATCH
 
 
-# --- the batches: each write a request of its own ----------------------------------------------------
+# --- the batches: each write is a separate request ---------------------------------------------------
 
 
 def _event(index: int) -> Request:

@@ -1,4 +1,4 @@
-"""The deltas door: pushes of a hundred over HTTP, new and known ones, on a small log and on one of a million."""
+"""The Deltas API: pushes of a hundred deltas over HTTP, new and known, on a small log and on one with a million."""
 
 import asyncio
 import itertools
@@ -36,24 +36,26 @@ NEW_PER_S: Final = 15_000
 KNOWN_PER_S: Final = 90_000
 GROWTH_RATIO: Final = 0.8
 WARM_UP: Final = 0.3
-"""Of a slice, before each: a server that has just begun is slower."""
+"""Fraction of a slice before each measurement, because a server that has just started is slower."""
 PREPARED_PER_S: Final = 40_000
-"""Deltas that are made before a slice begins; if it takes them all it ends early."""
+"""Deltas that are built before a slice, per second. The slice ends early if they are used up."""
 
 HOW_TO_READ: Final = """\
 A server and its client, one process with one thread, share this machine. A push has {batch} deltas of about 300 bytes,
-each of three columns of one of {rows} rows, drawn at random; {callers} callers send them, made and hashed before the
-time begins, and each waits for its answer, which comes when all of it is synced to the disk. `a second` counts deltas.
-Contenders have a slice of time in every round, one right after the other: a fresh copy of a log with {small} deltas,
-and a log with {large} and more. `known` pushes deltas again that were committed right before, in the same batches; of
-one server, after the others. `a second` is the best round, `median` the median.
+each with three columns of one of {rows} rows, chosen at random. {callers} callers send pushes that were built and
+hashed before the measurement, and each waits for its answer, which arrives when the push is synced to the disk.
+`per second` counts deltas.
 
-The targets a second depend on the machine, and are only shown; the ratio fails a run."""
+The contenders run one after the other in every round, each for a slice of time: a fresh copy of a log with {small}
+deltas, and a log with {large} deltas and more. `known` repeats pushes that were committed directly before, in the same
+batches, on one server, after the other contenders. `per second` is the best round and `median` the median round.
+
+The targets per second depend on the machine, so they are only shown. A missed ratio fails a run."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes of the loads."""
 
     rounds: int = 6
     slice_s: float = 2
@@ -65,7 +67,7 @@ QUICK_SIZES: Final = Sizes(rounds=1, slice_s=0.3, small=1000, large=3000)
 
 
 def run(effort: Effort) -> Report:
-    """New deltas on both logs in turn, then known ones."""
+    """Measure new deltas on both logs in turn, then known ones."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         series = runner.run(_measured(sizes))
@@ -74,7 +76,7 @@ def run(effort: Effort) -> Report:
     again = series[known].best
     findings = [
         Finding(
-            "new deltas over HTTP", series[small].best, " a second", f"≥ {NEW_PER_S}", series[small].best >= NEW_PER_S
+            "new deltas over HTTP", series[small].best, " per second", f"≥ {NEW_PER_S}", series[small].best >= NEW_PER_S
         ),
         Finding(
             f"with {sizes.large} stored / with {sizes.small}",
@@ -84,7 +86,7 @@ def run(effort: Effort) -> Report:
             best >= GROWTH_RATIO,
             fails_run=True,
         ),
-        Finding("known deltas over HTTP", again, " a second", f"≥ {KNOWN_PER_S}", again >= KNOWN_PER_S),
+        Finding("known deltas over HTTP", again, " per second", f"≥ {KNOWN_PER_S}", again >= KNOWN_PER_S),
     ]
     judged = not effort.is_quick
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
@@ -101,7 +103,7 @@ def _names(sizes: Sizes) -> tuple[str, str, str]:
 
 
 def pushes(count: int, chance: random.Random, numbers: Iterator[int]) -> Iterator[bytes]:
-    """Bodies of pushes, in canonical form as the client library sends them, until there are so many deltas."""
+    """Yield bodies of pushes with this number of deltas, in canonical form as the client library sends them."""
     for _ in range(0, count, BATCH):
         wall_ms = time.time_ns() // 1_000_000
         deltas = ",".join([_delta(wall_ms, next(numbers), chance.randrange(ROWS)) for _ in range(BATCH)])
@@ -118,7 +120,7 @@ def _delta(wall_ms: int, number: int, row: int) -> str:
 
 
 class Pusher(Caller):
-    """One of those who push, all from one heap of prepared pushes."""
+    """A caller that takes its pushes from a queue that all callers share."""
 
     path = f"/v1/sync/{GATEWAY}/push"
 
@@ -132,7 +134,7 @@ class Pusher(Caller):
 
 @asynccontextmanager
 async def pushers(server: Serving, bodies: deque[bytes], wanted: bytes) -> AsyncIterator[list[Caller]]:
-    """All of them, connected."""
+    """Yield the connected callers."""
     loop = asyncio.get_running_loop()
     made: list[Caller] = []
     try:
@@ -195,7 +197,7 @@ def _all_are(what: str) -> bytes:
 
 
 async def _fill(path: Path, count: int, chance: random.Random, numbers: Iterator[int]) -> None:
-    say(f"{count} deltas are stored …")
+    say(f"storing {count} deltas …")
     scope = deltas_scope(GATEWAY)
     async with oncelog.open(path) as log:
         for _ in range(0, count, FILL):

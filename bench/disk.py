@@ -1,4 +1,4 @@
-"""Where benchmarks keep their files: on a disk, because in memory an fsync costs nothing."""
+"""Directories for the files of benchmarks: on a disk, because an fsync in memory costs nothing."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ IN_MEMORY: Final = ("tmpfs", "ramfs")
 
 
 def place_for_files() -> Path:
-    """The directory for temporary files (TMPDIR), or the current one if that is in memory."""
+    """Return the directory for temporary files (TMPDIR), or the current one if TMPDIR is in memory."""
     places = Path(tempfile.gettempdir()), Path.cwd()
     return next((place for place in places if file_system(place) not in IN_MEMORY), places[0])
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds the path."""
+    """Return the type of the file system of a path."""
     best, kind = Path("/"), "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, mounted, *_ = line.split()
         if path.resolve().is_relative_to(mount) and Path(mount).is_relative_to(best):
-            best, kind = Path(mount), mounted  # of several on one mount point the last one counts
+            best, kind = Path(mount), mounted  # the last of several on one mount point counts
     return kind
 
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A directory that is gone afterwards with all that is in it."""
+    """Yield a temporary directory, which is removed with its contents."""
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-", dir=place_for_files()) as name:
         yield Path(name)

@@ -1,4 +1,4 @@
-"""A log in a file, used by one process: commits, retries and reading, against SQLite alone with the same tables."""
+"""A log in a file, in one process: commits, retries and reads, compared with bare SQLite on the same tables."""
 
 import asyncio
 import random
@@ -30,23 +30,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many events each measurement takes."""
+    """Events of each measurement."""
 
     committed: int
     one_by_one: int
-    """What the peer commits one by one; ours commits ten times as many."""
+    """Events that the baseline commits one by one. Oncelog commits ten times as many."""
     cached: int
     stored: int
     retried: int
 
 
 FULL: Final = Sizes(committed=3 * SEAL_KEYS, one_by_one=2000, cached=5000, stored=200_000, retried=10_000)
-"""Enough commits for two segments of keys to be sealed, and enough stored ones for a merge."""
+"""Enough commits to seal two segments of keys, and enough stored keys for a merge."""
 QUICK: Final = Sizes(committed=600, one_by_one=20, cached=50, stored=1500, retried=1000)
 
 
 def measurements(effort: Effort) -> Iterator[Measurement]:
-    """All of them, in the order of the table."""
+    """Yield all measurements in the order of the table."""
     sizes = QUICK if effort.is_quick else FULL
     chance = random.Random(1)
     with directory() as place:
@@ -60,7 +60,7 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
 
 
 class _Commits:
-    """Both contenders, each with a fresh file for every sample."""
+    """Both contenders, with fresh files for every sample."""
 
     def __init__(
         self, place: Path, submissions: Sequence[Submission], new_loop: NewLoop = uvloop.new_event_loop
@@ -103,7 +103,7 @@ class _Commits:
         self._file, self._batches = BareFile(self._bare), batches
 
     def _let_go(self) -> None:
-        """Neither contender works while the other one has a file to look after."""
+        """Close and remove the files, so that no background work of one contender disturbs the other."""
         if self._log is not None:
             self._runner.run(self._log.close())
             self._log = None
@@ -137,7 +137,7 @@ def _commits(place: Path, submissions: Sequence[Submission], sizes: Sizes) -> It
             f"commit, {SUBMITTERS} submitters, the peer one by one",
             commits.submit,
             commits.insert,
-            "one transaction an event",
+            "one transaction per event",
             agree=lambda ours, theirs: (ours, theirs) == (len(fewer), sizes.one_by_one),
             count=len(fewer),
             baseline_count=sizes.one_by_one,
@@ -148,7 +148,7 @@ def _commits(place: Path, submissions: Sequence[Submission], sizes: Sizes) -> It
         )
 
 
-# --- a log that has something in it ------------------------------------------------------------------
+# --- a filled log ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def _retries(
     by_text = [(str(one.id), one.event, one.partitions) for one in known]
     with _opened(path.with_name("cached.db")) as (runner, log):
         runner.run(fill(log, [oncelog.event(*one) for one in known]))
-        for name, retries, target_us in (("", known, 10), (", its id as text", by_text, None)):
+        for name, retries, target_us in (("", known, 10), (", id as text", by_text, None)):
             yield Measurement(
                 f"retry from the cache, with its fingerprint{name}",
                 partial(_complete, runner, retry_each, log, retries),
@@ -201,7 +201,7 @@ def _retries(
     retried = chance.sample(submissions, sizes.retried)
     positions = dict(zip((one.key for one in submissions), range(1, len(submissions) + 1), strict=True))
     places = [(positions[one.key],) for one in retried]
-    # What is asked for has left the process's memory, or has never been there; the operating system may still have it.
+    # The process does not cache these keys; the operating system may.
     with _opened(path, Limits(cache_entries_max=0)) as (runner, log), closing(_reader(path)) as connection:
         yield Measurement(
             f"retry from the store, {RETRIES_AT_ONCE} at once",
@@ -229,7 +229,7 @@ def _hash_each(known: Sequence[Event]) -> int:
 
 
 async def retry_at_once(log: Log, retried: Sequence[Submission]) -> int:
-    """The sum of the positions, so that it can be compared."""
+    """Submit retries, and return the sum of their positions, which can be compared."""
     total = 0
     for start in range(0, len(retried), RETRIES_AT_ONCE):
         for verdict in await log.submit_many(retried[start : start + RETRIES_AT_ONCE]):
@@ -265,7 +265,7 @@ def _reading(path: Path, sizes: Sizes) -> Iterator[Measurement]:
 
 
 async def read_pages(log: Log, partition: str | None) -> tuple[int, int]:
-    """How many records, and how many bytes in their bodies."""
+    """Read all pages. Return the number of records and the bytes of their bodies."""
     records = size = 0
     reading = await log.read(partition=partition, limit=PAGE)
     while True:
@@ -291,5 +291,5 @@ def _select_pages(connection: Any, partition: str | None) -> tuple[int, int]:
 
 
 def _reader(path: Path) -> Any:
-    """A connection as the log's readers have it."""
+    """Return a connection with the settings of the readers of a log."""
     return connect(SqliteDriver(), str(path))

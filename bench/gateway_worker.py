@@ -1,6 +1,7 @@
-"""One gateway of several, as a process: ADDRESS STREAM CALLERS.
+"""One of several processes on a log: `python -m bench.gateway_worker ADDRESS STREAM CALLERS`.
 
-For each line on its input, a number of seconds, it submits new writes to its stream for so long, and says how many.
+Each line of its input is a number of seconds. The process submits new writes to its stream for this time and prints
+their number.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A log on PostgreSQL: single events beside what people write by hand, several gateways, and a log that grows."""
+"""A log on PostgreSQL: single events compared with hand-written SQL, several processes, and a log that grows."""
 
 import asyncio
 import random
@@ -33,35 +33,35 @@ from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer, create_sc
 
 GATEWAYS: Final = 4
 CALLERS: Final = 256
-"""Of each gateway."""
+"""Callers of each process."""
 SERVER: Final = {**DURABLE_SETTINGS, "shared_buffers": "512MB", "max_wal_size": "4GB"}
-"""Otherwise as PostgreSQL comes, which is set up for a very small machine."""
+"""PostgreSQL's own defaults are for a very small machine. Other settings keep their defaults."""
 BARE: Final = """\
 CREATE TABLE bare (position bigint PRIMARY KEY, key bytea NOT NULL, body bytea NOT NULL)"""
 BARE_INSERT: Final = "INSERT INTO bare SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])"
 
 HOW_TO_READ: Final = """\
-One PostgreSQL over a local socket, with fsync, full page writes and synchronous commit on; it, the gateways and their
-clients share this machine. All contenders of a table have a slice of time in every round, one right after the other.
-`a second` is the best round, `median` the median of the rounds; `ratio` is ours divided by the other's, of the best
-rounds.
+One PostgreSQL over a local socket, with fsync, full page writes and synchronous commit on, shares this machine with the
+Oncelog processes and their clients. All contenders of a table run one after the other in every round, each for a slice
+of time. `per second` is the best round and `median` the median round. `ratio` is the best round of Oncelog divided by
+that of the other contender.
 
-Single events: a request is one event of about 300 bytes with a random UUID; one gateway with {connections} WebSockets
-and {in_flight} requests in flight on each. By hand: {connections} callers with a connection each, the fastest way to
-write it (bench/peer_postgres.py); it finds a duplicate by its id alone, and has no index to read a partition by, no
-proof, and nobody who listens. The CPU of ours is that of the gateway, without PostgreSQL's.
+Single events: a request is one event of about 300 bytes with a random UUID. One server has {connections} WebSockets
+with {in_flight} requests in flight on each. By hand: {connections} callers with a connection each, in the fastest
+hand-written form (bench/peer_postgres.py). It detects a duplicate by its id alone, and has no index by partition, no
+proofs and no notification of readers. The server CPU of Oncelog does not include PostgreSQL.
 
-Gateways: processes that submit to streams of different lanes, {callers} callers in each, each of which waits for its
-answer: the library without a door, one process or {gateways}. What they and PostgreSQL took of this machine's
-processors stands beside them.
+Processes: one or {gateways} processes use the library without a server, and submit to streams of different lanes. Each
+has {callers} callers, and each caller waits for its answer. The table has the CPU of the processes and of PostgreSQL.
 
-Growth: as in growth.md, on this server. `bare` appends as many rows, with one index in the order of time, to a table of
-its own, in transactions of {submitters} rows, slice by slice between ours; `normalised` divides our change by its."""
+Growth: as in growth.md, on this server. `bare` appends the same number of rows to a separate table with one index in
+ascending order, in transactions of {submitters} rows, in slices between those of the log. `normalised` divides the
+change of the log by the change of `bare`."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes of the loads."""
 
     connections: int = 64
     in_flight: int = 16
@@ -74,7 +74,7 @@ QUICK_SIZES: Final = Sizes(connections=4, in_flight=4, rounds=1, slice_s=0.3, wa
 
 
 def run(effort: Effort) -> Report:
-    """All three parts, each with a database of its own."""
+    """Run all three parts, each with a separate database."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         with _database() as server:
@@ -87,7 +87,7 @@ def run(effort: Effort) -> Report:
     tables = (
         table(f"single events (by hand: {way})", single),
         Table(
-            ("gateways on different lanes", "a second", "median", "gateways' CPU", "PostgreSQL's CPU"),
+            ("processes on different lanes", "per second", "median", "CPU of processes", "CPU of PostgreSQL"),
             [_gateway_cells(name, series) for name, series in several.items()],
         ),
         Table(
@@ -123,7 +123,7 @@ async def _single_events(server: PostgresServer, sizes: Sizes) -> tuple[dict[str
         ):
             await demand_once(clients[0])
             await postgres.demand_once()
-            say("the ways to write it by hand …")
+            say("hand-written forms …")
             await postgres.choose(sizes.ways_s)
             contenders: tuple[Ours | Postgres, ...] = (Ours(gateway, clients, sizes.in_flight), postgres)
             loads = {contender.name: contender.load for contender in contenders}
@@ -132,7 +132,7 @@ async def _single_events(server: PostgresServer, sizes: Sizes) -> tuple[dict[str
             return series, postgres.way
 
 
-# --- several gateways --------------------------------------------------------------------------------
+# --- several processes -------------------------------------------------------------------------------
 
 
 class _Gateway:
@@ -166,7 +166,7 @@ class _Gateway:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("a gateway died")
+            raise RuntimeError("a process has ended early")
         return line
 
 
@@ -189,8 +189,8 @@ async def _several(server: PostgresServer, sizes: Sizes) -> dict[str, Series]:
             return replace(seen, client_cpu=cpu_s / seen.seconds)
 
         loads = {
-            f"{GATEWAYS} gateways": lambda seconds: busy(four, seconds),
-            "one gateway": lambda seconds: busy(alone, seconds),
+            f"{GATEWAYS} processes": lambda seconds: busy(four, seconds),
+            "one process": lambda seconds: busy(alone, seconds),
         }
         return await in_turn(loads, sizes.rounds, sizes.slice_s)
 
@@ -207,7 +207,7 @@ def _streams_of_different_lanes(lanes: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Window:
-    """What was seen when so many events were stored."""
+    """Figures of one window."""
 
     stored: int
     ours: Speed
@@ -215,7 +215,7 @@ class Window:
 
 
 class _Growth:
-    """One log, and the bare table beside it."""
+    """One log, and the bare table."""
 
     def __init__(self, server: PostgresServer, records: int) -> None:
         self._server = server
@@ -295,10 +295,10 @@ def _window_cells(window: Window) -> tuple[str, ...]:
 def _findings(single: dict[str, Series], several: dict[str, Series], windows: Sequence[Window]) -> Iterator[Finding]:
     ours, theirs = single.values()
     ratio, _ = ours.ratios(theirs)
-    yield Finding("single events, one gateway / by hand", ratio, "×", "≥ 6×", ratio >= 6, fails_run=True)
+    yield Finding("single events, one server / by hand", ratio, "×", "≥ 6×", ratio >= 6, fails_run=True)
     four, one = several.values()
     ratio, _ = four.ratios(one)
-    yield Finding(f"{GATEWAYS} gateways / one, on different lanes", ratio, "×", "> 1×", ratio > 1, fails_run=True)
+    yield Finding(f"{GATEWAYS} processes / one, on different lanes", ratio, "×", "> 1×", ratio > 1, fails_run=True)
     first, last = windows[0], windows[-1]
     change = last.ours.events_per_s / first.ours.events_per_s
     normalised = change / (last.bare / first.bare)

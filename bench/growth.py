@@ -1,7 +1,7 @@
 """A log that grows: does a commit cost more when millions of random keys are stored?
 
-Moments of one growth cannot take turns. So a loop that only appends (bare.py), whose cost does not depend on how much
-is stored, runs in slices between the slices of each window: where it is slower, the machine was.
+Windows of one growing log cannot alternate. So a loop that only appends (bare.py), whose cost is independent of the
+stored records, runs in slices between the slices of each window. If it slows down, the machine did.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from oncelog.storage.sqlite import SqliteStore
 
 RECORDS_MIN: Final = 1000
 PARTS: Final = (0.1, 0.2, 0.4, 1.0)
-"""How much of the full size is stored when a window begins."""
+"""Fractions of the full size at which the windows begin."""
 WINDOW_EVENTS: Final = 100_000
 SLICES: Final = 10
 PROGRESS_RECORDS: Final = 500_000
@@ -40,22 +40,23 @@ COLUMNS: Final = (
     "bare events/s",
     "bare p50 ms",
     "bare p99 ms",
-    "index bytes a key",
+    "index bytes per key",
     "file MiB",
 )
 HOW_TO_READ: Final = f"""\
-A row is a window of commits that began when so many events were stored: {SUBMITTERS} tasks submit events of about 300
-bytes with random UUIDs, prepared beforehand, and each waits for its answer; p50 and p99 are how long it waited. In
-between the log is filled in requests of {FILL_ITEMS}.
-`bare` is a loop that inserts as many rows with keys in the order of time into the same tables of a file of its own, in
-transactions of {SUBMITTERS} rows, slice by slice between ours; its p50 and p99 are of transactions. Its work is the
-same in every row, so `normalised` divides our change by its change: what is left is not the machine's.
-Ratios are the last row against the first. Normalised ones fail a run, everything else is only shown."""
+A row is a window of commits that begins when the log has this number of events. {SUBMITTERS} tasks submit events of
+about 300 bytes with random UUIDs, prepared beforehand, and each waits for its answer; p50 and p99 are the latencies.
+Between the windows the log is filled in requests of {FILL_ITEMS}.
+`bare` is a loop that inserts the same number of rows, with ascending keys, into the same tables of a separate file, in
+transactions of {SUBMITTERS} rows, in slices between those of the log. Its p50 and p99 are of transactions. Its work is
+the same in every row, so `normalised` divides the change of the log by the change of `bare`, which removes the
+influence of the machine.
+Ratios compare the last row with the first. A missed normalised ratio fails a run; other figures are only shown."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one contender in one window."""
+    """Speed of one contender in one window."""
 
     events_per_s: float
     p50_ms: float
@@ -64,7 +65,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Window:
-    """What was seen when so many events were stored."""
+    """Figures of one window."""
 
     stored: int
     ours: Speed
@@ -75,7 +76,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Opening:
-    """Seconds from the beginning."""
+    """Seconds since the start of opening."""
 
     opened_s: float
     committed_s: float
@@ -83,14 +84,14 @@ class Opening:
 
 
 def run(effort: Effort) -> Report:
-    """Grows a log to the size that the effort names."""
+    """Grow a log to the size of the effort."""
     with directory() as place:
         windows, opening = asyncio.run(_Growth(place, effort.records).run())
     return report_of(windows, opening, judged=not effort.is_quick)
 
 
 class _Growth:
-    """One log, and the bare file beside it."""
+    """One log, and the bare file."""
 
     def __init__(self, place: Path, records: int) -> None:
         self._path = place / "growing.db"
@@ -116,7 +117,7 @@ class _Growth:
         while self._stored < upto:
             if self._stored % PROGRESS_RECORDS == 0:
                 _say(f"{self._stored} stored …")
-            # In steps of whole requests, so that the progress meets its marks.
+            # In steps of whole requests, so that the progress lines have round numbers.
             step = min(10 * FILL_ITEMS - self._stored % (10 * FILL_ITEMS), upto - self._stored)
             submissions = prepared(step, self._chance)
             await fill(log, submissions)
@@ -153,7 +154,7 @@ class _Growth:
         )
 
     async def _opening(self) -> Opening:
-        """How long until the closed file is open, has taken a new event, and has answered a retry of its oldest."""
+        """Measure the time to open the closed file, to commit a new event, and to answer a retry of the oldest."""
         assert self._oldest is not None
         _say(f"opening with {self._stored} stored …")
         [new] = prepared(1, self._chance)
@@ -170,7 +171,7 @@ class _Growth:
 
 
 def report_of(windows: Sequence[Window], opening: Opening, *, judged: bool) -> Report:
-    """What was seen, and what it means."""
+    """Return the windows and the table of targets."""
     findings = list(_findings(windows, opening))
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
     tables = Table(COLUMNS, [_cells(window) for window in windows]), findings_table(findings, judged=judged)
@@ -193,7 +194,11 @@ def _findings(windows: Sequence[Window], opening: Opening) -> list[Finding]:
         Finding(f"p99, {between}, normalised", p99_normalised, "×", "≤ 2×", p99_normalised <= 2, True),
         Finding(f"p99, {between}, raw", p99, "×", "≤ 2×", p99 <= 2),
         Finding(
-            "index in memory, bytes a key", last.index_bytes_a_key, " bytes", "≤ 16 bytes", last.index_bytes_a_key <= 16
+            "index in memory, bytes per key",
+            last.index_bytes_a_key,
+            " bytes",
+            "≤ 16 bytes",
+            last.index_bytes_a_key <= 16,
         ),
         Finding("open the file", opening.opened_s, " s", "< 5 s", opening.opened_s < 5),
         Finding("… and a commit", opening.committed_s, " s", "< 5 s", opening.committed_s < 5),
@@ -217,7 +222,7 @@ def _cells(window: Window) -> tuple[str, ...]:
 
 
 def speed_of(events_per_s: float, seconds: Sequence[float]) -> Speed:
-    """With what is in the middle and near the end of the times that something took."""
+    """Return a rate with the median and the 99th percentile of the latencies."""
     hundredths = quantiles(seconds, n=100, method="inclusive")
     return Speed(events_per_s, hundredths[49] * 1000, hundredths[98] * 1000)
 

@@ -1,4 +1,4 @@
-"""A caller over plain HTTP: one connection, the next request when the one before has its answer."""
+"""A caller over plain HTTP: one connection, which sends the next request after each answer."""
 
 import asyncio
 import time
@@ -8,11 +8,11 @@ from bench.wire import Slice, Watch
 
 
 class Caller(asyncio.Protocol):
-    """What it sends and what it wants to hear its kinds say."""
+    """Subclasses define the requests and the expected answers."""
 
     path = ""
     wanted = b""
-    """What must be in every answer."""
+    """Bytes that every answer must contain."""
 
     def __init__(self) -> None:
         self._head = (
@@ -30,7 +30,7 @@ class Caller(asyncio.Protocol):
         self.done: asyncio.Future[None] | None = None
 
     def body(self) -> bytes | None:
-        """Of the next request; None if there are no more."""
+        """Return the body of the next request; None if there are no more."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -41,7 +41,7 @@ class Caller(asyncio.Protocol):
             self.done.set_exception(exc or ConnectionError("the server has closed the connection"))
 
     def call_until(self, until: float) -> "asyncio.Future[None]":
-        """Begins to call, and goes on until then."""
+        """Send requests until this time. The returned future ends with the last answer."""
         self.waited = []
         self._until = until
         self.done = asyncio.get_running_loop().create_future()
@@ -76,7 +76,7 @@ class Caller(asyncio.Protocol):
         if self.wanted in received:
             self._next(now)
         elif self.done is not None:
-            self.done.set_exception(RuntimeError(f"the answer was another one: {received[:1000]!r}"))
+            self.done.set_exception(RuntimeError(f"unexpected answer: {received[:1000]!r}"))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -84,7 +84,7 @@ class Caller(asyncio.Protocol):
 
 
 async def keep_calling(callers: "list[Caller]", server: int, seconds: float, events: int = 1) -> Slice:
-    """All of them at once, for so long; each request is of so many events."""
+    """Run all callers concurrently for this time. `events` is the number of events per request."""
     watch = Watch(server)
     await asyncio.gather(*(caller.call_until(watch.began + seconds) for caller in callers))
     waited = [one for caller in callers for one in caller.waited]

@@ -1,4 +1,4 @@
-"""Writers of a ledger over plain HTTP: a connection each, the next write when the one before has its answer."""
+"""Writers of a ledger over plain HTTP. Each has a connection and sends the next write after each answer."""
 
 import asyncio
 import itertools
@@ -12,12 +12,12 @@ from bench.http_caller import Caller
 from bench.wire import uuids
 
 VALUE: Final = b64encode(b"v" * 100).decode()
-"""Of an entity: 100 bytes."""
+"""Value of an entity: 100 bytes."""
 ORGANIZATIONS: Final = 8
 
 
 class Writer(Caller):
-    """One client of the ledger, which numbers its transactions."""
+    """A client of the ledger, which numbers its transactions."""
 
     path = "/v1/ledger/write"
     wanted = b'{"committed_tx_id"'
@@ -40,7 +40,7 @@ class Writer(Caller):
 
 @asynccontextmanager
 async def writers(host: str, port: int, count: int, first: int) -> AsyncIterator[list[Caller]]:
-    """So many, numbered from `first` on: other numbers are other clients."""
+    """Yield a number of writers, numbered from `first` on. Each number is a separate client."""
     loop = asyncio.get_running_loop()
     made: list[Caller] = []
     try:
@@ -54,6 +54,6 @@ async def writers(host: str, port: int, count: int, first: int) -> AsyncIterator
 
 
 def answer_of(writer: Caller) -> dict[str, object]:
-    """What it was told last."""
+    """Return the last answer of a writer."""
     found: dict[str, object] = json.loads(writer.last.partition(b"\r\n\r\n")[2])
     return found

@@ -1,4 +1,4 @@
-"""The ledger door: writes of one entity each over HTTP and over gRPC, and a retry that memory answers."""
+"""The Ledger API: writes of one entity each over HTTP and gRPC, and a retry that is answered from memory."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ from oncelog.server.settings import ServerSettings
 FEW: Final = 32
 MANY: Final = 256
 REPORTED: Final = {FEW: 1350, MANY: 9677}
-"""Writes a second that the system of the design document reports of itself, by its number of writers."""
+"""Writes per second that the system of the design document reports, by number of writers."""
 ECHO_RATIO: Final = 0.6
 HIT_US: Final = 20
 LOOK_UP_US: Final = 1
@@ -45,23 +45,23 @@ GRPC_ADDRESS: Final = r"grpc=(127\.0\.0\.1):([0-9]+)"
 RETRIES: Final = 2000
 
 HOW_TO_READ: Final = """\
-Servers and their client, one process with one thread, share this machine. A write is a transaction of one entity of 100
-bytes with a random key; every writer is a client of its own that waits for each answer, spread over {organizations}
-organizations; an answer has the block's header and the proof, and comes when the write is synced to the disk.
-Contenders have a slice of time in every round, one right after the other. `a second` is the best round, `median` the
-median.
+The servers and their client, one process with one thread, share this machine. A write is a transaction of one entity of
+100 bytes with a random key. Every writer is a separate client that waits for each answer; the writers are spread over
+{organizations} organizations. An answer has the header of the block and the proof, and arrives when the write is synced
+to the disk. The contenders run one after the other in every round, each for a slice of time. `per second` is the best
+round and `median` the median round.
 
-The targets over HTTP are what the system of the design document reports of itself on a machine of its own: they are
-shown, and depend on this one. Over gRPC the other is a server that answers each of the same calls with as many bytes
-and does nothing else; calls come from {many} callers on one channel.
+The targets over HTTP are the figures that the system of the design document reports on its machine. They depend on the
+machine, so they are only shown. Over gRPC the other contender is a server that answers the same calls with the same
+number of bytes and does nothing else. The calls come from {many} callers on one channel.
 
-From memory: a retry of one of {retries} known transactions, from the request that was read to the answer that can be
-sent, in the server's own process; the look-up in it alone. The median of {retries}."""
+From memory: a retry of one of {retries} known transactions inside the process of the server, from the decoded request
+to the answer before encoding; and the look-up of that retry alone. Both are medians of {retries}."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes of the loads."""
 
     rounds: int = 6
     slice_s: float = 3
@@ -71,7 +71,7 @@ QUICK_SIZES: Final = Sizes(rounds=1, slice_s=0.3)
 
 
 def run(effort: Effort) -> Report:
-    """All three parts."""
+    """Run all three parts."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         http = runner.run(_http(sizes))
@@ -83,7 +83,7 @@ def run(effort: Effort) -> Report:
             Finding(
                 f"over HTTP, {count} writers",
                 http[f"{count} writers"].best,
-                " a second",
+                " per second",
                 f"> {reported}",
                 http[f"{count} writers"].best > reported,
             )
@@ -91,7 +91,7 @@ def run(effort: Effort) -> Report:
         ),
         Finding("over gRPC / an empty echo", ratio, "×", f"≥ {ECHO_RATIO}×", ratio >= ECHO_RATIO, fails_run=True),
         Finding("a retry from memory", hit_us, " µs", f"< {HIT_US} µs", hit_us < HIT_US),
-        Finding("its look-up", look_up_us, " µs", f"< {LOOK_UP_US} µs", look_up_us < LOOK_UP_US),
+        Finding("the look-up of that retry", look_up_us, " µs", f"< {LOOK_UP_US} µs", look_up_us < LOOK_UP_US),
     ]
     judged = not effort.is_quick
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
@@ -194,24 +194,24 @@ async def _from_memory() -> tuple[float, float]:
     with directory() as place:
         settings = ServerSettings(store=str(place / "memory.db"), port=0, grpc=False, development=True)
         async with Server(settings) as server:
-            door = server.apis.ledger.service
+            service = server.apis.ledger.service
             asked = [
                 Write("acme", "", f"client-{number}", 1, os.urandom(16), (SetEntity(f"entity/{number}", b"v" * 100),))
                 for number in range(RETRIES)
             ]
-            first = await asyncio.gather(*(door.write(one, DEVELOPER) for one in asked))
+            first = await asyncio.gather(*(service.write(one, DEVELOPER) for one in asked))
             hits, look_ups = [], []
             clock = time.perf_counter_ns
             for one, told in zip(asked, first, strict=True):
                 began = clock()
-                again = await door.write(one, DEVELOPER)
+                again = await service.write(one, DEVELOPER)
                 hits.append(clock() - began)
                 assert isinstance(again, WriteSuccess)
                 assert again == told
-            cache, policy = server.log._cache, door.to_submission(asked[0], DEVELOPER).policy  # noqa: SLF001
+            cache, policy = server.log._cache, service.to_submission(asked[0], DEVELOPER).policy  # noqa: SLF001
             now_ms = time.time_ns() // 1_000_000
             for one in asked:
-                identity = key_identity(door.to_submission(one, DEVELOPER))
+                identity = key_identity(service.to_submission(one, DEVELOPER))
                 began = clock()
                 found = cache.get(policy, identity, now_ms)
                 look_ups.append(clock() - began)

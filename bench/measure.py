@@ -1,7 +1,7 @@
-"""How a time is taken here: two contenders in turn, many rounds, the best of each.
+"""Measures times: two contenders in turn, in many rounds. The best time of each counts.
 
-A shared machine slows both contenders down alike, and for a while at a time. So the ratio within one run is the
-figure to trust, and the minimum is the time that was least disturbed.
+A busy machine slows down both contenders for a while. So the ratio within one run is the reliable figure, and the
+minimum is the time with the least disturbance.
 """
 
 import gc
@@ -15,32 +15,32 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Measurement:
-    """Something to be timed against something else that is timed in the same rounds."""
+    """A function to measure, and a baseline that is measured in the same rounds."""
 
     name: str
     ours: Callable[[], Any]
     baseline: Callable[[], Any]
     against: str
-    """What the baseline is."""
+    """Name of the baseline."""
     agree: Callable[[Any, Any], bool] = operator.eq
-    """Sees what both return, and says whether both did their work."""
+    """Return whether the results of both show that they did the same work."""
     count: int = 1
-    """How many operations one call is; times are reported for one."""
+    """Operations per call. Reported times are per operation."""
     baseline_count: int | None = None
-    """The same for the baseline, where its call is another number of them."""
+    """Operations per call of the baseline, if it differs."""
     prepare_ours: Callable[[], Any] | None = None
-    """Runs before every sample of ours, and is not timed."""
+    """Runs before every sample of `ours`, outside of the measured time."""
     prepare_baseline: Callable[[], Any] | None = None
-    """The same before the baseline's, which always follows one of ours."""
+    """Runs before every sample of the baseline, which always follows a sample of `ours`."""
     rounds: int | None = None
-    """At most so many rounds, each of one call: for calls that take long."""
+    """Maximum number of rounds, each with one call: for slow calls."""
     target_ratio: float | None = None
-    """At least so many times faster than the baseline."""
+    """Minimum ratio to the baseline."""
     target_us: float | None = None
-    """Less than this for one operation. It depends on the machine, so a miss is shown but fails no run."""
+    """Maximum time of one operation. It depends on the machine, so a miss is shown and fails no run."""
 
     def answers(self) -> tuple[Any, Any]:
-        """What both return, each prepared and called once."""
+        """Prepare and call both once, and return their results."""
         return _called(self.prepare_ours, self.ours), _called(self.prepare_baseline, self.baseline)
 
 
@@ -52,38 +52,38 @@ def _called(prepare: Callable[[], Any] | None, run: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """Times of one operation, and how many times faster ours is than the baseline."""
+    """Times of one operation, and the ratio to the baseline."""
 
     measurement: Measurement
     ours_us: float
     baseline_us: float
     ratio: float
-    """Of the best times."""
+    """Ratio of the best times."""
     median_ratio: float
-    """Of the rounds' ratios, each of two samples taken one right after the other."""
+    """Median of the ratios of the rounds, each from two consecutive samples."""
 
     @property
     def is_ratio_met(self) -> bool:
-        """True also where there is no such target."""
+        """Whether the ratio meets its target, or has none."""
         return self.ratio >= (self.measurement.target_ratio or 0)
 
     @property
     def is_met(self) -> bool:
-        """True if no target was missed."""
+        """Whether all targets are met."""
         target_us = self.measurement.target_us
         return self.is_ratio_met and (target_us is None or self.ours_us < target_us)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look: so many rounds, each with one sample of about that length from either contender."""
+    """Duration of a measurement: a number of rounds, each with one sample of about this length per contender."""
 
     rounds: int
     sample_ms: float
     records: int = 5_000_000
-    """How large a log grows."""
+    """Size to which a log grows."""
     is_quick: bool = False
-    """Only to see whether everything runs: small sizes, and nothing is judged."""
+    """Only a check that everything runs: small sizes, and no target is judged."""
 
 
 FULL: Final = Effort(rounds=400, sample_ms=2)
@@ -91,7 +91,7 @@ QUICK: Final = Effort(rounds=2, sample_ms=0, records=2000, is_quick=True)
 
 
 def measure(measurement: Measurement, effort: Effort) -> Result:
-    """Times both contenders. Raises ValueError if they do not agree: a wrong answer has no speed."""
+    """Measure both contenders. Raises ValueError if they do not agree: the time of a wrong answer is meaningless."""
     if not measurement.agree(*measurement.answers()):
         raise ValueError(f"{measurement.name}: ours and {measurement.against} do not agree")
     timers = (
@@ -117,10 +117,10 @@ def measure(measurement: Measurement, effort: Effort) -> Result:
 
 
 def _setup(prepare: Callable[[], Any] | None) -> Callable[[], Any]:
-    """What a timer runs before each sample.
+    """Return the function that a timer runs before each sample.
 
-    The collector runs, for both, as it does where the code is used: who leaves much behind pays for it. What was
-    there before the first sample is frozen, so that nobody pays for the other measurements' data.
+    The garbage collector is on for both, as in production: code that leaves many objects behind pays for it. Objects
+    from before the first sample are frozen, so that the data of other measurements costs nothing.
     """
     if prepare is None:
         return gc.enable

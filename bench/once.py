@@ -1,4 +1,4 @@
-"""Work that is done once: `once` around an empty function, replayed and run for the first time."""
+"""`once` around an empty function: replays and first runs."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ ORDER: Final = {"customer": "customer-17", "amount": 4200, "currency": "EUR"}
 
 
 class Ours:
-    """An async function and a blocking one, each with a log in a file."""
+    """An async and a blocking function, each with a log in a file."""
 
     def __init__(self, place: Path) -> None:
         self._numbers = itertools.count()
@@ -60,7 +60,7 @@ class Ours:
         return count
 
     def first(self, count: int) -> int:
-        """So many first runs, with all the callers at once."""
+        """Run the function for new keys, with all callers at once."""
         return self._runner.run(self._first(count))
 
     async def _first(self, count: int) -> int:
@@ -73,13 +73,13 @@ class Ours:
 
 
 def order(number: int) -> dict[str, Any]:
-    """The argument of a call: like an order, and like no other's."""
+    """Return a unique argument that resembles an order."""
     return ORDER | {"id": number}
 
 
 @contextmanager
 def ours() -> Iterator[Ours]:
-    """In a directory that is removed afterwards."""
+    """Yield the functions, with files in a temporary directory."""
     with directory() as place:
         contender = Ours(place)
         try:
@@ -89,7 +89,7 @@ def ours() -> Iterator[Ours]:
 
 
 def measurements(effort: Effort) -> Iterator[Measurement]:
-    """All of them, in the order of the table."""
+    """Yield all measurements in the order of the table."""
     replays, firsts = (20, 64) if effort.is_quick else (2000, 4096)
     with ours() as contender, directory() as place:
         for name, replay in (("async", contender.replay), ("blocking", contender.replay_blocking)):
@@ -106,7 +106,7 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
             f"first run of once, {CALLERS} callers",
             partial(contender.first, firsts),
             partial(_insert_each, place / "bare.db", min(firsts, 200)),
-            "a row inserted twice, each durable, one by one",
+            "a row inserted and updated, both durable, one by one",
             agree=lambda mine, theirs: (mine, theirs) == (firsts, min(firsts, 200)),
             count=firsts,
             baseline_count=min(firsts, 200),
@@ -121,7 +121,7 @@ def _hash_each(count: int) -> int:
 
 
 def _insert_each(path: Path, count: int) -> int:
-    """What anybody would write by hand: that it begins, and that it is done."""
+    """Insert a row before each call and update it afterwards, as a hand-written solution does."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE IF NOT EXISTS calls (key INTEGER PRIMARY KEY, result TEXT)")

@@ -25,7 +25,7 @@ MONITOR: Final = r"Starting http monitor on ([0-9.]+):([0-9]+)"
 
 
 class Nats:
-    """A server, and connections to it on which as many publishes as wanted wait for their acknowledgements."""
+    """A server, and connections to it, each with a number of publishes in flight."""
 
     name: Final = "NATS JetStream"
 
@@ -43,7 +43,10 @@ class Nats:
         return result
 
     async def demand_once(self) -> None:
-        """What has the id of another gets its number, also with other content. Raises ValueError if not."""
+        """Check that a duplicate gets the number of the first write, even with other content.
+
+        Raises ValueError if not.
+        """
         event, other = itertools.islice(wire_events(), 2)
         first, second = [await _ack(self._streams[0], one) for one in (event, event._replace(body=other.body))]
         if first.duplicate or not second.duplicate or first.seq != second.seq:
@@ -51,7 +54,7 @@ class Nats:
         self._acknowledged += 1
 
     async def demand_all(self) -> None:
-        """Everything that was acknowledged is there, once. Raises ValueError if not."""
+        """Check that all acknowledged events exist once. Raises ValueError if not."""
         state = (await self._streams[0].stream_info(STREAM)).state
         if state.messages != self._acknowledged or state.last_seq != self._acknowledged:
             raise ValueError(f"NATS acknowledged {self._acknowledged} events, and has {state}")
@@ -59,7 +62,7 @@ class Nats:
 
 @asynccontextmanager
 async def nats_server(place: Path, connections: int, in_flight: int) -> AsyncIterator[Nats]:
-    """In a directory of its own, and gone afterwards."""
+    """Run NATS in this directory until the block ends."""
     nats, api = import_module("nats"), import_module("nats.js.api")
     configuration, log = place / "nats.conf", place / "nats.log"
     configuration.write_text(CONFIGURATION.format(place=place))
@@ -72,13 +75,16 @@ async def nats_server(place: Path, connections: int, in_flight: int) -> AsyncIte
             client = await nats.connect(f"nats://{said[3]}", allow_reconnect=False)
             stack.push_async_callback(client.close)
             clients.append(client.jetstream(timeout=ACK_S))
-        # One replica, and the window for duplicates that a stream has by default: two minutes.
+        # One replica, and the default window for duplicates: two minutes.
         await clients[0].add_stream(name=STREAM, subjects=["events.>"], storage=api.StorageType.FILE)
         yield Nats(pid, clients, in_flight)
 
 
 async def _demand_synced(host: str, port: int) -> None:
-    """The server itself says that it syncs every write: a setting that it did not understand would cost nothing."""
+    """Check the effective settings: NATS could ignore a setting that it does not know, and then not sync.
+
+    Raises ValueError if it does not sync every write.
+    """
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(f"GET /varz HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
     said = await reader.read()

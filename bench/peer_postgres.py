@@ -1,7 +1,7 @@
-"""What people write by hand on PostgreSQL: a table of events, unique ids, and a row that counts without gaps.
+"""A hand-written log on PostgreSQL: a table of events, unique ids, and a counter row without gaps.
 
-The row is locked from the first statement that changes it to the end of its commit. That is what makes the order
-gapless and the order of commits; it is also why commits cannot share a sync.
+The counter row is locked from the first statement that changes it to the end of the commit. So the numbers have no
+gaps and follow the order of commits. For the same reason commits cannot share a sync.
 """
 
 import asyncio
@@ -18,7 +18,9 @@ from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer
 from oncelog.testing.postgres import postgres_server as running_server
 
 SMALL_POOL: Final = 8
-"""Who waits for a connection costs the server nothing, who waits for the counter's row does: fewer may be faster."""
+"""A caller that waits for a connection costs the server nothing, but one that waits for the counter row does.
+
+Fewer connections may therefore be faster."""
 
 TABLES: Final = """\
 CREATE TABLE counter (position bigint NOT NULL);
@@ -46,8 +48,8 @@ END $$;
 COUNT: Final = "UPDATE counter SET position = position + 1 RETURNING position"
 INSERT: Final = """\
 INSERT INTO events (id, position, partitions, body) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING RETURNING id"""
-# One snapshot for all of it: two that come at once with one id would both count, and with DO NOTHING the second would
-# burn its number. So the second fails by the unique id, and its count is rolled back with it.
+# The whole statement has one snapshot: two concurrent writes with one id would both count, and with DO NOTHING the
+# second would lose its number. So the second fails by the unique id, which rolls back its count.
 ONE_STATEMENT: Final = """\
 WITH counted AS (
   UPDATE counter SET position = position + 1 WHERE NOT EXISTS (SELECT FROM events WHERE id = $1) RETURNING position
@@ -60,7 +62,7 @@ Submit = Callable[[WireEvent], Awaitable[int]]
 
 
 class Postgres:
-    """A server, and a pool of connections to it. One transaction an event, one after the other on each."""
+    """A server, and a pool of connections to it. Each event is one transaction."""
 
     name: Final = "by hand on PostgreSQL"
 
@@ -79,11 +81,11 @@ class Postgres:
 
     @property
     def way(self) -> str:
-        """How it is written, and with how many connections."""
+        """The chosen form and its number of connections."""
         return self._way
 
     async def choose(self, seconds: float) -> dict[str, float]:
-        """Takes the fastest form with a connection for every caller. Gives the events a second of each way."""
+        """Choose the fastest form with a connection for every caller. Return the events per second of each form."""
         speeds = {}
         for way in self._ways:
             self._way = way
@@ -99,20 +101,23 @@ class Postgres:
         return result
 
     async def demand_once(self) -> None:
-        """In every form what has the id of another gets its number, and none is burned. Raises ValueError if not."""
+        """Check that a duplicate gets the number of the first write in every form, and that no number is lost.
+
+        Raises ValueError if not.
+        """
         events = wire_events()
         for form, submits in self._forms.items():
             event, other = itertools.islice(events, 2)
-            # All at once, then once more with other content.
+            # Concurrently, then once more with other content.
             numbers = await asyncio.gather(*[submit(event) for submit in submits])
             numbers.append(await submits[0](event._replace(body=other.body)))
             if len(set(numbers)) != 1:
-                raise ValueError(f"PostgreSQL, {form}: one event and its duplicates got {numbers}")
+                raise ValueError(f"PostgreSQL, {form}: one event and its duplicates received {numbers}")
             self._acknowledged += 1
         await self.demand_all()
 
     async def demand_all(self) -> None:
-        """Everything that was acknowledged is there, numbered without a gap. Raises ValueError if not."""
+        """Check that all acknowledged events exist, numbered without gaps. Raises ValueError if not."""
         counted = tuple(
             await self._connection.fetchrow(
                 "SELECT count(*), coalesce(max(position), 0), (SELECT position FROM counter) FROM events"
@@ -124,7 +129,7 @@ class Postgres:
 
 @asynccontextmanager
 async def postgres_server(place: Path, connections: int) -> AsyncIterator[Postgres]:
-    """In a directory of its own, and gone afterwards."""
+    """Run PostgreSQL in this directory until the block ends."""
     with running_server(place, DURABLE_SETTINGS) as server:
         async with by_hand(server, connections) as postgres:
             yield postgres
@@ -132,7 +137,7 @@ async def postgres_server(place: Path, connections: int) -> AsyncIterator[Postgr
 
 @asynccontextmanager
 async def by_hand(server: PostgresServer, connections: int) -> AsyncIterator[Postgres]:
-    """The tables and a pool, in a server that runs. Raises ValueError if that does not sync."""
+    """Create the tables and a pool in a running server. Raises ValueError if the server does not sync."""
     asyncpg = import_module("asyncpg")
     async with AsyncExitStack() as stack:
         clients = []
@@ -148,7 +153,7 @@ async def by_hand(server: PostgresServer, connections: int) -> AsyncIterator[Pos
 
 
 async def _forms(clients: list[Any], exists: type[Exception]) -> dict[str, list[Submit]]:
-    """The ways to write it, ready on every connection."""
+    """Prepare all forms on every connection."""
     forms: dict[str, list[Submit]] = {"one statement": [], "BEGIN … COMMIT": [], "a function": []}
     for client in clients:
         count, insert, position, whole, call = [
@@ -184,6 +189,6 @@ async def _by_function(call: Any, event: WireEvent) -> int:
 
 
 async def _submit(submit: Submit, connection: asyncio.Lock, event: WireEvent) -> None:
-    """Who comes first to a connection has it first."""
+    """Submit over a connection, in the order of the callers."""
     async with connection:
         await submit(event)

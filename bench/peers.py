@@ -1,6 +1,6 @@
-"""First runs and replays beside the peers that people would use instead. `make peers` installs them and runs this.
+"""First runs and replays, compared with alternatives of other projects. `make peers` installs them and runs this.
 
-Neither peer is made for what the other is. What each one checks and does not stands in bench/README.md.
+The peers have different purposes. bench/README.md lists the differences.
 """
 
 import itertools
@@ -22,7 +22,7 @@ LEASE_MS: Final = 30_000
 
 
 class Peer:
-    """Something that runs a function once for a key, called by threads."""
+    """A library that runs a function once for each key, called by threads."""
 
     def __init__(self, call: Callable[[dict[str, Any]], Any]) -> None:
         self._call = call
@@ -77,7 +77,7 @@ def powertools(place: Path, *, durable: bool) -> Iterator[Peer]:
 
 
 class _Context:
-    """Of a Lambda function: it is how Powertools learns when a call that died may be followed by another."""
+    """Context of a Lambda function. Powertools derives from it when another call may replace one that has died."""
 
     def get_remaining_time_in_millis(self) -> int:
         return LEASE_MS
@@ -85,7 +85,7 @@ class _Context:
 
 @contextmanager
 def dbos(place: Path) -> Iterator[Peer]:
-    """DBOS on SQLite: a workflow without steps, its id from the order."""
+    """DBOS on SQLite: a workflow without steps, with an id from the order."""
     peer = import_module("dbos")
 
     peer.DBOS(
@@ -113,7 +113,7 @@ def dbos(place: Path) -> Iterator[Peer]:
 
 
 def measurements(effort: Effort) -> Iterator[Measurement]:
-    """All of them, in the order of the table."""
+    """Yield all measurements in the order of the table."""
     first, replays = (64, 10) if effort.is_quick else (4096, 2000)
     peers: tuple[tuple[str, Callable[[Path], Any], int, int], ...] = (
         ("Powertools 3 on Redis, in memory", partial(powertools, durable=False), 1024, 500),

@@ -1,4 +1,4 @@
-"""Servers that a benchmark starts, and what they and their client take of the processors."""
+"""Processes that a benchmark starts, and their use of CPU and memory."""
 
 import os
 import re
@@ -18,9 +18,9 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 @contextmanager
 def process(command: Sequence[str], log: Path, ready: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Runs a command until the block ends. Gives its process id, and what of its output matched `ready`.
+    """Run a command until the block ends. Yield its process id and the match of `ready` in its output.
 
-    Its output goes to a file: a pipe that nobody reads would stop it.
+    The output goes to a file, because a full pipe would block the process.
     """
     with log.open("wb") as output:
         running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -44,11 +44,11 @@ def _ready(running: subprocess.Popen[bytes], log: Path, ready: str) -> re.Match[
         if running.poll() is not None:
             break
         time.sleep(0.02)
-    raise RuntimeError(f"{running.args!r} did not say {ready!r}, but:\n{log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"{running.args!r} did not print {ready!r}, but:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def allow_files(count: int) -> None:
-    """A socket is a file: raises the limit of this process, and of those that it starts, if it is lower."""
+    """Raise the limit of open files (and sockets) of this process and its children, if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(
@@ -57,19 +57,19 @@ def allow_files(count: int) -> None:
 
 
 def client_cpu_s() -> float:
-    """Of this process, since it began."""
+    """Return the CPU time of this process."""
     return time.process_time()
 
 
 def server_cpu_s(pid: int) -> float:
-    """Of a server and its children (those of PostgreSQL are its connections), since they began."""
+    """Return the CPU time of a server and its children (in PostgreSQL one for each connection)."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, may contain any character.
         fields = text.rpartition(")")[2].split()
         parent, (own_user, own_system, ended_user, ended_system) = int(fields[1]), map(int, fields[11:15])
         if int(path.parent.name) == pid:
@@ -80,6 +80,6 @@ def server_cpu_s(pid: int) -> float:
 
 
 def memory_bytes(pid: int) -> int:
-    """Of one process, as far as it is in memory (RSS)."""
+    """Return the resident set size (RSS) of a process."""
     _, resident, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     return int(resident) * PAGE_BYTES

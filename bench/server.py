@@ -1,6 +1,7 @@
-"""The server over its WebSocket: single events beside NATS and PostgreSQL, a crowd, batches, subscribers, catching up.
+"""The server over its WebSocket: single events compared with NATS and PostgreSQL, idle connections, batches,
+subscribers, catching up.
 
-`make peers` installs the peers. What each of them checks and does not stands in bench/README.md.
+`make peers` installs the peers. bench/README.md lists the differences between them.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from bench.peer_nats import Nats, nats_server
 from bench.peer_postgres import Postgres, postgres_server
 from bench.processes import allow_files, process
 from bench.report import Report
-from bench.server_report import Figures, Series, report_of
+from bench.server_report import CROWDED, Figures, Series, report_of
 from bench.turns import SliceOf, in_turn, say
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
@@ -35,20 +36,20 @@ from bench.ws_load import Connection, Load, catch_up, connected, demand_once, ev
 from oncelog import Committed, Log, Submission
 
 UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
-"""One caller of a benchmark stands for many."""
+"""Rates are off, because one caller of a benchmark stands for many."""
 COMMAND: Final = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store"]
-"""And the file."""
+"""The path of the file follows."""
 ADDRESS: Final = r"(?:https?|wss?)://([0-9.]+|localhost):([0-9]+)(?=[\s/\"])"
 BATCH: Final = 100
 PAGE: Final = 1000
 AT_ONCE: Final = 50
-"""Partitions of one sync, of a hundred: the door takes 64."""
+"""Partitions of one sync, of a hundred. The API accepts 64."""
 READERS: Final = 4
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes of the loads."""
 
     connections: int = 64
     in_flight: int = 16
@@ -57,18 +58,18 @@ class Sizes:
     paced_rounds: int = 5
     paced_s: float = 4
     callers: int = 16
-    """Of batches."""
+    """Callers that submit batches."""
     writers: int = 16
-    """Beside those who are idle, with `in_flight` requests each."""
+    """Connections that write next to the idle ones, with `in_flight` requests each."""
     crowd_rounds: int = 10
     crowd_s: float = 2
     idle: int = 1000
     outbox_frames_max: int = 10_000
-    """How far a reader that stopped reading may fall behind: the default of the server."""
+    """Frames that a stuck reader may fall behind: the default of the server."""
     subscribers: int = 1000
     broadcasts: int = 400
     window: int = 100
-    """Broadcasts that are under way at once."""
+    """Broadcasts in flight."""
     lone_broadcasts: int = 50
     stored: int = 200_000
 
@@ -96,7 +97,7 @@ QUICK_SIZES: Final = Sizes(
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that runs."""
+    """A running server."""
 
     host: str
     port: int
@@ -104,7 +105,7 @@ class Serving:
 
 
 def run(effort: Effort) -> Report:
-    """All five parts, each with servers of its own."""
+    """Run all five parts, each with separate servers."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
     allow_files(2 * max(sizes.subscribers, sizes.idle) + 1000)
     figures = Figures(sizes.connections, sizes.in_flight)
@@ -119,7 +120,7 @@ def run(effort: Effort) -> Report:
 
 @contextmanager
 def serving(place: Path, store: Path | str, *settings: str) -> Iterator[Serving]:
-    """Oncelog's server on a file or a database."""
+    """Run the server of Oncelog on a file or a database."""
     chosen = [word for setting in settings for word in ("--set", setting)]
     output = place / f"{store.stem if isinstance(store, Path) else 'gateway'}.log"
     with process([*COMMAND, str(store), *UNLIMITED, *chosen], output, ADDRESS) as (pid, said):
@@ -131,7 +132,7 @@ def serving(place: Path, store: Path | str, *settings: str) -> Iterator[Serving]
 
 @dataclass(frozen=True)
 class Ours:
-    """The server with its connections, as the peers are."""
+    """The server of Oncelog and its connections, with the interface of the peers."""
 
     server: Serving
     connections: list[Connection]
@@ -142,7 +143,7 @@ class Ours:
         return await Load(self.connections, 1).keep_busy(self.server.pid, self.in_flight, seconds)
 
     async def half_load(self, seconds: float) -> tuple[Slice, Slice]:
-        """All that it can do, and right after that half of it: the machine is not as fast in every minute."""
+        """Measure full load, and directly afterwards half of it, because the speed of the machine changes."""
         full = await self.load(seconds / 2)
         return full, await Load(self.connections, 1).pace(self.server.pid, full.per_s / 2, seconds)
 
@@ -159,7 +160,7 @@ async def _single_events(sizes: Sizes, figures: Figures) -> None:
     with directory() as ours_place:
         async with _ours(ours_place, sizes.connections, sizes.in_flight) as ours:
             await _beside_peers(ours, sizes, figures)
-            # Without the peers: what they do in the background would be counted as ours.
+            # The peers have stopped: their background work would slow down Oncelog.
             say("Oncelog at half of its load …")
             figures.half_load = [await ours.half_load(sizes.paced_s) for _ in range(sizes.paced_rounds)]
 
@@ -172,7 +173,7 @@ async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
         ):
             await nats.demand_once()
             await postgres.demand_once()
-            say("the ways to write it on PostgreSQL …")
+            say("forms of the write on PostgreSQL …")
             figures.ways = await postgres.choose(sizes.slice_s)
             figures.way = postgres.way
             contenders: tuple[Ours | Nats | Postgres, ...] = (ours, nats, postgres)
@@ -182,11 +183,11 @@ async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
             await postgres.demand_all()
 
 
-# --- those who are idle ------------------------------------------------------------------------------
+# --- idle connections --------------------------------------------------------------------------------
 
 
 async def _idle(sizes: Sizes, figures: Figures) -> None:
-    """The same load on one server, alone and in a crowd that comes and goes."""
+    """Run the same load on one server, alone and with idle connections that come and go."""
     fallen_behind = f"limits.outbox_frames_max={sizes.outbox_frames_max}"
     with directory() as place, serving(place, place / "idle.db", fallen_behind) as server:
         async with connected(server.host, server.port, sizes.writers) as writers:
@@ -194,23 +195,23 @@ async def _idle(sizes: Sizes, figures: Figures) -> None:
             async def alone(seconds: float) -> Slice:
                 return await Load(writers, 1, [WRITTEN]).keep_busy(server.pid, sizes.in_flight, seconds)
 
-            async def in_a_crowd(seconds: float) -> Slice:
+            async def crowded(seconds: float) -> Slice:
                 async with crowd(server.host, server.port, sizes.idle) as stuck:
                     result = await alone(seconds)
                     await demand_given_up(server.host, server.port, server.pid, writers, stuck, result.events)
                 return result
 
-            loads: dict[str, SliceOf] = {"alone": alone, "in a crowd": in_a_crowd}
+            loads: dict[str, SliceOf] = {"alone": alone, CROWDED: crowded}
             figures.idle, figures.writers = sizes.idle, sizes.writers
             series = await in_turn(loads, sizes.crowd_rounds, sizes.crowd_s)
-            figures.crowd = {name: series[name] for name in ("in a crowd", "alone")}
+            figures.crowd = {name: series[name] for name in (CROWDED, "alone")}
 
 
 # --- batches -----------------------------------------------------------------------------------------
 
 
 async def _batches(sizes: Sizes, figures: Figures) -> None:
-    """Over the WebSocket and in this process: as many callers, each of which waits for its answer."""
+    """Submit batches over the WebSocket and in this process, with the same number of callers."""
     with directory() as place, serving(place, place / "batches.db") as server:
         async with (
             connected(server.host, server.port, sizes.callers) as connections,
@@ -230,18 +231,18 @@ async def _batches(sizes: Sizes, figures: Figures) -> None:
 
 
 def _made() -> Iterator[Submission]:
-    """Submissions as an application makes them of what it has."""
+    """Yield submissions that are built from dicts, as an application builds them."""
     return map(oncelog.event, uuids(), itertools.cycle(EVENTS), ([one] for one in itertools.cycle(PARTITIONS)))
 
 
 async def _prepared(log: Log, callers: int, seconds: float) -> Slice:
-    """As many as in so many seconds a fast machine might take."""
+    """Build enough submissions for a fast machine before the measurement."""
     ready = list(itertools.islice(_made(), round(40_000 * seconds) // BATCH * BATCH))
     return await _in_process(log, callers, iter(ready), seconds)
 
 
 async def _in_process(log: Log, callers: int, submissions: Iterator[Submission], seconds: float) -> Slice:
-    """Until the time is over, or there are no more submissions."""
+    """Submit until the time is over or the submissions are used up."""
     waited: list[float] = []
     watch = Watch(None)
     until = watch.began + seconds
@@ -268,7 +269,7 @@ def _broadcasts(sizes: Sizes, figures: Figures) -> None:
         with fan_out(server.host, server.port, server.pid, sizes.subscribers) as subscribers:
             slices = []
             for number in range(sizes.rounds + 1):
-                say(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
+                say(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'warm-up'} …")
                 slices.append(subscribers.run(sizes.broadcasts if number else sizes.window, sizes.window))
             figures.subscribers, figures.window = sizes.subscribers, sizes.window
             figures.broadcasts = Series(slices[1:])
@@ -280,7 +281,7 @@ def _broadcasts(sizes: Sizes, figures: Figures) -> None:
 
 
 async def _catching_up(sizes: Sizes, figures: Figures) -> None:
-    """Two logs: one with all its events in one partition, one with as many in a hundred."""
+    """Read two logs: one with all events in one partition, one with the same number in a hundred."""
     one, hundred = PARTITIONS[:1], PARTITIONS
     shapes: tuple[tuple[str, Sequence[str], dict[str, tuple[int, list[Sequence[str]]]]], ...] = (
         ("one.db", one, {"one partition": (1, [one]), f"one partition, {READERS} readers": (READERS, [one])}),
@@ -289,7 +290,7 @@ async def _catching_up(sizes: Sizes, figures: Figures) -> None:
             hundred,
             {
                 "100 partitions, one after the other": (1, [[name] for name in hundred]),
-                f"100 partitions, {AT_ONCE} a sync": (1, [hundred[:AT_ONCE], hundred[AT_ONCE:]]),
+                f"100 partitions, {AT_ONCE} per sync": (1, [hundred[:AT_ONCE], hundred[AT_ONCE:]]),
             },
         ),
     )
@@ -318,7 +319,7 @@ async def _store(path: Path, partitions: Sequence[str], count: int) -> None:
 async def _pages(
     server: Serving, connections: Sequence[Connection], cycles: list[Sequence[str]], stored: int, _seconds: float
 ) -> Slice:
-    """Each connection gets everything, page after page."""
+    """Read everything over each connection, page by page."""
     watch = Watch(server.pid)
     waited: list[float] = []
 
@@ -335,12 +336,15 @@ async def _pages(
     counts = await asyncio.gather(*map(reader, connections))
     result = watch.slice(sum(counts), waited)
     if counts != [stored] * len(connections):
-        raise ValueError(f"of {stored} events readers got {counts}")
+        raise ValueError(f"of {stored} events, readers received {counts}")
     return result
 
 
 async def _demand_all(connection: Connection, cycles: list[Sequence[str]], stored: int) -> None:
-    """Every event once, ascending in a cycle, and with what belongs to it. Raises ValueError if not."""
+    """Check that a reader gets every event once, complete, in ascending order in each cycle.
+
+    Raises ValueError if not.
+    """
     seen: set[str] = set()
     for partitions in cycles:
         last = 0
@@ -352,8 +356,8 @@ async def _demand_all(connection: Connection, cycles: list[Sequence[str]], store
                     or event["event"] not in EVENTS
                     or not set(event["partitions"]) <= set(partitions)
                 ):
-                    raise ValueError(f"after {last} came {event}")
+                    raise ValueError(f"wrong event after {last}: {event}")
                 last = event["committed_id"]
                 seen.add(event["id"])
     if len(seen) != stored:
-        raise ValueError(f"of {stored} events a reader got {len(seen)}")
+        raise ValueError(f"of {stored} events, a reader received {len(seen)}")

@@ -1,4 +1,4 @@
-"""What the benchmark of the server has seen, as tables."""
+"""Report of the server benchmark."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,46 +9,49 @@ from bench.growth import Speed, speed_of
 from bench.report import Finding, Report, Table, findings_table
 from bench.wire import Slice
 
+CROWDED: Final = "with idle connections"
 CLIENT_LIMIT: Final = 0.9
-"""Of one processor: a client in one thread that takes more is what limits the figure."""
+"""Share of one processor above which the client, which has one thread, limits the figure."""
 
 HOW_TO_READ: Final = """\
-Servers and their client, one process with one thread, share this machine. All contenders of a table have a slice of
-time in every round, one right after the other; all keep their files on the same disk, and acknowledge a write only
-when it is synced to it. `a second` is the best round, `median` the median of the rounds. `ratio` is Oncelog's best
-round divided by the other's, the median beside it that of the same ratio round by round: where the two are far apart,
-the machine was busy and the run is worth repeating. p50 and p99 are how long requests of all rounds waited. CPU is how
-many processors were busy on average; a client marked with (!) had no more to give, so that its server could do more.
+The servers and their client, one process with one thread, share this machine. All contenders of a table run one after
+the other in every round, each for a slice of time. All store their files on the same disk, and acknowledge a write only
+when it is synced. `per second` is the best round and `median` the median round. `ratio` is the best round of Oncelog
+divided by that of the other contender, and `median ratio` is the median of that ratio over the rounds. If the two
+differ much, the machine was busy and the run should be repeated. p50 and p99 are the latencies of the requests of all
+rounds. CPU is the average number of busy processors. A client marked with (!) was saturated, so its server could do
+more.
 
 Single events: a request is one event of about 300 bytes with a random UUID. Oncelog and NATS have {in_flight} requests
 in flight on each of {connections} connections. PostgreSQL has {connections} callers with a connection each, over a
-local socket: a connection has one transaction at a time. Of the ways to write it by hand the fastest is taken; what a
-small pool of connections makes of them stands beside it. What the others do not do: NATS finds a duplicate by its id
-alone, for two minutes, and does not look whether its content is another; the tables on PostgreSQL find it for ever, by
-its id alone, and have no index to read a partition by, no proof and nobody who listens.
-`half load` is measured after the others have been stopped: in every round half as many events a second as the server
-could take right before, at times set beforehand. What an event waits is counted from the time when it was due.
+local socket: a connection has one transaction at a time. The benchmark chooses the fastest of three hand-written forms;
+the table also shows them with a small pool of connections. The others do less than Oncelog. NATS detects a duplicate by
+its id for two minutes, and does not compare its content. The tables on PostgreSQL detect it by its id without a time
+limit, and have no index by partition, no proofs and no notification of readers.
+`half load` runs after the others have stopped. In every round the server gets half of the rate that it has just
+reached, on a fixed schedule. The latency of an event starts at its scheduled moment.
 
-In a crowd: {writers} connections with {in_flight} single events in flight each, all in one partition, on one server.
-In every round first alone, then with {idle} connections that follow a partition nobody writes to, and a reader of the
-written one that has stopped reading. Then all but the writers leave. The reader must be closed as a slow one (more is
-written until it is, outside the time that counts), and a new connection must get everything behind its cursor. What
-is to be seen is small beside what the machine's speed changes by from minute to minute: so the two are compared round
-by round.
+Idle connections: {writers} connections with {in_flight} single events in flight each, all in one partition, on one
+server. In every round they run alone first, then with {idle} connections that follow a partition without writes, and
+with one reader of the written partition that has stopped reading. Then all except the writers disconnect. The server
+must close that reader as a slow one (the writers continue until it does, outside of the measured time), and a new
+connection must get everything after its cursor. The speed of the machine changes more from minute to minute than this
+effect, so the two are compared round by round.
 
-Batches: requests of 100 events by as many callers, each of which waits for its answer. `in process` makes each
-submission of a dict (`oncelog.event`), as the server makes it of JSON; beside it the same with submissions that were
-prepared before the time began.
+Batches: requests of 100 events. All contenders have the same number of callers, and each caller waits for its answer.
+`in process` builds each submission from a dict (`oncelog.event`), as the server builds it from JSON. `prepared
+beforehand` builds the submissions before the measurement.
 
-Broadcasts: events are submitted one a request and go to every subscriber, at most {window} at once under way; the
-client looks every 10 ms what has come. A delivery counts when the last byte of its frame has arrived. All subscribers
-are counted, and of every twentieth everything is read afterwards: the right events, in order. `one at a time` submits
-the next event when all have the one before, and does not pause; p50 and p99 are how long it took until all had it.
+Broadcasts: each request has one event, which goes to every subscriber. At most {window} events are in flight. The
+client polls every 10 ms. A delivery counts when the last byte of its frame has arrived. The benchmark counts the frames
+of all subscribers, and afterwards decodes those of every twentieth: the right events, in order. `one at a time` submits
+the next event when all subscribers have the previous one, and polls without a pause; p50 and p99 are the time until all
+have it.
 
-Catching up: pages of 1000 from zero on, the next asked for when the one before is there, from a file that the
-operating system has in memory; p50 and p99 are of pages.
+Catching up: pages of 1000 from the beginning, each requested after the previous one has arrived, from a file that the
+operating system has in memory. p50 and p99 are the latencies of pages.
 
-Ratios fail a run. What depends on the machine is only shown."""
+A missed ratio fails a run. Figures that depend on the machine are only shown."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +73,27 @@ class Series:
         return speed_of(self.best, [seconds for one in self.slices for seconds in one.waited])
 
     def ratios(self, other: "Series") -> tuple[float, float]:
-        """How many times faster this is than the other: of the best rounds, and the median round by round."""
+        """Return how much faster this is than the other: the ratio of the best rounds, and the median ratio."""
         rounds = [mine.per_s / theirs.per_s for mine, theirs in zip(self.slices, other.slices, strict=True)]
         return self.best / other.best, median(rounds)
 
 
 @dataclass
 class Figures:
-    """Everything that was seen."""
+    """All measured figures."""
 
     connections: int = 0
     in_flight: int = 0
     way: str = ""
-    """To write it on PostgreSQL: the one that was taken, and how many events a second each did."""
+    """The form on PostgreSQL that was chosen. `ways` has the events per second of each form."""
     ways: dict[str, float] = field(default_factory=dict)
     single: dict[str, Series] = field(default_factory=dict)
     half_load: list[tuple[Slice, Slice]] = field(default_factory=list)
-    """All that it could do, and half of that, round by round."""
+    """Full load and half of it, round by round."""
     writers: int = 0
     idle: int = 0
     crowd: dict[str, Series] = field(default_factory=dict)
-    """Single events in a crowd, and alone."""
+    """Single events with idle connections, and alone."""
     batches: dict[str, Series] = field(default_factory=dict)
     subscribers: int = 0
     window: int = 0
@@ -100,7 +103,7 @@ class Figures:
 
 
 def report_of(figures: Figures, *, judged: bool) -> Report:
-    """Tables by part, and what was aimed at."""
+    """Return one table for each part, and the table of targets."""
     assert figures.broadcasts is not None
     assert figures.lone_broadcasts is not None
     findings = list(_findings(figures))
@@ -113,8 +116,8 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
             "single events", {**figures.single, "Oncelog, half load": Series([half for _, half in figures.half_load])}
         ),
         Table(
-            ("by hand on PostgreSQL", "events a second, one slice", ""),
-            [(way, f"{per_s:.0f}", "taken" if way == figures.way else "") for way, per_s in figures.ways.items()],
+            ("by hand on PostgreSQL", "events per second, one slice", ""),
+            [(way, f"{per_s:.0f}", "chosen" if way == figures.way else "") for way, per_s in figures.ways.items()],
         ),
         table(f"single events, {figures.writers} writers", figures.crowd),
         table("batches of 100", figures.batches),
@@ -141,7 +144,7 @@ def _findings(figures: Figures) -> Iterator[Finding]:
         yield Finding(f"single events, Oncelog / {name}", ratio, "×", f"≥ {target}×", ratio >= target, fails_run=True)
     p99_ms = median(Series([half]).speed.p99_ms for _, half in figures.half_load)
     yield Finding("p99 at half load, median of rounds", p99_ms, " ms", "< 50 ms", p99_ms < 50)
-    best, middle = figures.crowd["in a crowd"].ratios(figures.crowd["alone"])
+    best, middle = figures.crowd[CROWDED].ratios(figures.crowd["alone"])
     name = f"single events, with {figures.idle} idle connections and a stuck reader / alone"
     yield Finding(f"{name}, median of rounds", middle, "×", "≥ 0.9×", middle >= 0.9, fails_run=True)
     yield Finding(name, best, "×", "", True)
@@ -152,22 +155,22 @@ def _findings(figures: Figures) -> Iterator[Finding]:
         is_met = at_least is None or ratio >= at_least
         yield Finding(f"batches, WebSocket / {name}", ratio, "×", target_text, is_met, fails_run=True)
     deliveries = figures.broadcasts.best
-    yield Finding("deliveries", deliveries, " a second", "≥ 150000", deliveries >= 150_000)
+    yield Finding("deliveries", deliveries, " per second", "≥ 150000", deliveries >= 150_000)
     for name, series in figures.catching_up.items():
         is_judged = name.startswith("one partition")
         yield Finding(
             f"catching up, {name}",
             series.best,
-            " events a second",
+            " events per second",
             "≥ 150000" if is_judged else "",
             series.best >= 150_000 or not is_judged,
         )
 
 
 def table(name: str, series: dict[str, Series], *, compared: bool = True) -> Table:
-    """The first contender is what the others are compared with."""
+    """Return a table that compares the first contender with the others."""
     first, *_ = series.values()
-    columns = (name, "a second", "median", "p50 ms", "p99 ms", "client CPU", "server CPU")
+    columns = (name, "per second", "median", "p50 ms", "p99 ms", "client CPU", "server CPU")
     if not compared:
         return Table(columns, [_cells(one, its) for one, its in series.items()])
     rows = []

@@ -1,4 +1,4 @@
-"""Contenders that take turns: a slice of time each, one right after the other, round by round."""
+"""Runs contenders in turn: in every round a slice of time for each, one after the other."""
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -7,15 +7,15 @@ from bench.server_report import Series
 from bench.wire import Slice
 
 SliceOf = Callable[[float], Awaitable[Slice]]
-"""Keeps a contender busy for so many seconds."""
+"""Keeps a contender busy for a number of seconds."""
 
 
 async def in_turn(loads: Mapping[str, SliceOf], rounds: int, slice_s: float) -> dict[str, Series]:
-    """The slices of each; those of a round before the first, to warm up, are not counted."""
+    """Return the slices of each contender, without those of the warm-up round."""
     slices: dict[str, list[Slice]] = {name: [] for name in loads}
     for number in range(rounds + 1):
         for name, load in loads.items():
-            say(f"{name}, {f'round {number} of {rounds}' if number else 'to warm up'} …")
+            say(f"{name}, {f'round {number} of {rounds}' if number else 'warm-up'} …")
             one = await load(slice_s if number else slice_s / 3)
             if number:
                 slices[name].append(one)
@@ -23,5 +23,5 @@ async def in_turn(loads: Mapping[str, SliceOf], rounds: int, slice_s: float) -> 
 
 
 def say(what: str) -> None:
-    """What is being done, for who waits."""
+    """Print a line of progress."""
     print(what, file=sys.stderr, flush=True)

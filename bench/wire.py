@@ -1,4 +1,4 @@
-"""Events as they go over a wire, and what a time of submitting them looked like."""
+"""Events as they are sent, and the figures of a slice of load."""
 
 import asyncio
 import itertools
@@ -14,14 +14,14 @@ from bench.sample_event import EVENT, TASK
 
 PARTITIONS: Final = [f"building-{number}" for number in range(100)]
 EVENTS: Final[list[dict[str, Any]]] = [EVENT | {"payload": TASK | {"priority": number}} for number in range(10)]
-"""Their canonical form is about 300 bytes, as `core` sees to."""
+"""About 300 bytes in canonical form, which `core` checks."""
 BODIES: Final = [json.dumps(event, separators=(",", ":")).encode() for event in EVENTS]
 
 _IDS_AT_ONCE: Final = 512
 
 
 class WireEvent(NamedTuple):
-    """The same for all contenders."""
+    """An event, equal for all contenders."""
 
     id: str
     partition: str
@@ -29,7 +29,7 @@ class WireEvent(NamedTuple):
 
 
 def uuids() -> Iterator[str]:
-    """Random ones, of version 4. Made many at a time: a client that is measured has better things to do."""
+    """Yield random UUIDs of version 4. They are generated in blocks, which costs the measured client less time."""
     while True:
         digits = os.urandom(16 * _IDS_AT_ONCE).hex()
         for at in range(0, len(digits), 32):
@@ -38,22 +38,22 @@ def uuids() -> Iterator[str]:
 
 
 def wire_events(partitions: Sequence[str] = PARTITIONS) -> Iterator[WireEvent]:
-    """Without end, spread over the partitions."""
+    """Yield events without end, spread over the partitions."""
     return map(WireEvent, uuids(), itertools.cycle(partitions), itertools.cycle(BODIES))
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A time in which a server was kept busy."""
+    """Figures of a time in which a server was kept busy."""
 
     events: int
-    """That were acknowledged."""
+    """Acknowledged events."""
     seconds: float
     """From the first submission to the last acknowledgement."""
     waited: Sequence[float]
-    """How long each request took, in seconds."""
+    """Latency of each request in seconds."""
     client_cpu: float
-    """Processors that were busy with the client, on average."""
+    """Average number of processors that the client used."""
     server_cpu: float
 
     @property
@@ -62,7 +62,7 @@ class Slice:
 
 
 class Watch:
-    """Begins when it is made. Without a server, what is measured is this process: its time counts as a server's."""
+    """Measures from its creation on. Without a server it measures this process as the server."""
 
     def __init__(self, server: int | None) -> None:
         self._server = server
@@ -70,7 +70,7 @@ class Watch:
         self.began = time.perf_counter()
 
     def slice(self, events: int, waited: Sequence[float]) -> Slice:
-        """What was, from the beginning until now."""
+        """Return the figures since the creation."""
         seconds = time.perf_counter() - self.began
         client_s, server_s = self._cpu_s()
         client_cpu, server_cpu = (client_s - self._client_cpu_s) / seconds, (server_s - self._server_cpu_s) / seconds
@@ -81,7 +81,7 @@ class Watch:
 
 
 async def keep_busy(callers: Sequence[Callable[[WireEvent], Awaitable[None]]], server: int, seconds: float) -> Slice:
-    """A task for each caller submits the next event when it has its answer. For clients that are libraries."""
+    """Run one task per caller, which submits the next event after each answer. For clients that are libraries."""
     waiting = wire_events()
     waited: list[float] = []
     watch = Watch(server)

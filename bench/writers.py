@@ -1,4 +1,4 @@
-"""Events as an application writes them, and many tasks that submit them."""
+"""Events as an application builds them, and many tasks that submit them."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ PARTITIONS: Final = [f"building-{number}" for number in range(10)]
 
 
 class Event(NamedTuple):
-    """What `oncelog.event` is called with."""
+    """The arguments of `oncelog.event`."""
 
     id: UUID
     event: dict[str, Any]
@@ -25,21 +25,21 @@ class Event(NamedTuple):
 
 
 def events(count: int, chance: random.Random) -> Iterator[Event]:
-    """Events of about 300 bytes, with random UUIDs, spread over the partitions."""
+    """Yield events of about 300 bytes, with random UUIDs, spread over the partitions."""
     for number in range(count):
         event = EVENT | {"payload": TASK | {"priority": number % 10}}
         yield Event(UUID(bytes=chance.randbytes(16), version=4), event, [PARTITIONS[number % len(PARTITIONS)]])
 
 
 def prepared(count: int, chance: random.Random) -> list[Submission]:
-    """The same as submissions: canonical, and with their fingerprints."""
+    """Return such events as submissions, in canonical form and with fingerprints."""
     return [oncelog.event(*event) for event in events(count, chance)]
 
 
 async def submit_all(log: Log, submissions: Sequence[Submission]) -> int:
-    """Many tasks, each of which submits the next one when it has its answer. Gives how many there were.
+    """Submit with many tasks, each of which submits the next event after each answer. Return the number of events.
 
-    Raises ValueError if one of them was not new.
+    Raises ValueError if an event is not new.
     """
     waiting = iter(submissions)
 
@@ -52,7 +52,7 @@ async def submit_all(log: Log, submissions: Sequence[Submission]) -> int:
 
 
 async def submit_all_timed(log: Log, submissions: Sequence[Submission]) -> list[float]:
-    """The same, and how long each took, in seconds."""
+    """Submit in the same way, and return the latencies in seconds."""
     waiting = iter(submissions)
     seconds: list[float] = []
 
@@ -74,7 +74,7 @@ async def _by_many(submitter: Callable[[], Coroutine[None, None, None]]) -> None
 
 
 async def fill(log: Log, submissions: Sequence[Submission]) -> None:
-    """Submits them in large requests."""
+    """Submit in large requests."""
     for start in range(0, len(submissions), FILL_ITEMS):
         for verdict in await log.submit_many(submissions[start : start + FILL_ITEMS]):
             _demand_committed(verdict)

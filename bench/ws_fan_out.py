@@ -1,6 +1,6 @@
-"""Many subscribers in one process that only count: epoll, one buffer for all, the headers of frames and nothing else.
+"""Many subscribers in one process that only count frames: epoll, one shared buffer, and only the headers of frames.
 
-A sample of them keeps what it gets, and that is read afterwards: the right events, in order, each once.
+A sample of them stores the received bytes. They are decoded afterwards: the right events, in order, each once.
 """
 
 import select
@@ -17,16 +17,16 @@ from bench.ws_load import PING, PONG, TEXT, decoded, frame, handshake, message, 
 
 PARTITION: Final = "building-0"
 SAMPLE: Final = 20
-"""Every so many-th subscriber keeps what it gets."""
+"""Every twentieth subscriber stores the bytes that it receives."""
 BUFFER_BYTES: Final = 256 * 1024
 STALLED_S: Final = 30
 PAUSE_S: Final = 0.01
-"""Between two looks, so that not every delivery wakes the client up: subscribers elsewhere would not cost this machine
-anything. Where one event at a time is looked at, there is none."""
+"""Pause between polls, so that not every delivery wakes up the client: subscribers on other machines would not use this
+processor. The measurement of one event at a time polls without a pause."""
 
 
 class Subscriber:
-    """A connection whose live scope is one partition."""
+    """A connection that follows one partition."""
 
     __slots__ = ("_begun", "_body_left", "frames", "kept", "socket")
 
@@ -35,12 +35,12 @@ class Subscriber:
         self.frames = 0
         self.kept = bytearray() if keeps else None
         self._body_left = 0
-        """Bytes of a frame's body that are still to come."""
+        """Bytes of the body of a frame that have not arrived yet."""
         self._begun = b""
-        """A header that is not whole yet."""
+        """An incomplete header."""
 
     def receive(self, buffer: bytearray, view: memoryview) -> int:
-        """Reads once. Gives how many texts are whole now that were not before."""
+        """Read once. Return the number of texts that are complete now."""
         at = len(self._begun)
         buffer[:at] = self._begun
         end = at + self.socket.recv_into(view[at:])
@@ -76,7 +76,7 @@ class Subscriber:
         self.socket.send(frame(payload, PONG))
 
     def texts(self) -> Iterator[bytes]:
-        """What was kept, once more from the beginning."""
+        """Yield the stored texts from the beginning."""
         assert self.kept is not None
         at = 0
         while at < len(self.kept):
@@ -90,7 +90,7 @@ class Subscriber:
 
 
 class FanOut:
-    """All the subscribers, and one connection that submits."""
+    """All subscribers, and one connection that submits."""
 
     def __init__(self, server: int, subscribers: list[Subscriber], submitter: socket.socket) -> None:
         self._server = server
@@ -111,10 +111,10 @@ class FanOut:
         self._poll.close()
 
     def run(self, count: int, window: int) -> Slice:
-        """Submits so many events one by one, each to all subscribers. Gives deliveries.
+        """Submit events one by one, each to all subscribers. Return the deliveries.
 
-        At most `window` events are under way: what the server cannot deliver in time it need not keep.
-        `waited` is how long it took from an event's submission until as many deliveries as it needs were made.
+        At most `window` events are in flight, so that the server need not buffer events that it cannot deliver in time.
+        `waited` is the time from the submission of an event until all subscribers have it.
         """
         number_of = len(self._subscribers)
         watch = Watch(self._server)
@@ -137,7 +137,7 @@ class FanOut:
         return result
 
     def _wait(self) -> int:
-        """Reads whatever has arrived. Gives how many deliveries it was."""
+        """Read the data that has arrived. Return the number of deliveries."""
         ready = self._poll.poll(STALLED_S)
         if not ready:
             raise TimeoutError(f"no delivery for {STALLED_S} seconds")
@@ -155,10 +155,10 @@ class FanOut:
             self._wait()
 
     def demand_all(self) -> None:
-        """Everyone got as many as were submitted, and the sample exactly those, in order. Raises ValueError if not."""
+        """Check the counts of all subscribers, and the events of the sample in order. Raises ValueError if wrong."""
         counts = {subscriber.frames for subscriber in self._subscribers}
         if counts != {len(self._submitted)}:
-            raise ValueError(f"{len(self._submitted)} events were submitted, and subscribers got {counts}")
+            raise ValueError(f"{len(self._submitted)} events were submitted, and subscribers received {counts}")
         answers = [decoded(text).payload.results for text in self._answers.texts()]
         committed = sorted((one.committed_id, one.id) for results in answers for one in results)
         if {one for _, one in committed} != {event.id for event in self._submitted}:
@@ -167,19 +167,19 @@ class FanOut:
             if subscriber.kept is not None:
                 got = [_broadcast(text) for text in subscriber.texts()]
                 if got != committed:
-                    raise ValueError("a subscriber got other events than were committed, or in another order")
+                    raise ValueError("a subscriber received other events than were committed, or in another order")
 
 
 def _broadcast(text: bytes) -> tuple[int, str]:
     told: dict[str, Any] = msgspec.json.decode(text)
     if told["type"] != "event_broadcast" or told["payload"]["partitions"] != [PARTITION]:
-        raise ValueError(f"a subscriber got {text!r}")
+        raise ValueError(f"a subscriber received {text!r}")
     return told["payload"]["committed_id"], told["payload"]["id"]
 
 
 @contextmanager
 def fan_out(host: str, port: int, server: int, subscribers: int) -> Iterator[FanOut]:
-    """Connects them all."""
+    """Connect all subscribers and the submitter."""
     with ExitStack() as stack:
         listeners = []
         for number in range(subscribers):
@@ -198,18 +198,18 @@ def _connected(host: str, port: int, client: str) -> socket.socket:
     while not head.endswith(b"\r\n\r\n"):
         head += _exactly(connection, 1)
     if b" 101 " not in head:
-        raise ConnectionError(f"the server did not agree to a WebSocket: {head!r}")
+        raise ConnectionError(f"the server refused the WebSocket: {head!r}")
     connection.sendall(message("connect", 1, {"token": "", "client_id": client}))
     _demand(_text(connection), "connected")
     return connection
 
 
 def _subscribe(connection: socket.socket) -> None:
-    """An empty page, and from then on what is committed."""
+    """Read an empty page, and follow the partition from there."""
     connection.sendall(message("sync", 2, {"partitions": [PARTITION], "since_committed_id": 0, "limit": 1}))
     answer = _demand(_text(connection), "sync_response")
     if answer["payload"]["events"] or answer["payload"]["has_more"]:
-        raise ValueError(f"a subscriber of an empty log got {answer}")
+        raise ValueError(f"a subscriber of an empty log received {answer}")
     connection.setblocking(False)
 
 

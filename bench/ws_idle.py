@@ -1,6 +1,6 @@
-"""Those who should cost a server nothing while others write: connections that are idle, and a reader that has stopped.
+"""Connections that should not slow down a server while others write: idle ones, and a reader that has stopped reading.
 
-The reader must be given up, and whoever comes back with its cursor must get everything.
+The server must close the stuck reader. A new connection with its cursor must get all events.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ LAST_POSITION: Final = 'oncelog_last_committed_position{lane="0"}'
 
 
 class StuckReader:
-    """Follows the partition that is written from now on, and reads nothing until `rest`."""
+    """Follows the written partition from now on, and reads nothing before `rest`."""
 
     def __init__(self, connection: Connection, since: int, closed_before: int) -> None:
         self.since = since
         self.closed_before = closed_before
-        """Readers that the server has given up until now."""
+        """Slow readers that the server has closed before."""
         self._connection = connection
         self._texts: list[bytes] = []
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -44,7 +44,7 @@ class StuckReader:
         self._connection.pause()
 
     async def rest(self) -> list[dict[str, Any]]:
-        """The events that were on their way to it when the server gave it up."""
+        """Return the events that were in transit when the server closed the connection."""
         self._connection.resume()
         await asyncio.wait_for(self._gone, ANSWER_S)
         return [msgspec.json.decode(text)["payload"] for text in self._texts]
@@ -55,16 +55,17 @@ class StuckReader:
 
 
 async def follow(connection: Connection, partition: str, since: int) -> None:
-    """An empty page, and from then on what is committed."""
+    """Read an empty page, and follow the partition from there."""
     answer = await connection.ask("sync", {"partitions": [partition], "since_committed_id": since, "limit": 1})
     if answer["payload"]["events"] or answer["payload"]["has_more"]:
-        raise ValueError(f"a reader that has everything got {answer}")
+        raise ValueError(f"a reader that has all events received {answer}")
 
 
 @asynccontextmanager
 async def crowd(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
-    """So many idle connections, and the reader. All have gone when the block has ended. Raises ValueError if one of
-    those who are idle was sent something, or sent away.
+    """Yield the stuck reader next to a number of idle connections. All are closed at the end of the block.
+
+    Raises ValueError if an idle connection received data or was closed by the server.
     """
     before = metric(host, port, WS_CONNECTIONS)
     disturbed: list[bytes | Exception] = []
@@ -76,20 +77,21 @@ async def crowd(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
         await stuck.follow()
         yield stuck
     if disturbed:
-        raise ValueError(f"idle connections got {disturbed[:3]}")
+        raise ValueError(f"idle connections received {disturbed[:3]}")
     await _until(host, port, WS_CONNECTIONS, before)
 
 
 async def demand_given_up(
     host: str, port: int, server: int, writers: Sequence[Connection], stuck: StuckReader, written: int
 ) -> None:
-    """The reader is closed as a slow one: at the latest when enough was written that it has not read. Then a new
-    connection reads what is behind its cursor, and nothing is missing. Raises ValueError if not.
+    """Write until the server closes the stuck reader. Check that a new connection gets all events after its cursor.
+
+    Raises ValueError if events are missing, TimeoutError if the reader stays connected.
     """
     until = time.perf_counter() + GIVEN_UP_S
     while metric(host, port, SLOW_READERS_CLOSED) == stuck.closed_before:
         if time.perf_counter() > until:
-            raise TimeoutError(f"a reader that has not read {written} events is still there")
+            raise TimeoutError(f"a reader that has not read {written} events is still connected")
         written += (await Load(writers, FILL_BATCH, [WRITTEN]).keep_busy(server, 1, FILL_S)).events
     events = await stuck.rest()
     cursor = events[-1]["committed_id"] if events else stuck.since
@@ -100,16 +102,16 @@ async def demand_given_up(
 
 
 def demand_all(events: Sequence[dict[str, Any]], since: int, written: int) -> None:
-    """Every number behind `since`, once, in order. Raises ValueError if not."""
+    """Check that the events have every number after `since`, once, in order. Raises ValueError if not."""
     numbers = [event["committed_id"] for event in events]
     if numbers != list(range(since + 1, since + written + 1)):
-        raise ValueError(f"of {written} events behind {since} a reader got {len(numbers)}, or in another order")
+        raise ValueError(f"of {written} events after {since}, a reader received {len(numbers)}, or in another order")
     if any(event["event"] not in EVENTS or event["partitions"] != [WRITTEN] for event in events):
-        raise ValueError("a reader got other events than were written")
+        raise ValueError("a reader received other events than were written")
 
 
 def metric(host: str, port: int, name: str) -> int:
-    """What a server says of itself."""
+    """Return a metric of the server."""
     with closing(HTTPConnection(host, port, timeout=ANSWER_S)) as connection:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()

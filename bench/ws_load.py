@@ -1,8 +1,8 @@
-"""A client of the events door that costs as little as possible, and the loads that it puts on a server.
+"""A minimal client of the Events API, and the loads that it runs on a server.
 
-It is no client to use. What is measured is the server, on a machine that the client shares with it: so frames are not
-masked (a mask of zeros is legal, RFC 6455, 5.3, and leaves the bytes as they are), of an answer only what is needed is
-read, and there are callbacks in place of tasks.
+It is not a client for applications. The benchmark measures the server, which shares the machine with this client, so
+the client saves CPU time. It masks frames with zeros (legal by RFC 6455, 5.3, and the bytes stay unchanged), decodes
+only the fields of an answer that it needs, and uses callbacks instead of tasks.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ NEXT_SINCE: Final = re.compile(rb'"next_since_committed_id": ?([0-9]+)')
 
 
 class Result(msgspec.Struct):
-    """Of one event."""
+    """Result of one event."""
 
     id: str
     status: str
@@ -40,7 +40,7 @@ class Result(msgspec.Struct):
 
 
 class AnswerPayload(msgspec.Struct):
-    """What is read of a `submit_events_result`, and of an `error`."""
+    """The fields that the client reads of a `submit_events_result` and of an `error`."""
 
     results: list[Result] = []
     code: str = ""
@@ -48,7 +48,7 @@ class AnswerPayload(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """To a submission."""
+    """Answer to a submission."""
 
     type: str
     payload: AnswerPayload
@@ -59,12 +59,12 @@ decoded: Final = msgspec.json.Decoder(Answer).decode
 
 
 def handshake(host: str, port: int, path: str = PATH) -> bytes:
-    """The request that makes a WebSocket of a connection."""
+    """Return the request that upgrades a connection to a WebSocket."""
     return HANDSHAKE.format(path=path, host=host, port=port).encode()
 
 
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """A whole message of a client, with a mask of zeros."""
+    """Return a complete message of a client, with a mask of zeros."""
     length = len(payload)
     if length < 126:
         return struct.pack(">BB4x", opcode, 0x80 | length) + payload
@@ -74,13 +74,13 @@ def frame(payload: bytes, opcode: int = TEXT) -> bytes:
 
 
 def message(kind: str, number: int, payload: dict[str, Any]) -> bytes:
-    """A frame of the events door."""
+    """Return a frame of the Events API."""
     envelope = {"type": kind, "protocol_version": "1.0", "msg_id": str(number), "payload": payload}
     return frame(msgspec.json.encode(envelope))
 
 
 def submission(number: int, events: Iterable[WireEvent]) -> bytes:
-    """A frame that submits events. Their bodies are spliced in, as a client does that has them as text."""
+    """Return a frame that submits events. It splices in the bodies, which are already JSON text."""
     items = b",".join(
         b'{"id":"%b","partitions":["%b"],"event":%b}' % (event.id.encode(), event.partition.encode(), event.body)
         for event in events
@@ -91,14 +91,14 @@ def submission(number: int, events: Iterable[WireEvent]) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """A WebSocket. Every text that arrives goes to `on_text`."""
+    """A WebSocket. It passes every text to `on_text`."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
         self._transport: asyncio.Transport
         self._chunks: list[bytes] = []
         self._missing = 0
-        """So many bytes at least until the frame that began in the chunks is whole."""
+        """Minimum number of bytes that are missing from the frame that starts in the chunks."""
         self._is_open = False
         self._waiting: asyncio.Future[bytes] | None = None
         self._numbers = itertools.count(1)
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         self.on_lost: Callable[[Exception], None] = self._failed
 
     async def ask(self, kind: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """Sends one message and gives the whole answer. Only while nothing else is under way."""
+        """Send one message and return the complete answer. No other request may be in flight."""
         text = await self.ask_raw(message(kind, next(self._numbers), payload))
         answer: dict[str, Any] = msgspec.json.decode(text)
         if answer["type"] == "error":
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         return answer
 
     async def ask_raw(self, data: bytes) -> bytes:
-        """The same for a frame, and gives the answer as it came."""
+        """Send one frame and return the answer as bytes."""
         self._waiting = asyncio.get_running_loop().create_future()
         self.send(data)
         return await asyncio.wait_for(self._waiting, ANSWER_S)
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def pause(self) -> None:
-        """Reads no more: what comes stays with the system, and then with the server."""
+        """Stop reading: data stays in the buffers of the system, and then of the server."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -134,11 +134,11 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     async def opened(self) -> None:
-        """Until the server has agreed to a WebSocket."""
+        """Wait until the server has accepted the WebSocket."""
         await self.ask_raw(self._request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is one, but not a subclass
 
     def connection_lost(self, error: Exception | None) -> None:
         self.on_lost(error or ConnectionError("the server closed the connection"))
@@ -155,19 +155,19 @@ class Connection(asyncio.Protocol):
             self._chunks.append(rest)
 
     def _agreed(self, data: bytes) -> bytes:
-        """Takes the answer to the handshake. Gives what is not read yet."""
+        """Read the answer to the handshake. Return the bytes that are not consumed."""
         head, end, rest = data.partition(b"\r\n\r\n")
         if not end:
             return data
         if b" 101 " not in head:
-            self._failed(ConnectionError(f"the server did not agree to a WebSocket: {head!r}"))
+            self._failed(ConnectionError(f"the server refused the WebSocket: {head!r}"))
             return b""
         self._is_open = True
         self._answered(head)
         return self._frames(rest)
 
     def _frames(self, data: bytes) -> bytes:
-        """Hands over all that is whole. Gives the rest."""
+        """Pass on all complete frames. Return the rest."""
         at, end = 0, len(data)
         self._missing = 0
         while end - at >= 2:
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
 @asynccontextmanager
 async def opened(host: str, port: int, count: int, path: str = PATH) -> AsyncIterator[list[Connection]]:
-    """WebSockets."""
+    """Yield open WebSockets."""
     connections: list[Connection] = []
     loop = asyncio.get_running_loop()
     request = handshake(host, port, path)
@@ -216,12 +216,12 @@ async def opened(host: str, port: int, count: int, path: str = PATH) -> AsyncIte
     finally:
         for connection in connections:
             connection.close()
-        await asyncio.sleep(0.01)  # sockets are shut by the loop, and a server that is stopped next would wait for it
+        await asyncio.sleep(0.01)  # the loop closes the sockets; otherwise a server that stops next would wait for them
 
 
 @asynccontextmanager
 async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Connection]]:
-    """Connections that have said who they are."""
+    """Yield authenticated connections."""
     async with opened(host, port, count) as connections:
         for number, connection in enumerate(connections):
             answer = await connection.ask("connect", {"token": "", "client_id": f"bench-{number}"})
@@ -230,10 +230,10 @@ async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Conn
 
 
 class Requests:
-    """Requests that are under way on many connections, and what became of them. What they are its kinds say."""
+    """Requests in flight on many connections, and their answers. Subclasses define the requests."""
 
     per_request = 1
-    """What one of them counts for."""
+    """Events per request."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.connections = connections
@@ -242,18 +242,18 @@ class Requests:
         self.waited: list[float] = []
 
     def request(self, number: int) -> tuple[str, bytes]:
-        """The next one, on the connection with this number: what its answer will be known by, and its frame."""
+        """Return the next request of the connection with this number: the id of its answer, and its frame."""
         raise NotImplementedError
 
     def answer(self, number: int, text: bytes) -> str | None:
-        """Which request a text answers; None if it is none that is waited for. Raises ValueError if it is wrong."""
+        """Return the id of the answered request; None for other texts. Raises ValueError if it is wrong."""
         raise NotImplementedError
 
     async def rest(self) -> None:
-        """Returns when all else has come that belongs to the requests. It is counted with them."""
+        """Wait for everything else that belongs to the requests. The slice includes this time."""
 
     async def keep_busy(self, server: int, in_flight: int, seconds: float) -> Slice:
-        """So many requests in flight on each connection, until the time is over and all have their answers."""
+        """Keep a number of requests in flight on each connection for this time, and wait for all answers."""
         watch = Watch(server)
         until = watch.began + seconds
 
@@ -270,10 +270,10 @@ class Requests:
         return await self._slice(watch)
 
     async def pace(self, server: int, per_s: float, seconds: float) -> Slice:
-        """So many requests a second, however long their answers take.
+        """Send requests at a fixed rate, independent of the time of their answers.
 
-        What a request waited is counted from the moment when it was due: a client that is late, because the one
-        before took long, does not hide that.
+        The latency of a request starts at its scheduled moment. A client that falls behind because of a slow answer
+        therefore does not hide the delay.
         """
         watch = Watch(server)
         total = max(1, round(per_s * seconds))
@@ -326,7 +326,7 @@ class Requests:
 
 
 class Load(Requests):
-    """Submissions of so many events each."""
+    """Submissions with a fixed number of events each."""
 
     def __init__(self, connections: Sequence[Connection], batch: int, partitions: Sequence[str] = PARTITIONS) -> None:
         super().__init__(connections)
@@ -334,12 +334,12 @@ class Load(Requests):
         self._numbers = itertools.count(1)
         self._events = wire_events(partitions)
 
-    def request(self, number: int) -> tuple[str, bytes]:  # noqa: ARG002 - all send the same
+    def request(self, number: int) -> tuple[str, bytes]:  # noqa: ARG002 - all connections send the same
         """As `Requests` says."""
         msg_id = next(self._numbers)
         return str(msg_id), submission(msg_id, itertools.islice(self._events, self.per_request))
 
-    def answer(self, number: int, text: bytes) -> str:  # noqa: ARG002 - and are answered the same
+    def answer(self, number: int, text: bytes) -> str:  # noqa: ARG002 - all connections get the same answers
         """As `Requests` says."""
         answer = decoded(text)
         results = answer.payload.results
@@ -349,7 +349,10 @@ class Load(Requests):
 
 
 async def demand_once(connection: Connection) -> None:
-    """A retry gets the number of the first one, other content is refused. Raises ValueError if not."""
+    """Check that a retry gets the number of the first write, and that other content is refused.
+
+    Raises ValueError for a wrong answer.
+    """
     event, other = itertools.islice(wire_events(), 2)
     first, second, third = [
         decoded(await connection.ask_raw(submission(number, [one]))).payload.results
@@ -362,12 +365,12 @@ async def demand_once(connection: Connection) -> None:
 async def catch_up(
     connection: Connection, partitions: Sequence[str], limit: int, since: int = 0
 ) -> AsyncIterator[bytes]:
-    """Pages from a cursor on, as they come."""
+    """Yield the pages after a cursor, as bytes."""
     has_more = True
     while has_more:
         request = {"partitions": partitions, "since_committed_id": since, "limit": limit}
         page = await connection.ask_raw(message("sync", 1, request))
-        # The events come before both, and hold neither name.
+        # Both names follow the events, which contain neither.
         tail = page[-400:]
         found = NEXT_SINCE.search(tail) or NEXT_SINCE.search(page)
         if found is None:
@@ -381,5 +384,5 @@ def _has_more(text: bytes) -> bool:
 
 
 def events_of(page: bytes) -> int:
-    """How many a page has, without reading them."""
+    """Return the number of events of a page without decoding it."""
     return page.count(b'"committed_id":')

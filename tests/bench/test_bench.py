@@ -170,7 +170,7 @@ def test_unknown_benchmark_is_refused_with_the_known_names(capsys: pytest.Captur
     with pytest.raises(SystemExit) as caught:
         main(["cors"])
     assert caught.value.code == 2
-    assert "there is no benchmark 'cors'; there is: core" in capsys.readouterr().err
+    assert "there is no benchmark 'cors'; known names: core" in capsys.readouterr().err
 
 
 # --- growth ------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_client_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_gateways_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateways", "--quick", "--no-save", "--records", "1000"]) == 0
     shown = capsys.readouterr().out
-    for name in ("by hand on PostgreSQL", "4 gateways", "one gateway", "events/s, 1000 / 100, normalised"):
+    for name in ("by hand on PostgreSQL", "4 processes", "one process", "events/s, 1000 / 100, normalised"):
         assert name in shown
 
 
@@ -289,11 +289,11 @@ def test_returning_reader_must_receive_every_event() -> None:
     for wrong in (events(5, 6), events(5, 7, 6), events(5, 5, 6), events(5, 6, 7, 8), events(4, 5, 6)):
         with pytest.raises(ValueError) as caught:
             ws_idle.demand_all(wrong, since=4, written=3)
-        assert str(caught.value).startswith("of 3 events behind 4 a reader got ")
+        assert str(caught.value).startswith("of 3 events after 4, a reader received ")
     for changed in ({"event": {"type": "another"}}, {"partitions": [ws_idle.NOBODYS]}):
         with pytest.raises(ValueError) as caught:
             ws_idle.demand_all([{**events(5)[0], **changed}], since=4, written=1)
-        assert str(caught.value) == "a reader got other events than were written"
+        assert str(caught.value) == "a reader received other events than were written"
 
 
 # --- the bare loop, and where files are --------------------------------------------------------------

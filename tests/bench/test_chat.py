@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from bench.__main__ import main
-from bench.chat import EVENTS_DOOR, ONE, UNFOLLOWED, Figures, Sizes, report_of
+from bench.chat import EVENTS_API, ONE, UNFOLLOWED, Figures, Sizes, report_of
 from bench.chat_load import CONTENTS, Dense, Followed, Pairs, Sends, sending
 from bench.server_report import Series
 from bench.wire import Slice
@@ -20,7 +20,7 @@ from oncelog.server.limits import ApiLimits
 def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--quick", "--no-save"]) == 0
     shown = capsys.readouterr().out
-    for name in (EVENTS_DOOR, ONE, "10 chats", ONE + UNFOLLOWED, "100 messages a second", "with 40 connections"):
+    for name in (EVENTS_API, ONE, "10 chats", ONE + UNFOLLOWED, "100 messages per second", "with 40 connections"):
         assert name in shown
     assert "MET" not in shown
 
@@ -77,7 +77,7 @@ async def test_message_counts_as_arrived_when_the_other_member_has_it(connection
     assert pairs.answer(0, ack(1)) is None
     assert pairs.answer(1, told(1)) == "m1"
     for wrong in (told(1, chat_id="b"), told(1, content="another")):
-        with pytest.raises(ValueError, match="a member of a got"):
+        with pytest.raises(ValueError, match="a member of a received"):
             pairs.answer(1, wrong)
 
 
@@ -86,8 +86,8 @@ async def test_message_counts_as_arrived_when_the_other_member_has_it(connection
     [
         ([1, 3], None),
         ([3, 1], "in another order"),
-        ([1, 4], "of 3 messages to a there were"),
-        ([1, 3, 3], "of 3 messages to a there were"),
+        ([1, 4], "of 3 messages to a there were wrong"),
+        ([1, 3, 3], "of 3 messages to a there were wrong"),
     ],
 )
 async def test_followers_must_receive_all_messages_of_others_in_order(
@@ -129,7 +129,7 @@ def seen(**changed: Any) -> Figures:
     """Figures that meet every target."""
     figures = Figures(
         sends={
-            EVENTS_DOOR: series(20_000, 18_000),
+            EVENTS_API: series(20_000, 18_000),
             ONE: series(12_000, 12_000),
             "1000 chats": series(12_000, 12_000),
             ONE + UNFOLLOWED: series(20_000, 20_000),
@@ -137,7 +137,7 @@ def seen(**changed: Any) -> Figures:
         },
         deliveries={ONE: [Slice(315_000, 1.0, [0.001, 0.002], 0.9, 0.9)]},
         paced=[Slice(1000, 1.0, [0.002] * 100, 0.1, 0.5)],
-        memory=[("with nobody connected", 90.0), ("with 5000 connections", 1023.0)],
+        memory=[("without connections", 90.0), ("with 5000 connections", 1023.0)],
         held_s=0.2,
     )
     return replace(figures, **changed)
@@ -155,25 +155,25 @@ def test_report_of_the_chat_benchmark() -> None:
     single, deliveries, paced, memory, _ = report.tables
     assert [row[0] for row in single.rows] == [
         ONE,
-        EVENTS_DOOR,
+        EVENTS_API,
         "1000 chats",
         ONE + UNFOLLOWED,
         "1000 chats" + UNFOLLOWED,
     ]
     assert deliveries.rows[0][1] == "315000"
-    assert paced.rows[0][:5] == ("1000 messages a second", "1000", "1000", "2.00", "2.00")
-    assert memory.rows == [("with nobody connected", "90"), ("with 5000 connections", "1023")]
+    assert paced.rows[0][:5] == ("1000 messages per second", "1000", "1000", "2.00", "2.00")
+    assert memory.rows == [("without connections", "90"), ("with 5000 connections", "1023")]
     assert results_of(seen()) == {
-        "one chat / events door": ("0.60×", "met"),
-        "one chat / events door, median of rounds": ("0.63×", ""),
+        "one chat / Events API": ("0.60×", "met"),
+        "one chat / Events API, median of rounds": ("0.63×", ""),
         "1000 chats / one chat": ("1.00×", "met"),
         "1000 chats / one chat, median of rounds": ("1.00×", ""),
-        "1000 chats / one chat, which no sender follows": ("1.00×", "met"),
-        "1000 chats / one chat, which no sender follows, median of rounds": ("1.00×", ""),
-        "from one to another at 1000 a second, p50, median of rounds": ("2.00 ms", "met"),
-        "from one to another at 1000 a second, p99, median of rounds": ("2.00 ms", "met"),
+        "1000 chats / one chat, without deliveries": ("1.00×", "met"),
+        "1000 chats / one chat, without deliveries, median of rounds": ("1.00×", ""),
+        "from one user to another at 1000 per second, p50, median of rounds": ("2.00 ms", "met"),
+        "from one user to another at 1000 per second, p99, median of rounds": ("2.00 ms", "met"),
         "memory with 5000 connections": ("1023 MiB", "met"),
-        "until a message had reached all who are held": ("0.20 s", ""),
+        "time until one message in every chat has reached all members": ("0.20 s", ""),
     }
 
 
@@ -183,15 +183,15 @@ SLOW = Slice(1000, 1.0, [0.009] * 90 + [0.06] * 10, 0.5, 0.5)
 @pytest.mark.parametrize(
     ("changed", "name", "is_met"),
     [
-        ({"sends": {**seen().sends, EVENTS_DOOR: series(20_100, 1)}}, "one chat / events door", False),
+        ({"sends": {**seen().sends, EVENTS_API: series(20_100, 1)}}, "one chat / Events API", False),
         ({"sends": {**seen().sends, "1000 chats": series(11_900, 11_900)}}, "1000 chats / one chat", False),
         # Results that depend on the machine, or on the store with many chats, are only shown.
         (
             {"sends": {**seen().sends, "1000 chats" + UNFOLLOWED: series(19_000, 19_000)}},
-            "1000 chats / one chat, which",
+            "1000 chats / one chat, without",
             True,
         ),
-        ({"paced": [SLOW, SLOW]}, "from one to another at 1000 a second, p99", True),
+        ({"paced": [SLOW, SLOW]}, "from one user to another at 1000 per second, p99", True),
         ({"memory": [("with 5000 connections", 1024.0)]}, "memory with 5000 connections", True),
     ],
 )
