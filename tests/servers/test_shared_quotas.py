@@ -1,6 +1,7 @@
 """A quota holds over all servers: they count in one row, whichever lanes they commit to."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from oncelog.core.stored_bytes import submission_bytes
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Committed, Reason, Refused, Request
 from oncelog.storage.postgres import PostgresStore
-from oncelog.storage.queries.tenants import load_count_start
+from oncelog.storage.queries.tenants import load_count_start, replace_tenants
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.tenants import UsageCount, encode_tenants
@@ -116,6 +117,7 @@ def test_processes_on_one_file_share_a_quota(tmp_path: Path) -> None:
         begun = run_query(one.connection, load_count_start)
         assert commits(two, 1) == 1, "while it is counted"
         count = UsageCount(begun, tenants)
-        assert one.set_tenants(encode_tenants(tenants), count, begun._replace(positions={}), is_last=False)
+        save = partial(replace_tenants, is_last=False)
+        assert one.run_write(save, encode_tenants(tenants), count, begun._replace(positions={}), None)
         taken = 2 + sum(commits(session, number) for number in range(2, 12) for session in (one, two) if number % 2)
         assert taken == 5

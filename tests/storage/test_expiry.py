@@ -13,6 +13,7 @@ from oncelog.core.operations import SetEntity
 from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.values import Committed, Granted, Rate, Refused, Request, Settings
 from oncelog.storage.queries.expiry import EXPIRY_BATCH_ROWS, EXPIRY_INTERVAL_COMMITS
+from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.testing.clock import ManualClock
@@ -52,7 +53,7 @@ def swept(path: Path) -> Iterator[Swept]:
     clock = ManualClock()
     session = Writer(str(path), QuickDriver(), TransactionOptions(clock, bytes))
     session.open(Settings(lanes=1, eviction_interval=10))
-    session.declare(BUILT_IN_POLICIES)
+    session.run_write(declare_policies, BUILT_IN_POLICIES)
     try:
         yield Swept(session, clock)
     finally:

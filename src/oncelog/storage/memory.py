@@ -10,25 +10,9 @@ from msgspec.structs import replace
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.proof import SALT_BYTES, Block, hash_body
 from oncelog.core.tenants import Usage
-from oncelog.core.values import (
-    STATE_TABLES,
-    Changes,
-    Record,
-    Request,
-    Settings,
-    Snapshot,
-    Verdict,
-)
-from oncelog.storage.store import (
-    BatchResult,
-    encode_partitions,
-    seal_blocks,
-)
-from oncelog.storage.tenants import (
-    build_erased_row,
-    compute_usage_after,
-    is_counted_for_stream,
-)
+from oncelog.core.values import STATE_TABLES, Changes, Record, Request, Settings, Snapshot, Verdict
+from oncelog.storage.store import BatchResult, seal_blocks
+from oncelog.storage.tenants import build_erased_row, compute_usage_after, measure_body
 
 _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
@@ -91,9 +75,7 @@ class MemoryLog:
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
         values = self._erase_values(record)
         if self.snapshot.tenants is not None:
-            is_of_stream = is_counted_for_stream(record.sequence, record.policy, record.actor)
-            body = (record.position, is_of_stream, record.scope, encode_partitions(record.partitions), len(record.body))
-            erased = [body, build_erased_row(record.scope, values)]
+            erased = [measure_body(record), build_erased_row(record.scope, values)]
             self.keep_usage(compute_usage_after(self.snapshot.usage, self.snapshot.tenants, erased))
         client = record.client if record.client_sequence else ""
         identity = (record.policy, record.scope, client)

@@ -6,13 +6,11 @@ it loads what `build_read_set` names, calls `plan`, closes the blocks and saves 
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from struct import Struct as Packing
 from time import monotonic
 from typing import Final, Protocol, TypeVar
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -45,6 +43,7 @@ from oncelog.core.values import (
 from oncelog.errors import HistoryChangedError, PolicyError
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.side_state import MEMBERSHIP
+from oncelog.storage.tenants import encode_partitions
 
 T = TypeVar("T")
 
@@ -206,12 +205,6 @@ def to_record_view(record: Record) -> RecordView:
         encode_partitions(record.partitions),
         None if record.erased else record.body.decode(),
     )
-
-
-@lru_cache(maxsize=1024)
-def encode_partitions(partitions: tuple[str, ...]) -> str:
-    """Encode partitions as a JSON array."""
-    return orjson.dumps(partitions).decode()
 
 
 EncodeViews = Callable[[Sequence[RecordView]], bytes]

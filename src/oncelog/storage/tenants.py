@@ -5,15 +5,18 @@ every erasure counts usage by the text that it finds there, so all servers agree
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import orjson
 
 from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.rules.quotas import is_charged, reclaim_erased_bytes
 from oncelog.core.stored_bytes import members_bytes, record_bytes, state_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage, check_own_ids_kept
+from oncelog.core.values import Record
 
 COUNT_PAGE_ROWS: Final = 5000
 """Records per page while the usage of a new tenant is counted."""
@@ -37,6 +40,12 @@ MemberRow = tuple[str, int, int]
 _TENANTS_DECODER: Final = msgspec.json.Decoder(list[Tenant])
 decode_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
 """Decodes the partitions of a record from their JSON array."""
+
+
+@lru_cache(maxsize=1024)
+def encode_partitions(partitions: tuple[str, ...]) -> str:
+    """Encode partitions as a JSON array."""
+    return orjson.dumps(partitions).decode()
 
 
 def encode_tenants(tenants: Sequence[Tenant]) -> str | None:
@@ -65,6 +74,12 @@ def decode_size_row(row: Sequence[Any]) -> SizeRow:
     """Return the size of a record from its columns: place, sequence, policy, actor, scope, partitions, bytes, names."""
     place, sequence, policy, actor, scope, partitions, size, names = row
     return (place, is_counted_for_stream(sequence, policy, actor), scope, partitions, size, names)
+
+
+def measure_body(record: Record) -> ErasedRow:
+    """Return what tenants get back when the body of a record is erased."""
+    is_of_stream = is_counted_for_stream(record.sequence, record.policy, record.actor)
+    return (record.position, is_of_stream, record.scope, encode_partitions(record.partitions), len(record.body))
 
 
 def build_erased_row(scope: str, size: int) -> ErasedRow:
@@ -104,6 +119,12 @@ class UsageCount:
         self.usage = dict.fromkeys(self._uncounted.by_prefix, Usage())
         self.removed_prefixes = known - (counted & {tenant.prefix for tenant in tenants})
         """Tenants whose stored usage is deleted: removed tenants, and tenants that are counted again."""
+
+    def copy(self) -> "UsageCount":
+        """Return a separate count with the same usage so far."""
+        copied = copy(self)
+        copied.usage = dict(self.usage)
+        return copied
 
     def reset(self) -> None:
         """Discard the count."""

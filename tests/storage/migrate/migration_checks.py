@@ -24,6 +24,7 @@ from oncelog.storage.address import redact_address
 from oncelog.storage.migrate import migration
 from oncelog.storage.migrate.migration import MigrationOutcome, migrate_log
 from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.side_state import TABLES
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.moved_marker import load_marker
@@ -136,7 +137,7 @@ def can_be_opened(store: Store) -> bool:
 def writing_to(path: Path) -> Iterator[Writer]:
     """Open the file for writing, as another process would."""
     with session_on(path, 8) as session:
-        session.declare([EVENTS, ORDERS])
+        session.run_write(declare_policies, [EVENTS, ORDERS])
         yield session
 
 

@@ -48,7 +48,7 @@ from storage.migrate.migration_checks import (
     use_small_slices,
     writing_to,
 )
-from storage.sqlite.writers import QuickDriver, are_known, are_new, commit, session_on
+from storage.sqlite.writers import QuickDriver, are_known, are_new, commit, erase, session_on
 from storage.test_agreement import Tale, Teller, found_wrong, tales, told_by
 
 
@@ -166,15 +166,15 @@ def test_writes_and_erasures_during_a_move_are_copied(
     take, numbers = MigrationTarget.save_slice, iter(range(100, 130))
     with writing_to(path) as session:
         assert are_new(commit(session, *range(1, 60)))
-        assert session.erase(0, [2]) == 1
+        assert erase(session, 0, [2]) == 1
 
         async def taken(target: MigrationTarget, part: Any) -> None:
             await take(target, part)
             for number in numbers:
                 assert are_new(commit(session, number))
                 if number % 3 == 0:
-                    session.erase(0, [1 + number % 7])
-                    session.erase(1, [1])
+                    erase(session, 0, [1 + number % 7])
+                    erase(session, 1, [1])
                 if number % 10 == 9:
                     break
 
@@ -198,7 +198,7 @@ def test_bodies_erased_during_a_move_are_erased_in_the_database(
             await replace(target, source, state)
             if positions:
                 source.unlock()
-                session.erase(0, list(positions))
+                erase(session, 0, list(positions))
                 raise StoreError("enough for now")
 
         monkeypatch.setattr(MigrationTarget, "replace_side_state", erased_before)

@@ -25,7 +25,7 @@ from storage.migrate.migration_checks import (
     use_small_slices,
     writing_to,
 )
-from storage.sqlite.writers import are_new, commit
+from storage.sqlite.writers import are_new, commit, erase
 from storage.test_agreement import told_by
 
 
@@ -57,7 +57,7 @@ def test_killed_move_can_be_continued(log: Path, database: str, point: str, numb
     assert not can_be_opened(PostgresStore(database))
     with writing_to(log) as session:  # the file is still the log, and changes
         assert are_new(commit(session, *range(5000, 5020)))
-        session.erase(0, [1, 3])
+        erase(session, 0, [1, 3])
     before = query(database, "SELECT count(*) FROM oncelog_records")
     killed(log, database, "target.save_slice.after", 1)
     assert query(database, "SELECT count(*) FROM oncelog_records") > before

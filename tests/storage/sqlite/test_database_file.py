@@ -24,6 +24,7 @@ from oncelog.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.sqlite import SqliteStore, database_file
 from oncelog.storage.sqlite.database_file import APPLICATION_ID, SCHEMA_VERSION
 from oncelog.storage.sqlite.statements import load_migrations
@@ -385,7 +386,7 @@ def test_file_of_the_first_schema_is_migrated_and_usable(
     make_older(path)
     with session_on(path, 50) as session:
         assert version_of(path) == SCHEMA_VERSION
-        session.declare([EVENTS, ORDERS])
+        session.run_write(declare_policies, [EVENTS, ORDERS])
         assert are_known(commit(session, *range(300)))
         assert rate_used_up(session)
         for number in range(300, 340):  # enough commits for a full expiry pass

@@ -19,7 +19,7 @@ from oncelog.core.transactions import transaction
 from oncelog.core.values import Record, Request
 from oncelog.storage.sqlite.database_file import BUSY_TIMEOUT_MS
 from oncelog.storage.sqlite.writer import Writer
-from storage.sqlite.writers import session_on, write
+from storage.sqlite.writers import erase, session_on, write
 
 SIZES = (12, 13, 19, 20, 21, 33, 40, 100, 100, 300, 300, 900, 1500, 3000, 4000, 4100, 5000, 100_000)
 SECRET = re.compile(rb"SECRET\d{6}")
@@ -47,7 +47,7 @@ def test_erased_body_is_not_on_disk(tmp_path: Path, size: int) -> None:
         assert len({record.lane for record in records}) > 1
         erased = {record.body[:12] for record in records[::2]}
         for record in records[::2]:
-            assert session.erase(record.lane, [record.position]) == 1
+            assert erase(session, record.lane, [record.position]) == 1
             assert session.scrub()
         assert secrets_on_disk(path) == {record.body[:12] for record in records} - erased
     assert not secrets_on_disk(path) & erased
@@ -72,7 +72,7 @@ def test_bodies_erased_while_the_log_grows_are_not_on_disk(tmp_path: Path, seed:
                 chosen = records[start : start + random.choice((1, 5, 30))]
                 kept[lane] = [record for record in records if record not in chosen]
                 gone |= {record.body[:12] for record in chosen}
-                assert session.erase(lane, [record.position for record in chosen]) == len(chosen)
+                assert erase(session, lane, [record.position for record in chosen]) == len(chosen)
             assert session.scrub()
             assert not secrets_on_disk(path) & gone
         assert session.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -88,7 +88,7 @@ def test_scrub_reports_bytes_that_a_reader_still_holds(tmp_path: Path) -> None:
         (record,) = commit(session, [0], 100)
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM oncelog_records").fetchone()
-        assert session.erase(record.lane, [record.position]) == 1
+        assert erase(session, record.lane, [record.position]) == 1
         assert not session.scrub()
         with session._transaction():  # its busy timeout is unchanged
             assert session.connection.execute("PRAGMA busy_timeout").fetchone() == (BUSY_TIMEOUT_MS,)
@@ -108,7 +108,7 @@ def test_erased_values_of_entities_are_not_on_disk(tmp_path: Path, size: int) ->
         for item in items:
             (record,) = session.commit([Request((item,))], None).changes.records
             if record.sequence % 2:
-                assert session.erase(record.lane, [record.position]) == 1
+                assert erase(session, record.lane, [record.position]) == 1
                 assert session.scrub()
         assert values_on_disk(session) == {one.value[:12] for one in operations[1::2]}
     assert secrets_on_disk(path) == {one.value[:12] for one in operations[1::2]}

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
 from oncelog.core.values import Committed, Replayed, Request, Settings, Submission, Verdict
 from oncelog.sql_files import split_script
+from oncelog.storage.queries.writes import erase_bodies
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import APPLICATION_ID, SqliteDriver
 from oncelog.storage.sqlite.key_index.key_run import unpack_run
+from oncelog.storage.sqlite.side_state_tables import erase_values
 from oncelog.storage.sqlite.statements import load_migrations
 from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.writer import Writer
@@ -31,6 +33,11 @@ def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -
         yield session
     finally:
         session.close()
+
+
+def erase(session: Writer, lane: int, positions: Sequence[int]) -> int:
+    """Erase records of a lane, and return their number."""
+    return session.run_write(erase_bodies, lane, positions, None, 0, erase_values)
 
 
 async def open_sqlite(path: Path) -> SqliteStore:

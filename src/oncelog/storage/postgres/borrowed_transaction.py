@@ -24,7 +24,7 @@ from oncelog.storage.postgres.database_clock import DatabaseClock
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.postgres.transaction import StoreTransaction
+from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone
 from oncelog.storage.queries.records import load_records
 from oncelog.storage.queries.writes import encode_policy
 
@@ -115,7 +115,7 @@ class BorrowedTransaction:
         connection = self._connection
         if not await connection.fetchval(SQL["is_declared"], policy.name, encode_policy(policy)):
             async with connection.transaction():
-                await self._store_transaction.declare(connection, [policy])
+                await run_query(connection, declare_alone, [policy])
 
     # --- inside a transaction
 

@@ -2,15 +2,24 @@
 
 from typing import Any, TypeVar
 
-from oncelog.storage.postgres.side_state_tables import delete_rows, load_slice, load_table
+from oncelog.storage.postgres.side_state_tables import delete_rows, load_slice, load_table, to_columns
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.queries.statement import DeleteRows, PagedStatement, SharedQuery, Statement, TableRows, TableSlice
+from oncelog.storage.queries.statement import (
+    CommitBatch,
+    DeleteRows,
+    PagedStatement,
+    RowsStatement,
+    SharedQuery,
+    Statement,
+    TableRows,
+    TableSlice,
+)
 
 T = TypeVar("T")
 
 
-async def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> T:
-    """Return the result of a query."""
+async def run_query(connection: Any, query: SharedQuery[T], *arguments: Any, commit: Any = None) -> T:
+    """Return the result of a query. `commit` commits batches, in queries of a write transaction."""
     steps = query(*arguments)
     try:
         request = next(steps)
@@ -18,6 +27,11 @@ async def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> 
             match request:
                 case Statement():
                     request = steps.send(await _fetch(connection, request))
+                case RowsStatement():
+                    await connection.execute(SQL[request.name], *to_columns(request.rows))
+                    request = steps.send(None)
+                case CommitBatch():
+                    request = steps.send(await commit(connection, request.batch))
                 case TableRows():
                     request = steps.send(await load_table(connection, request.table, request.keys, request.lanes))
                 case TableSlice():

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from oncelog.core.values import Changes
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.queries.statement import TableSlice
-from oncelog.storage.queries.writes import RecordContent, find_erased_values
+from oncelog.storage.queries.statement import QuerySteps, Statement, TableSlice
+from oncelog.storage.queries.writes import ErasedValues
 from oncelog.storage.side_state import (
     BYTEA,
     PAST_MEMBERS,
@@ -25,7 +25,6 @@ from oncelog.storage.side_state import (
     iterate_changes,
     lane_of_scope,
 )
-from oncelog.storage.tenants import ErasedRow, build_erased_row
 
 SHORT_BYTES_MAX: Final = 2000
 """Total UTF-8 bytes of the texts of a short key: below PostgreSQL's limit of 2,704 for an index row."""
@@ -217,21 +216,15 @@ def to_columns(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return list(zip(*rows, strict=True))
 
 
-async def erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:
-    """Erase the values that erased records had set, and return what tenants get back.
-
-    Runs in the transaction that erases the records and holds the lock of their lane.
-    """
-    given_back = []
-    for scope, versions, keys in find_erased_values(contents):
-        place = (lane, scope, versions)
-        if keys is None:
-            rows = await connection.fetch(SQL["erase_all_values"], *place)
-        else:
-            digests = {key: compute_digest((scope, key)) for key in keys}
-            short = [key for key, digest in digests.items() if digest is None]
-            long = [digest for digest in digests.values() if digest is not None]
-            rows = await connection.fetch(SQL["erase_values"], *place, short) if short else []
-            rows += await connection.fetch(SQL["erase_long_values"], *place, long) if long else []
-        given_back.append(build_erased_row(scope, sum(row[0] for row in rows)))
-    return given_back
+def erase_values(lane: int, erased: ErasedValues) -> QuerySteps[int]:
+    """Erase the values of entities. Returns the bytes that tenants were charged for."""
+    place = (lane, erased.scope, erased.versions)
+    if erased.keys is None:
+        rows = yield Statement("erase_all_values", *place)
+    else:
+        digests = {key: compute_digest((erased.scope, key)) for key in erased.keys}
+        short = [key for key, digest in digests.items() if digest is None]
+        long = [digest for digest in digests.values() if digest is not None]
+        rows = (yield Statement("erase_values", *place, short)) if short else []
+        rows += (yield Statement("erase_long_values", *place, long)) if long else []
+    return sum(row[0] for row in rows)

@@ -36,15 +36,12 @@ from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.session_factory import SessionFactory
 from oncelog.storage.postgres.side_state_tables import erase_values
 from oncelog.storage.postgres.statements import SQL
-from oncelog.storage.postgres.transaction import StoreTransaction, load_key_status
+from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone, load_key_status
 from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writer
 from oncelog.storage.queries.sql_store import SqlStore
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
-from oncelog.storage.queries.tenants import load_count_start, replace_tenants
-from oncelog.storage.queries.writes import finish_erasure, load_erasures
 from oncelog.storage.record_rows import DAMAGE_ERRORS
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, build_act_request, plan_batch
-from oncelog.storage.tenants import CountStart, UsageCount
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
@@ -62,6 +59,8 @@ class PostgresStore(SqlStore):
     """A log in a database. See `storage.store.Store` for what each method promises."""
 
     _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
+
+    _erase_values = staticmethod(erase_values)
 
     def __init__(
         self,
@@ -179,13 +178,7 @@ class PostgresStore(SqlStore):
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
-        store_transaction = self._check_open()
-
-        async def work(connection: Connection) -> Mapping[str, Policy]:
-            await self._check_epoch(connection)
-            return await store_transaction.declare(connection, policies)
-
-        return await self._transact(work)
+        return await self._run_write((), declare_alone, policies)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """As `Store` says."""
@@ -202,55 +195,7 @@ class PostgresStore(SqlStore):
             self._notify_others()
         return result
 
-    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """As `Store` says."""
-        store_transaction = self._check_open()
-        erased = 0
-
-        async def work(connection: Connection) -> int:
-            nonlocal erased
-            await self._check_epoch(connection)
-            erasures = await run_query(connection, load_erasures, lane, positions)
-            if erasures:
-                hashes = [erasure.body_hash for erasure in erasures]
-                await connection.execute(SQL["erase"], lane, [erasure.position for erasure in erasures], hashes)
-                values = await erase_values(connection, lane, [erasure.content for erasure in erasures])
-                await run_query(connection, finish_erasure, lane, erasures, values)
-                self._erasing_transaction = await connection.fetchval(SQL["own_transaction"])
-                if act is not None:
-                    request = build_act_request(act, lane, self.settings.lanes, len(erasures))
-                    await store_transaction.commit(connection, [request])
-            # A repetition after an unknown outcome finds no body that is left to erase.
-            erased = max(erased, len(erasures))
-            return erased
-
-        await self._transact(work, (lane,))
-        self._notify_others()
-        return erased
-
-    async def _replace_tenants(
-        self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
-    ) -> bool:
-        store_transaction = self._check_open()
-        before = counted.usage
-
-        async def work(connection: Connection) -> bool:
-            await self._check_epoch(connection)
-            counted.usage = dict(before)  # the work may be started again
-            now = await run_query(connection, load_count_start)
-            if now.is_counted(text):
-                return True  # an attempt was committed and its answer lost
-            is_replaced = await run_query(connection, partial(replace_tenants, is_last=is_last), text, counted, start)
-            if is_replaced and now.text != text and act is not None:
-                await store_transaction.commit(connection, [build_act_request(act, 0, self.settings.lanes)])
-            return is_replaced
-
-        is_replaced = await self._transact(work, range(self.settings.lanes + 1))
-        self._notify_others()
-        return is_replaced
-
     def _notify_others(self) -> None:
-        """Wake the other processes."""
         if self._notifier is not None:
             self._notifier.notify()
 
@@ -327,6 +272,21 @@ class PostgresStore(SqlStore):
 
     async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         return await self._read(run_query, query, *arguments)
+
+    def _erase_bodies(self, lane: int, positions: Sequence[int], act: RecordAct | None) -> QuerySteps[int]:
+        erased = yield from super()._erase_bodies(lane, positions, act)
+        if erased:
+            [(self._erasing_transaction,)] = yield Statement("own_transaction")
+        return erased
+
+    async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:
+        store_transaction = self._check_open()
+
+        async def work(connection: Connection) -> T:
+            await self._check_epoch(connection)
+            return await run_query(connection, query, *arguments, commit=store_transaction.commit)
+
+        return await self._transact(work, lanes)
 
     def _propose_time_ms(self) -> QuerySteps[int]:
         mark, jumped = yield from self._propose_mark()

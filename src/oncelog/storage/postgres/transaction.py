@@ -28,8 +28,8 @@ from oncelog.storage.queries.expiry import ExpirySweep
 from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
 from oncelog.storage.record_rows import decode_record
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch
-from oncelog.storage.tenants import decode_tenants
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
+from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 _LANE_COLUMN: Final = 8
 """First column of the lane in a row of the statement `state`."""
@@ -131,11 +131,6 @@ class StoreTransaction:
             self.clock.remember(self._mark)
             self._mark = None
 
-    async def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Save new policies, and return all by name. Raises PolicyError for one that differs from that of its name."""
-        await connection.execute(SQL["alone"])
-        return await run_query(connection, declare_policies, policies)
-
     async def load_state(self, connection: Any, lanes: Iterable[int]) -> TransactionState:
         """Load the state of the log. Raises LogReplacedError if the epoch has changed since the log was opened."""
         wanted = sorted(lanes)
@@ -221,6 +216,12 @@ class StoreTransaction:
             salt,
             record.body,
         )
+
+
+def declare_alone(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
+    """As `declare_policies`, while no other process declares policies or migrates the log."""
+    yield Statement("alone")
+    return (yield from declare_policies(policies))
 
 
 def load_key_status(metadata: LogMetadata, identity: KeyIdentity) -> QuerySteps[KeyStatus]:

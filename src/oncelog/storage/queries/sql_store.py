@@ -6,7 +6,7 @@ connection for reads (`queries.statement`).
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial, wraps
 from itertools import count
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -23,6 +23,7 @@ from oncelog.storage.queries import tenants as tenant_queries
 from oncelog.storage.queries.record_pages import Rows, read_rows
 from oncelog.storage.queries.side_state import load_tables
 from oncelog.storage.queries.statement import PagedStatement, QuerySteps, SharedQuery, Statement
+from oncelog.storage.queries.writes import EraseValues, erase_bodies
 from oncelog.storage.record_rows import decode_record
 from oncelog.storage.side_state import compute_prefix_end, decode_entity, lane_of_scope
 from oncelog.storage.store import (
@@ -45,11 +46,12 @@ from oncelog.storage.store import (
     ScopedBlock,
     SideState,
     StreamMember,
+    build_act_request,
     count_fitting,
     cut_page,
     to_role,
 )
-from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, CountStart, UsageCount, encode_tenants, list_tenants
+from oncelog.storage.tenants import COUNT_ATTEMPTS_MAX, UsageCount, encode_tenants, list_tenants
 
 S = TypeVar("S", bound="SqlStore")
 P = ParamSpec("P")
@@ -76,6 +78,7 @@ class SqlStore(ABC):
 
     _view_fetch_rows_max: int
     """Largest number of rows that one statement of `read_views` fetches."""
+    _erase_values: EraseValues
 
     @property
     @abstractmethod
@@ -91,10 +94,12 @@ class SqlStore(ABC):
         """Return the time at which a write would be decided now; 0 while the clock is in doubt."""
 
     @abstractmethod
-    async def _replace_tenants(
-        self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
-    ) -> bool:
-        """Save tenants and their usage. Returns False if the usage must be counted again (`queries.tenants`)."""
+    async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:
+        """Run a query in a write transaction that holds the lanes. A lost session may start the query again."""
+
+    @abstractmethod
+    def _notify_others(self) -> None:
+        """Wake the other processes that have the log open."""
 
     @property
     def epoch(self) -> str:
@@ -270,6 +275,21 @@ class SqlStore(ABC):
             for revision, scope, member, kind, present, acknowledged, is_owner in rows
         ]
 
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        """As `Store` says."""
+        counts: list[int] = []
+
+        def erase_and_count() -> QuerySteps[int]:
+            counts.append((yield from self._erase_bodies(lane, positions, act)))
+            return max(counts)  # a repetition after an unknown outcome finds no body that is left to erase
+
+        erased = await self._run_write((lane,), erase_and_count)
+        self._notify_others()
+        return erased
+
+    def _erase_bodies(self, lane: int, positions: Sequence[int], act: RecordAct | None) -> QuerySteps[int]:
+        return erase_bodies(lane, positions, act, self.settings.lanes, self._erase_values)
+
     # --- tenants
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
@@ -278,7 +298,7 @@ class SqlStore(ABC):
 
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """As `Store` says."""
-        text = encode_tenants(tenants)
+        text, lanes = encode_tenants(tenants), self.settings.lanes
         for tried in count(1):
             start = await self._run_query(tenant_queries.load_count_start)
             if start.is_counted(text):
@@ -289,7 +309,11 @@ class SqlStore(ABC):
                 while rows := await self._run_query(tenant_queries.load_sizes, lane, after, newest):
                     counted.add(rows)
                     after = rows[-1][0]
-            if await self._replace_tenants(text, counted, start, act, is_last=tried >= COUNT_ATTEMPTS_MAX):
+            request = None if act is None else build_act_request(act, 0, lanes)
+            save = partial(tenant_queries.replace_tenants, is_last=tried >= COUNT_ATTEMPTS_MAX)
+            is_saved = await self._run_write(range(lanes + 1), save, text, counted, start, request)
+            self._notify_others()
+            if is_saved:
                 return True
         raise AssertionError("the last attempt always succeeds")
 

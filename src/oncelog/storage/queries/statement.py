@@ -10,6 +10,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Final, NamedTuple, TypeVar
 
+from oncelog.core.values import Request
 from oncelog.sql_files import parse_statements
 from oncelog.storage.side_state import SideStateTable
 
@@ -77,6 +78,19 @@ class TableSlice(NamedTuple):
     rows_max: int
 
 
+class RowsStatement(NamedTuple):
+    """Runs a statement for each row. PostgreSQL gets the columns of all rows as arrays. The answer is None."""
+
+    name: str
+    rows: Sequence[tuple[Any, ...]]
+
+
+class CommitBatch(NamedTuple):
+    """Decides a batch in the transaction of the query, and saves its changes. The answer is the result."""
+
+    batch: Sequence[Request]
+
+
 class DeleteRows(NamedTuple):
     """Deletes rows of a table by key, each with its lane. The request returns None."""
 
@@ -84,7 +98,7 @@ class DeleteRows(NamedTuple):
     keys: Sequence[tuple[Any, ...]]
 
 
-QuerySteps = Generator[Statement | TableRows | TableSlice | DeleteRows, Any, T]
+QuerySteps = Generator[Statement | RowsStatement | TableRows | TableSlice | DeleteRows | CommitBatch, Any, T]
 """A running query. `T` is the type of its result."""
 SharedQuery = Callable[..., QuerySteps[T]]
 """Starts a query. After a lost connection the driver can start it again."""

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import Request
 from oncelog.storage.queries.records import count_erasures, load_heads
-from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.queries.statement import CommitBatch, QuerySteps, Statement
 from oncelog.storage.tenants import (
     COUNT_PAGE_ROWS,
     USAGE_VERSION,
@@ -42,12 +43,18 @@ def load_sizes(lane: int, after: int, upto: int) -> QuerySteps[list[SizeRow]]:
     return [decode_size_row(row) for row in rows]
 
 
-def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, is_last: bool) -> QuerySteps[bool]:
+def replace_tenants(
+    text: str | None, counted: UsageCount, start: CountStart, act: Request | None, *, is_last: bool
+) -> QuerySteps[bool]:
     """Count the records after `start`, and save tenants and usage. The transaction must hold the locks of all lanes.
 
-    Returns False if the log has changed since `start` in a way that invalidates the count.
+    New quotas are recorded by `act`. Returns False if the log has changed since `start` in a way that invalidates the
+    count.
     """
+    count = counted.copy()  # the query may be started again
     now = yield from load_count_start()
+    if now.is_counted(text):
+        return True  # an attempt was committed and its answer lost
     reached: Mapping[int, int] = start.positions
     if (now.text, now.version, now.erasures) != (start.text, start.version, start.erasures):
         if (now.text, now.version) != (start.text, start.version) or not is_last:
@@ -67,6 +74,8 @@ def replace_tenants(text: str | None, count: UsageCount, start: CountStart, *, i
     usages = count.usage.values()
     sizes, records = [usage.bytes for usage in usages], [usage.records for usage in usages]
     yield Statement("begin_usage", list(count.usage), sizes, records)
+    if now.text != text and act is not None:
+        yield CommitBatch([act])
     return True
 
 

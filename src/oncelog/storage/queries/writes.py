@@ -1,23 +1,23 @@
 """Parts of write transactions that both engines share: read sets, policies, leaps and erasures."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from oncelog.core.policy import LEDGER, Policy
-from oncelog.core.proof import hash_body
 from oncelog.core.read_set import ReadSet
 from oncelog.core.replay import list_set_keys
 from oncelog.core.rules.duplicates import collect_event_identities
 from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
-from oncelog.core.values import Record, Request
+from oncelog.core.values import Record, RecordAct, Request
 from oncelog.storage.leaps import encode_leaps
-from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.queries.statement import CommitBatch, QuerySteps, RowsStatement, Statement
 from oncelog.storage.queries.tenants import release_usage
-from oncelog.storage.store import select_new_policies
-from oncelog.storage.tenants import ErasedRow, is_counted_for_stream
+from oncelog.storage.record_rows import decode_evidence
+from oncelog.storage.store import build_act_request, select_new_policies
+from oncelog.storage.tenants import build_erased_row, measure_body
 
 _POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
 
@@ -54,15 +54,6 @@ def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
     yield Statement("set_floors", above)
 
 
-class RecordContent(NamedTuple):
-    """Fields of a record that determine the values that it set."""
-
-    sequence: int
-    scope: str
-    fingerprint: bytes
-    body: bytes
-
-
 class ErasedValues(NamedTuple):
     """Entities whose values are erased: those of a scope that have one of the versions."""
 
@@ -72,69 +63,43 @@ class ErasedValues(NamedTuple):
     """None if the body does not determine the keys: then all entities of the scope are searched."""
 
 
-class Erasure(NamedTuple):
-    """A record that is about to be erased."""
-
-    position: int
-    body_hash: bytes
-    """Hash that replaces the body."""
-    size: ErasedRow
-    """Size that the usage of tenants loses."""
-    content: RecordContent
-    """Determines the values that the record set."""
+EraseValues = Callable[[int, ErasedValues], QuerySteps[int]]
+"""Erases values in a lane. Returns the bytes that tenants were charged for."""
 
 
-def load_erasures(lane: int, positions: Sequence[int]) -> QuerySteps[list[Erasure]]:
-    """Return the erasures of the given records, without records that have no body."""
+def erase_bodies(
+    lane: int, positions: Sequence[int], act: RecordAct | None, lanes: int, erase_values: EraseValues
+) -> QuerySteps[int]:
+    """Erase the bodies of records, and the values that the records set. Returns the number of erased bodies.
+
+    The record of the act is committed first, so that the erasures see its log time.
+    """
     rows = yield Statement("bodies", lane, sorted(set(positions)))
-    return [_build_erasure(*row) for row in rows]
-
-
-def _build_erasure(
-    position: int, salt: bytes, body: bytes, sequence: int, policy: str, actor: str, scope: str, *others: Any
-) -> Erasure:
-    partitions, fingerprint = others
-    size = (position, is_counted_for_stream(sequence, policy, actor), scope, partitions, len(body))
-    return Erasure(position, hash_body(salt, body), size, RecordContent(sequence, scope, fingerprint, body))
-
-
-def find_erased_values(contents: Iterable[RecordContent]) -> list[ErasedValues]:
-    """Return the entities that lose their values when records are erased."""
-    named, others = [], dict[str, list[int]]()
-    for content in contents:
-        if not content.sequence:
-            continue
-        keys = _find_entity_keys(content)
-        if keys is None:
-            others.setdefault(content.scope, []).append(content.sequence)
-        elif keys:
-            named.append(ErasedValues(content.scope, [content.sequence], keys))
-    return named + [ErasedValues(scope, versions, None) for scope, versions in others.items()]
-
-
-def _find_entity_keys(content: RecordContent) -> list[str] | None:
-    """Return the keys that a record set; None if its body is not a ledger transaction."""
-    record = Record(
-        lane=0,
-        position=0,
-        sequence=content.sequence,
-        log_time_ms=0,
-        height=0,
-        policy=LEDGER.name,
-        scope=content.scope,
-        key=b"",
-        fingerprint=content.fingerprint,
-        actor="",
-        client="",
-        client_sequence=0,
-        partitions=(),
-        body=content.body,
-    )
-    return list_set_keys(record, LEDGER)
-
-
-def finish_erasure(lane: int, erasures: Sequence[Erasure], values: Sequence[ErasedRow]) -> QuerySteps[None]:
-    """Update usage, revision and number of erasures after bodies, and the values that they set, have been erased."""
-    yield from release_usage([*(erasure.size for erasure in erasures), *values])
+    evidence = [decode_evidence(row) for row in rows]
+    if not evidence:
+        return 0
+    if act is not None:
+        yield CommitBatch([build_act_request(act, lane, lanes, len(evidence))])
+    yield RowsStatement("erase", [(lane, found.record.position, found.body_hash) for found in evidence])
+    erased = [measure_body(found.record) for found in evidence]
+    for values in _find_erased_values(found.record for found in evidence):
+        size = yield from erase_values(lane, values)
+        erased.append(build_erased_row(values.scope, size))
+    yield from release_usage(erased)
     yield Statement("touch_lane", lane)
     yield Statement("count_erasure")
+    return len(evidence)
+
+
+def _find_erased_values(records: Iterable[Record]) -> list[ErasedValues]:
+    """Return the entities that lose their values when records are erased."""
+    named, others = [], dict[str, list[int]]()
+    for record in records:
+        if not record.sequence:
+            continue
+        keys = list_set_keys(record, LEDGER)
+        if keys is None:
+            others.setdefault(record.scope, []).append(record.sequence)
+        elif keys:
+            named.append(ErasedValues(record.scope, [record.sequence], keys))
+    return named + [ErasedValues(scope, versions, None) for scope, versions in others.items()]

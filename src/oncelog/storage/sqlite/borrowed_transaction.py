@@ -20,6 +20,7 @@ from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavai
 from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_records
+from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.sqlite.database_file import (
     SCHEMA_VERSION,
     SqliteDriver,
@@ -28,6 +29,7 @@ from oncelog.storage.sqlite.database_file import (
     migrate_if_older,
     translate_error,
 )
+from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions
 from oncelog.storage.store import BatchResult
@@ -204,7 +206,8 @@ class BorrowedTransaction:
         """Save the declaration of a policy. Raises PolicyError for a name with a different policy."""
         self._check_in_transaction()
         with self._translate_errors():
-            self._shared_file.transaction.declare(self._connection, [policy])
+            check_not_moved(self._connection)
+            run_query(self._connection, declare_policies, [policy])
 
     def preview(self, submission: Submission) -> Verdict:
         """Return what the log knows about the write: its verdict, or NOT_KNOWN if the write is new and valid."""

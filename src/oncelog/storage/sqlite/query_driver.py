@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 import orjson
 
 from oncelog.storage.queries.statement import (
+    CommitBatch,
     DeleteRows,
     PagedStatement,
     QuerySteps,
+    RowsStatement,
     SharedQuery,
     Statement,
     TableRows,
@@ -27,14 +29,22 @@ def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> T:
     return run_steps(connection, query(*arguments))
 
 
-def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load_table) -> T:
-    """Answer the requests of a query until it returns. `load_rows` answers requests for rows of side state."""
+def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load_table, commit: Any = None) -> T:
+    """Answer the requests of a query until it returns.
+
+    `load_rows` answers requests for rows of side state. `commit` commits batches, in queries of a write transaction.
+    """
     try:
         request = next(steps)
         while True:
             match request:
                 case Statement():
                     request = steps.send(_fetch(connection, request))
+                case RowsStatement():
+                    connection.executemany(SQL[request.name], request.rows)
+                    request = steps.send(None)
+                case CommitBatch():
+                    request = steps.send(commit(connection, request.batch))
                 case TableRows():
                     request = steps.send(load_rows(connection, request.table, request.keys, request.lanes))
                 case TableSlice():

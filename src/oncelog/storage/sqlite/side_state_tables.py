@@ -11,6 +11,8 @@ import orjson
 
 from oncelog.core.values import Changes, Snapshot
 from oncelog.errors import CorruptError
+from oncelog.storage.queries.statement import QuerySteps, Statement
+from oncelog.storage.queries.writes import ErasedValues
 from oncelog.storage.side_state import (
     BYTEA,
     PAST_MEMBERS,
@@ -140,3 +142,12 @@ def save_tables(connection: Any, changes: Changes, lanes: int, stored: Snapshot 
                 rows = f"{found} of {len(updated)} rows that were read from the table {table.name}"
                 raise CorruptError(f"only {rows} can be updated")
         delete_rows(connection, table, deleted)
+
+
+def erase_values(lane: int, erased: ErasedValues) -> QuerySteps[int]:
+    """Erase the values of entities. Returns the bytes that tenants were charged for."""
+    name = "all_values" if erased.keys is None else "values"
+    place = (lane, *(column for column in erased if column is not None))
+    [(size,)] = yield Statement(f"bytes_of_{name}", *place)
+    yield Statement(f"erase_{name}", *place)
+    return int(size)

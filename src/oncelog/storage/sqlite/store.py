@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -19,7 +19,6 @@ from oncelog.core.policy import Policy
 from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
-    RecordAct,
     Remembered,
     Request,
     RequestedSettings,
@@ -32,17 +31,18 @@ from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Op
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.sql_store import SqlStore
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
+from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import Driver, SqliteDriver, connect, translate_error
 from oncelog.storage.sqlite.key_index.filters import load_filters
 from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex
 from oncelog.storage.sqlite.query_driver import run_query
+from oncelog.storage.sqlite.side_state_tables import erase_values
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.worker_thread import WorkerThread
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import BatchResult, Draw, EncodeViews, KeyStatus, Query, RecordViewPage
-from oncelog.storage.tenants import CountStart, UsageCount
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -71,6 +71,7 @@ class SqliteStore(SqlStore):
     """A log in a file. See `storage.store.Store` for what each method promises."""
 
     _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
+    _erase_values = staticmethod(erase_values)
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class SqliteStore(SqlStore):
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
-        return await self._write(self._file_writer.declare, policies)
+        return await self._run_write((), declare_policies, policies)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """As `Store` says."""
@@ -180,10 +181,6 @@ class SqliteStore(SqlStore):
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """As `Store` says."""
         return await self._write(self._file_writer.get_key_status, identity)
-
-    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """As `Store` says."""
-        return await self._write(self._file_writer.erase, lane, positions, act)
 
     async def scrub(self) -> bool:
         """As `Store` says."""
@@ -242,10 +239,11 @@ class SqliteStore(SqlStore):
         mark, jumped = self._file_writer.store_transaction.propose_clock(ClockMark(*newest))
         return mark.time_ms if jumped is None else 0
 
-    async def _replace_tenants(
-        self, text: str | None, counted: UsageCount, start: CountStart, act: RecordAct | None, *, is_last: bool
-    ) -> bool:
-        return await self._write(self._file_writer.set_tenants, text, counted, start, is_last, act)
+    async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:  # noqa: ARG002
+        return await self._write(self._file_writer.run_write, query, *arguments)
+
+    def _notify_others(self) -> None:
+        """SQLite sends no notifications."""
 
     # --- threads
 

@@ -14,7 +14,6 @@ import msgspec
 import orjson
 
 from oncelog.core.plan import Validate
-from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet, build_read_set
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
@@ -35,17 +34,17 @@ from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import EXPIRY_INTERVAL_COMMITS, ExpirySweep
 from oncelog.storage.queries.records import find_record
-from oncelog.storage.queries.writes import complete_read_set, declare_policies, save_leap
+from oncelog.storage.queries.writes import complete_read_set, save_leap
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.sqlite import side_state_tables
 from oncelog.storage.sqlite.key_index.filters import load_filters
 from oncelog.storage.sqlite.key_index.index import SEAL_KEYS, KeyIndex, LaneIndexState
-from oncelog.storage.sqlite.moved_marker import build_moved_error, check_not_moved, decode_marker
+from oncelog.storage.sqlite.moved_marker import build_moved_error, decode_marker
 from oncelog.storage.sqlite.query_driver import run_query, run_steps
 from oncelog.storage.sqlite.row_cache import CACHED_TABLES, RowCache
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
-from oncelog.storage.store import BatchResult, Draw, KeyStatus, encode_partitions, plan_batch
-from oncelog.storage.tenants import decode_tenants
+from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
+from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 ERASURE_BYTES: Final = 20
 """Largest growth of a row when a hash replaces salt and body. Shorter bodies are padded, so that rows never move."""
@@ -172,11 +171,6 @@ class StoreTransaction:
         """Discard all cached state. The next transaction loads it again."""
         self.index = None
         self._row_cache.clear()
-
-    def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Save new policies, and return all. Raises PolicyError for a name with a different policy."""
-        check_not_moved(connection)
-        return run_query(connection, declare_policies, policies)
 
     def propose_clock(self, newest: ClockMark) -> tuple[ClockMark, Exception | None]:
         """Return the time of a commit after the newest one, and an error if the clock stops new writes."""

@@ -5,22 +5,19 @@ Several processes may have a writer on one file. So a writer uses cached state o
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
-import orjson
 
 from oncelog.core.plan import Validate
-from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet
-from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, RequestedSettings, Settings, encode_place
+from oncelog.core.values import KeyIdentity, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
-from oncelog.storage.queries.tenants import replace_tenants
-from oncelog.storage.queries.writes import RecordContent, find_erased_values, finish_erasure, load_erasures
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import (
     BUSY_TIMEOUT_MS,
@@ -31,11 +28,12 @@ from oncelog.storage.sqlite.database_file import (
 )
 from oncelog.storage.sqlite.key_index.index import KeyIndex
 from oncelog.storage.sqlite.moved_marker import check_not_moved
-from oncelog.storage.sqlite.query_driver import run_query, run_steps
+from oncelog.storage.sqlite.query_driver import run_steps
 from oncelog.storage.sqlite.statements import SQL, roll_back, transaction
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions, TransactionState, load_key_status
-from oncelog.storage.store import BatchResult, KeyStatus, build_act_request
-from oncelog.storage.tenants import CountStart, ErasedRow, UsageCount, build_erased_row
+from oncelog.storage.store import BatchResult, KeyStatus
+
+T = TypeVar("T")
 
 _RETRY_HINT: Final = "; submit again under the same identity"
 
@@ -153,11 +151,6 @@ class Writer:
 
     # --- other uses of the writer
 
-    def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Save new policies, and return all. Raises PolicyError for a name with a different policy."""
-        with self._transaction() as connection:
-            return self.store_transaction.declare(connection, policies)
-
     def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """Return what the newest record of each identity left to remember."""
         with self._read_transaction() as (connection, state):
@@ -172,43 +165,25 @@ class Writer:
             status = load_key_status(connection, self.index, identity, self.metadata.settings.lanes)
             return msgspec.structs.replace(status, time_ms=mark.time_ms)
 
-    def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """Erase bodies in one transaction. `scrub` overwrites the bytes in the file when it moves the write-ahead log
-        there."""
+    def run_write(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Run a query in a write transaction. Deleted bytes are overwritten, as erasures require.
+
+        `scrub` overwrites them in the file when it moves the write-ahead log there.
+        """
         with self._transaction() as connection:
             check_not_moved(connection)
             connection.execute("PRAGMA secure_delete = ON")
             try:
-                erased = run_query(connection, load_erasures, lane, positions)
-                if erased and act is not None:
-                    request = build_act_request(act, lane, self.metadata.settings.lanes, len(erased))
-                    self._commit_audit_record(connection, request)
-                if erased:
-                    rows = [(erasure.body_hash, encode_place(lane, erasure.position)) for erasure in erased]
-                    connection.executemany(SQL["erase"], rows)
-                    values = _erase_values(connection, lane, [erasure.content for erasure in erased])
-                    run_query(connection, finish_erasure, lane, erased, values)
+                result = run_steps(connection, query(*arguments), commit=self._commit_part)
             finally:
                 connection.execute("PRAGMA secure_delete = FAST")
         self.store_transaction.confirm()
-        return len(erased)
+        return result
 
-    def set_tenants(
-        self, text: str | None, count: UsageCount, start: CountStart, is_last: bool, act: RecordAct | None = None
-    ) -> bool:
-        """As `queries.tenants.replace_tenants`, in one transaction."""
-        with self._transaction() as connection:
-            check_not_moved(connection)
-            is_replaced = run_steps(connection, replace_tenants(text, count, start, is_last=is_last))
-            if is_replaced and act is not None:
-                self._commit_audit_record(connection, build_act_request(act, 0, self.metadata.settings.lanes))
-        self.store_transaction.confirm()
-        return is_replaced
-
-    def _commit_audit_record(self, connection: Any, request: Request) -> None:
-        """Commit an audit record in a transaction that other statements are part of."""
+    def _commit_part(self, connection: Any, batch: Sequence[Request]) -> BatchResult:
+        """Commit a batch in a transaction that other statements are part of."""
         try:
-            self.store_transaction.commit(connection, [request])
+            return self.store_transaction.commit(connection, batch)
         except BaseException:
             self.store_transaction.reset()  # the index may include commits that are rolled back
             raise
@@ -393,15 +368,3 @@ def make_durable(connection: Any) -> None:
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     with transaction(connection):
         connection.execute(SQL["touch_state"])
-
-
-def _erase_values(connection: Any, lane: int, contents: Sequence[RecordContent]) -> list[ErasedRow]:
-    """Erase the values of entities that erased records set. Returns the sizes that their tenants get back."""
-    given_back = []
-    for scope, versions, keys in find_erased_values(contents):
-        statement_name = "all_values" if keys is None else "values"
-        place = (lane, scope, *(orjson.dumps(names).decode() for names in (versions, keys) if names is not None))
-        (size,) = connection.execute(SQL[f"bytes_of_{statement_name}"], place).fetchone()
-        connection.execute(SQL[f"erase_{statement_name}"], place)
-        given_back.append(build_erased_row(scope, size))
-    return given_back

@@ -18,7 +18,7 @@ from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.leaps import count_records
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.side_state import lane_of_scope
-from oncelog.storage.store import encode_partitions
+from oncelog.storage.tenants import encode_partitions
 from oncelog.storage.verify.findings import (
     ExportedHead,
     ExportedLane,

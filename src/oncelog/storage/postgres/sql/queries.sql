@@ -358,7 +358,8 @@ SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
 -- name: bodies
-SELECT position, salt, body, sequence, policy, actor, scope, partitions, fingerprint FROM oncelog_records
+-- Records that are about to be erased, as in `evidence`.
+SELECT {record_columns}, salt, body_hash FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
 -- name: scoped_positions
@@ -482,7 +483,8 @@ ORDER BY resource, relation LIMIT $6;
 
 -- name: erase
 UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NULL
-FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane = $1 AND r.position = n.position;
+FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, position, body_hash)
+WHERE r.lane = n.lane AND r.position = n.position;
 
 -- name: erase_values
 -- Erases the values that a record set and that no later record replaced, by the keys of its operations. Returns the bytes

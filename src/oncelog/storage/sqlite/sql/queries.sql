@@ -262,14 +262,14 @@ LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND
 WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT ?;
 
 -- name: bodies
--- Records that are about to be erased, with the columns that determine their tenants.
-SELECT place & 281474976710655, salt, body, r.sequence, policy, actor, scope, partitions, fingerprint
+-- Records that are about to be erased, as in `evidence`.
+SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE body IS NOT NULL ORDER BY n.key;
 
 -- name: erase
 -- Only the hash of the body stays, padded with zeros to the size of the row.
-UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,
-    padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = ?;
+UPDATE oncelog_records SET body_hash = ?3, salt = NULL, body = NULL,
+    padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = (?1 << 48 | ?2);
 
 -- name: bytes_of_values
 -- Bytes of these values that tenants were charged for.
