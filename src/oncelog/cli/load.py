@@ -37,7 +37,6 @@ PREFIX: Final = "load/"
 SIZE_BYTES_MIN: Final = 64
 GRACE_S: Final = 10.0
 """How long the command waits for answers after the test time. Events without an answer by then are lost."""
-LOST_CODE: Final = "connection_lost"
 PROBLEMS_SHOWN_MAX: Final = 10
 
 
@@ -298,7 +297,7 @@ class _Worker:
                 outcome = f"no answer but {error}"
                 raise
             except LostError:
-                self._tally.errors[LOST_CODE] += 1
+                self._tally.errors["connection_lost"] += 1
                 raise
 
         sent_s = time.perf_counter()

@@ -152,6 +152,19 @@ def translate_decode_errors(remote: Remote) -> Iterator[None]:
         raise OncelogError(f"{remote.url} does not answer like an Oncelog server: {error}") from error
 
 
+class _Results(Struct, frozen=True):
+    results: list[Raw]
+
+
+def decode_results(remote: Remote, answer: bytes, kind: type[T], count: int, name: str) -> list[tuple[Raw, T]]:
+    """Return the results of a request with `count` items, as they arrived, and decoded. `name` is that of the items."""
+    with translate_decode_errors(remote):
+        results = msgspec.json.decode(answer, type=_Results).results
+        if len(results) != count:
+            raise OncelogError(f"{remote.url} answered {count} {name} with {len(results)} results")
+        return [(raw, msgspec.json.decode(raw, type=kind)) for raw in results]
+
+
 def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
     """Decode an error of the server. Raises msgspec.MsgspecError for a malformed one."""
     error = codec.decode_error(payload)

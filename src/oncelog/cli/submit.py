@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 import typer
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from oncelog.cli.files import STANDARD_INPUT, open_input
 from oncelog.cli.line_input import InputItem, read_batches
@@ -23,10 +23,10 @@ from oncelog.cli.remote import (
     Remote,
     Retrier,
     check_text,
+    decode_results,
     open_client,
     report_early_end,
     request,
-    translate_decode_errors,
     uses_server,
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
@@ -39,7 +39,6 @@ from oncelog.storage.verify.findings import StepProgress
 
 PROGRESS_EVENTS_MIN: Final = 1000
 """Number of events before progress is shown. Fewer events are submitted faster than a user reads."""
-_MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 @uses_server
@@ -85,9 +84,7 @@ def submit(  # noqa: PLR0913 - each one is an option
     else:
         batches = _yield_batch(reader.parse(os.fsencode(event), 0, id, expected_committed_id))
     own_id = None if client_id is None else check_text(client_id, "--client-id")
-    with ProgressMeter() as meter:
-        is_committed = asyncio.run(_submit_all(batches, remote, own_id, timeout, _Printer(as_json, meter)))
-    if not is_committed:
+    if not asyncio.run(_submit_all(batches, remote, own_id, timeout, as_json)):
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
@@ -111,7 +108,7 @@ class _EventParser:
         where = f"line {line}" if line else "the event"
         try:
             orjson.loads(text)
-            members = _MEMBERS_DECODER.decode(text)
+            members = msgspec.json.decode(text, type=dict[str, Raw])
         except orjson.JSONDecodeError as error:
             raise OncelogError(f"{where}: is not JSON: {error.msg}, at character {error.pos + 1}") from error
         except msgspec.MsgspecError:
@@ -157,39 +154,29 @@ async def _yield_batch(items: list[_EventItem]) -> AsyncIterator[list[_EventItem
 # --- requests ---------------------------------------------------------------------------------------------
 
 
-class _EventResults(Struct, frozen=True):
-    results: list[Raw]
-
-
 async def _submit_all(
-    batches: AsyncIterator[list[_EventItem]],
-    remote: Remote,
-    client_id: str | None,
-    timeout_s: float,
-    printer: "_Printer",
+    batches: AsyncIterator[list[_EventItem]], remote: Remote, client_id: str | None, timeout_s: float, as_json: bool
 ) -> bool:
     """Send requests, each until it is answered. Return whether all events were committed."""
     retrier = Retrier(remote, timeout_s)
+    printed = rejected = 0
     prefix = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
-    async with open_client(remote, timeout_s) as client, aclosing(batches):  # type: ignore[type-var]
-        async for items in batches:
-            body = b'{%b"events":[%b]}' % (prefix, b",".join(item.body for item in items))
-            try:
-                with report_early_end(partial(_report_unknown, items)):
-                    answer = await retrier.run(partial(request, client, "POST", EVENTS_PATH, body=body))
-                    printer.print(items, _decode_results(remote, answer, len(items)))
-            except ServerRefusedError as error:
-                place = f" (the request began with {items[0].location})" if items[0].location else ""
-                raise OncelogError(f"{error}{place}") from error
-    return not printer.rejected
-
-
-def _decode_results(remote: Remote, answer: bytes, count: int) -> list[tuple[Raw, SubmitResult]]:
-    with translate_decode_errors(remote):
-        results = msgspec.json.decode(answer, type=_EventResults).results
-        if len(results) != count:
-            raise OncelogError(f"{remote.url} answered {count} events with {len(results)} results")
-        return [(raw, msgspec.json.decode(raw, type=SubmitResult)) for raw in results]
+    with ProgressMeter() as meter:
+        async with open_client(remote, timeout_s) as client, aclosing(batches):  # type: ignore[type-var]
+            async for items in batches:
+                body = b'{%b"events":[%b]}' % (prefix, b",".join(item.body for item in items))
+                try:
+                    with report_early_end(partial(_report_unknown, items)):
+                        answer = await retrier.run(partial(request, client, "POST", EVENTS_PATH, body=body))
+                except ServerRefusedError as error:
+                    place = f" (the request began with {items[0].location})" if items[0].location else ""
+                    raise OncelogError(f"{error}{place}") from error
+                results = decode_results(remote, answer, SubmitResult, len(items), "events")
+                rejected += _print_results(items, results, as_json)
+                printed += len(items)
+                if printed >= PROGRESS_EVENTS_MIN and not sys.stdout.isatty():
+                    meter(StepProgress("events", printed))
+    return not rejected
 
 
 def _report_unknown(items: Sequence[_EventItem], error: GaveUpError | None) -> None:
@@ -204,27 +191,18 @@ def _print_about(item: _EventItem, sentence: str) -> None:
     print_message(f"{item.location}: {sentence}" if item.location else sentence)
 
 
-class _Printer:
-    def __init__(self, as_json: bool, meter: ProgressMeter) -> None:
-        self._as_json = as_json
-        self._meter = meter
-        self._printed = 0
-        self.rejected = 0
-
-    def print(self, items: Sequence[_EventItem], results: Sequence[tuple[Raw, SubmitResult]]) -> None:
-        """Print a line for each result, and why an event was rejected."""
-        lines = []
-        for item, (raw, result) in zip(items, results, strict=True):
-            is_committed = result.status == "committed"
-            if self._as_json:
-                lines.append(bytes(raw).decode())
-            else:
-                lines.append(f"{result.status} {result.committed_id if is_committed else result.reason} {item.id}")
-            if not is_committed:
-                self.rejected += 1
-                why = "; ".join(f"{error.field}: {error.message}" for error in result.errors)
-                _print_about(item, f"{item.id} was {result.status}: {result.reason}: {why}")
-        typer.echo("\n".join(lines))
-        self._printed += len(lines)
-        if self._printed >= PROGRESS_EVENTS_MIN and not sys.stdout.isatty():
-            self._meter(StepProgress("events", self._printed))
+def _print_results(items: Sequence[_EventItem], results: Sequence[tuple[Raw, SubmitResult]], as_json: bool) -> int:
+    """Print a line for each result, and why events were rejected. Return the number of rejected events."""
+    lines, rejected = [], 0
+    for item, (raw, result) in zip(items, results, strict=True):
+        is_committed = result.status == "committed"
+        if as_json:
+            lines.append(bytes(raw).decode())
+        else:
+            lines.append(f"{result.status} {result.committed_id if is_committed else result.reason} {item.id}")
+        if not is_committed:
+            rejected += 1
+            why = "; ".join(f"{error.field}: {error.message}" for error in result.errors)
+            _print_about(item, f"{item.id} was {result.status}: {result.reason}: {why}")
+    typer.echo("\n".join(lines))
+    return rejected

@@ -115,9 +115,8 @@ class _PackedRow(Struct, frozen=True, array_like=True, gc=False):
 
 
 _PACKED_DECODER: Final = msgspec.msgpack.Decoder(_PackedRow)
-_LEGACY_ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
-"""Earlier stored form: a map instead of an array. The next change of the row replaces it."""
 _LEGACY_PREFIX: Final = b"\x83"
+"""Start of the earlier stored form: a map instead of an array. The next change of the row replaces it."""
 
 
 def encode_row(row: Row) -> bytes:
@@ -133,7 +132,7 @@ def encode_row(row: Row) -> bytes:
 def decode_row(state: bytes) -> Row:
     """Decode a merged row. Raises msgspec.MsgspecError."""
     if state.startswith(_LEGACY_PREFIX):
-        return _LEGACY_ROW_DECODER.decode(state)
+        return msgspec.msgpack.decode(state, type=Row)
     packed = _PACKED_DECODER.decode(state)
     written = packed.written
     columns = {

@@ -23,7 +23,6 @@ NUMBER_CHARACTERS_MAX: Final = 400
 """More than the 309 digits of the largest double."""
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
-_BOOLEANS: Final = {"true": b"true", "false": b"false"}
 
 CellEncoder = Callable[[str], bytes]
 """Encodes the text of a cell as canonical JSON. Raises ValueError with the problem."""
@@ -50,10 +49,9 @@ def _encode_number(text: str) -> bytes:
 
 
 def _encode_boolean(text: str) -> bytes:
-    found = _BOOLEANS.get(text.lower())
-    if found is None:
+    if text.lower() not in ("true", "false"):
         raise ValueError("is neither true nor false")
-    return found
+    return text.lower().encode()
 
 
 def _encode_json(text: str) -> bytes:
@@ -70,14 +68,13 @@ _ENCODERS: Final[Mapping[str, CellEncoder]] = {
     BOOLEAN: _encode_boolean,
     JSON: _encode_json,
 }
-TYPE_NAMES: Final = tuple(_ENCODERS)
 
 
 def get_encoder(name: str) -> CellEncoder:
     """Return the encoder of a type, such as `integer` or `integer?`. Raises ValueError for an unknown type."""
     kind = _ENCODERS.get(name.removesuffix(NULLABLE_SUFFIX))
     if kind is None:
-        raise ValueError(f"must be one of {', '.join(TYPE_NAMES)}, followed by ? if an empty cell is null")
+        raise ValueError(f"must be one of {', '.join(_ENCODERS)}, followed by ? if an empty cell is null")
     if not name.endswith(NULLABLE_SUFFIX):
         return kind
     return lambda text: kind(text) if text else NULL

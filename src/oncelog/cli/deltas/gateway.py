@@ -1,16 +1,16 @@
 """Requests of the commands to a gateway. Each request is repeated until it is answered."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from oncelog.cli.line_input import InputItem
-from oncelog.cli.remote import Remote, Retrier, check_text, translate_decode_errors
+from oncelog.cli.remote import Remote, Retrier, check_text, decode_results, translate_decode_errors
 from oncelog.client.deltas.codec import GatewayRefusedError, PushResult
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import DeltasLimits
@@ -45,10 +45,6 @@ class PushTooLargeError(OncelogError):
     """A push that the server would accept only in smaller parts."""
 
 
-class _PushResults(Struct, frozen=True):
-    results: list[Raw]
-
-
 class Gateway(AbstractAsyncContextManager["Gateway"]):
     """A gateway of a server. `async with` opens and closes its connections."""
 
@@ -71,7 +67,9 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
         Raises GaveUpError or GatewayRefusedError.
         """
         query = {name: str(value) for name, value in parameters.items() if value is not None}
-        return await self.retrier.run(lambda: self._send(kind, path, query, body))
+        answer = await self.retrier.run(lambda: self.transport.request(path, query, bytes, body))
+        with translate_decode_errors(self.remote):
+            return msgspec.json.decode(answer, type=kind)
 
     async def push(self, items: Sequence[PushItem], *, can_divide: bool = False) -> list[tuple[Raw, PushResult]]:
         """Push deltas until they are answered. Return the results as they arrived, and decoded.
@@ -82,11 +80,11 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
         body, loop = encode_push([item.body for item in items]), asyncio.get_running_loop()
         limited_s: float | None = None
 
-        async def push_once() -> _PushResults:
+        async def push_once() -> bytes:
             nonlocal limited_s
             sent_s = loop.time()
             try:
-                return await self._send(_PushResults, "push", {}, body)
+                return await self.transport.request("push", {}, bytes, body)
             except GatewayRefusedError as error:
                 is_too_much = error.code == TOO_LARGE
                 if error.code == RATE_LIMITED:
@@ -98,13 +96,4 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
                     raise PushTooLargeError(str(error)) from error
                 raise
 
-        raws = (await self.retrier.run(push_once)).results
-        if len(raws) != len(items):
-            raise OncelogError(f"{self.remote.url} answered {len(items)} deltas with {len(raws)} results")
-        with translate_decode_errors(self.remote):
-            return [(raw, msgspec.json.decode(raw, type=PushResult)) for raw in raws]
-
-    async def _send(self, kind: type[T], path: str, query: Mapping[str, str], body: bytes | None) -> T:
-        answer = await self.transport.request(path, query, bytes, body)
-        with translate_decode_errors(self.remote):
-            return msgspec.json.decode(answer, type=kind)
+        return decode_results(self.remote, await self.retrier.run(push_once), PushResult, len(items), "deltas")

@@ -4,7 +4,6 @@ import asyncio
 from typing import Annotated, Final
 
 import msgspec
-import orjson
 import typer
 from msgspec import Raw
 
@@ -108,17 +107,9 @@ class _StoredDelta(DeltaJson, frozen=True, kw_only=True):
     sequence: int
 
 
-_DELTA_DECODER: Final = msgspec.json.Decoder(_StoredDelta)
-_COLUMNS_DECODER: Final = msgspec.json.Decoder(list[ColumnJson])
-
-
 def _format_line(raw: Raw) -> bytes:
     """Return `17  INSERT  products  p1  till-1  {"name":"Tea"}`, with control characters escaped."""
-    delta = _DELTA_DECODER.decode(raw)
-    columns = ",".join(
-        f"{orjson.dumps(column.column).decode()}:{bytes(column.value).decode()}"
-        for column in _COLUMNS_DECODER.decode(delta.columns)
-    )
-    return format_columns(
-        [str(delta.sequence), delta.op.value, delta.table, delta.row_id, delta.client_id, f"{{{columns}}}"]
-    )
+    delta = msgspec.json.decode(raw, type=_StoredDelta)
+    columns = msgspec.json.decode(delta.columns, type=list[ColumnJson])
+    members = msgspec.json.encode({column.column: column.value for column in columns}).decode()
+    return format_columns([str(delta.sequence), delta.op.value, delta.table, delta.row_id, delta.client_id, members])

@@ -31,7 +31,6 @@ from oncelog.errors import CanonicalError, OncelogError
 from oncelog.storage.clock import SystemClock
 
 _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
-_RAW_LIST_DECODER: Final = msgspec.json.Decoder(list[Raw])
 
 Source = Annotated[
     str,
@@ -124,7 +123,7 @@ class _DeltaParser:
         try:
             orjson.loads(text)
             members = _MEMBERS_DECODER.decode(text)
-            parts = _RAW_LIST_DECODER.decode(members["deltas"]) if set(members) == {"deltas"} else None
+            parts = msgspec.json.decode(members["deltas"], type=list[Raw]) if set(members) == {"deltas"} else None
         except orjson.JSONDecodeError as error:
             kind = _IncompleteJsonError if error.msg.startswith("unexpected end of data") else OncelogError
             raise kind(f"{place}: is not JSON: {error.msg}") from error

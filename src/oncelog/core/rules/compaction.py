@@ -148,9 +148,6 @@ class Fold(Struct, frozen=True):
     rows: tuple[FoldedRow, ...]
 
 
-_FOLD_DECODER: Final = msgspec.json.Decoder(Fold)
-
-
 def row_digest(row: Row | None) -> str:
     """Return the digest of a row's columns and stamps; "" for a row without state."""
     if row is None:
@@ -176,7 +173,7 @@ def _fold_row(table: str, row_id: str, row: Row | None) -> FoldedRow:
 
 def decode_fold(record: Record) -> Fold:
     """Return the content of a fold record. Raises MsgspecError."""
-    return _FOLD_DECODER.decode(record.body)
+    return msgspec.json.decode(record.body, type=Fold)
 
 
 def check_fold_record(record: Record, lanes: int) -> str | None:
