@@ -36,7 +36,7 @@ def test_first_example_works_as_printed(page: str, tmp_path: Path) -> None:
 
 
 def test_pages_with_examples_are_found() -> None:
-    assert {"canonical", "chat", "cli", "deltas", "ledger", "proofs"} <= set(EXAMPLES)
+    assert {"canonical", "chat", "cli", "deltas", "events", "ledger", "proofs"} <= set(EXAMPLES)
     assert {"operations", "operators", "server"} <= set(EXAMPLES)
 
 
