@@ -32,7 +32,7 @@ def all_pins() -> list[Pin]:
 
 
 def is_affected(version: str, advisory: Advisory) -> bool:
-    """Tell whether an advisory names this version."""
+    """Return whether an advisory names this version."""
     return version in advisory["versions"] or any(_is_in(Version(version), one) for one in advisory["ranges"])
 
 
@@ -65,7 +65,7 @@ def read_database(directory: Path, names: set[str]) -> dict[str, list[Advisory]]
 
 
 def read_advisory(document: dict[str, Any], name: str) -> Advisory | None:
-    """Return what the check needs of an OSV document; None if the advisory was withdrawn."""
+    """Return the fields of an OSV document that the check needs; None if the advisory was withdrawn."""
     if document.get("withdrawn"):
         return None
     ranges: list[dict[str, str]] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Print the packages without a contract; exit status 1 if there are any."""
+    """Print the packages without a contract. Return 1 if there are any."""
     settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     covered = {name for contract in contracts if contract.get("exhaustive") for name in contract["containers"]}

@@ -2,11 +2,11 @@
 
     python -m tools.check_renames OLD NEW MAP.toml …
 
-Every Python file of OLD is compared with the file that the map makes of it in NEW. The trees must be equal, except that
-an identifier may change as the map says, a string may change where it contains an old dotted name, path or name in
-backquotes, and imports, `__all__` and `__slots__` may be sorted anew. Every name must refer to a definition in the same
-scope as before. All other files below src must be equal byte by byte. Prints each difference; the exit status is 1 if
-there are any.
+The command compares every Python file of OLD with its counterpart in NEW. The trees must be equal, with these
+exceptions: identifiers may change according to the map, strings may change where they contain an old dotted name, path
+or name in backquotes, and imports, `__all__` and `__slots__` may have another order. Every name must refer to a
+definition in the same scope as before. All other files below src must be equal byte by byte. The command prints each
+difference, and exits with status 1 if there are any.
 """
 
 import argparse
@@ -146,7 +146,7 @@ def _words(text: str) -> list[str]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """`a.b.c` as text; "" for other expressions."""
+    """Return an expression such as `a.b.c` as text; "" for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

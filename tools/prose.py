@@ -1,7 +1,7 @@
 """List sentences that read like a translation: `python -m tools.prose` (`make prose`).
 
 CONTRIBUTING.md explains why. A hit is a place to look, not a verdict. `--check` compares the number of hits per 1,000
-lines of prose with `tools/prose_limits.json`, and `--lower` writes the present numbers there.
+lines of prose with `tools/prose_limits.json`, and `--lower` records the present numbers.
 Prose is Markdown outside of code, and in code the comments and the texts of three words or more.
 """
 
@@ -46,7 +46,7 @@ _WORDS_MIN: Final = 3
 
 
 def list_files() -> list[Path]:
-    """Return the files that may contain prose: those that git tracks, without generated ones."""
+    """Return the files that may contain prose: all files in git, except generated ones."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],  # noqa: S607
         cwd=ROOT, capture_output=True, text=True, check=True,

@@ -266,7 +266,7 @@ def _unparse(annotation: ast.expr | None) -> str:
 
 
 def _adapt_handlers(node: Function) -> None:
-    """Give parameters for handlers, which may be async, the types of blocking handlers."""
+    """Replace the types of parameters for handlers, which may be async, by those of blocking handlers."""
     for argument in node.args.args:
         text = _unparse(argument.annotation)
         adapted = HANDLERS.get(text, text.replace("Awaitable[None] | None", "None"))
@@ -275,7 +275,7 @@ def _adapt_handlers(node: Function) -> None:
 
 
 def _pass_on(node: Function, replaced: Mapping[str, str] | None = None) -> str:
-    """Return the arguments of a call that passes all parameters of a method on."""
+    """Return the arguments of a call that passes on all parameters of a method."""
     parameters, replaced = node.args, replaced or {}
     if parameters.posonlyargs or parameters.kwarg:
         raise GenerationError(f"{node.name} has positional-only parameters or takes any keyword")

@@ -1,4 +1,4 @@
-"""The blocking classes to generate, and what cannot be derived from the async ones."""
+"""The blocking classes to generate, and the facts that the generator cannot derive from the async ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Twin:
     holds: str
     """Name of the async object: `pending` is in `self._pending`."""
     client: str = ""
-    """Kind of client, where the constructor takes the parameters of the async class and makes the async object."""
+    """Kind of client, if the constructor takes the parameters of the async class and creates the async object."""
     is_resource: bool = False
     """Whether the constructor takes the async object alone."""
     is_base: bool = False
@@ -30,7 +30,7 @@ class Twin:
     inherits: frozenset[str] = frozenset()
     """Methods of the base class."""
     immediate: frozenset[str] = frozenset()
-    """Methods that any thread may call, also when the object is closed."""
+    """Methods that any thread may call, even when the object is closed."""
     any_time: frozenset[str] = frozenset()
     """Methods that may be called before the object is open."""
     timeouts: frozenset[str] = frozenset()
@@ -38,9 +38,9 @@ class Twin:
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Attributes to offer as properties, and their types."""
     arguments: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Method: its parameter, and the function that replaces the argument."""
+    """Parameter and replacement function of an argument, by method."""
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Method: part of its docstring, and what replaces it; `…` stands for the rest of the paragraph."""
+    """Part of a docstring and its replacement, by method. `…` stands for the rest of the paragraph."""
 
     @property
     def module(self) -> str:

@@ -6,7 +6,7 @@
 
 Sections of a map, each from old to new:
 
-    [modules]      dotted module or package; the most specific entry wins, and a package takes its modules along
+    [modules]      dotted module or package; the most specific entry wins; the entry of a package includes its modules
     [packages]     new package without an old one: its docstring
     [names]        "module:Name", "module:Class.attribute", "module:function(parameter or local variable)"; the module
                    and the names are the old ones, the value is the new last part
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.rename", description=__doc__.partition("\n")[0])
     parser.add_argument("maps", type=Path, nargs="+", metavar="MAP.toml")
     parser.add_argument("--validate", action="store_true", help="report mistakes and change nothing")
-    parser.add_argument("--propagate", action="store_true", help="add what overrides or implements a renamed member")
+    parser.add_argument("--propagate", action="store_true", help="add members that override or implement a renamed one")
     parser.add_argument("--dirty", action="store_true", help="apply to a working tree with changes")
     parser.add_argument("--despite-errors", action="store_true", help="apply although the map has mistakes")
     parser.add_argument("--no-ruff", action="store_true", help="do not sort imports or format afterwards")
@@ -55,7 +55,7 @@ def main() -> int:
             errors += validate.captures(source, result.texts[source.path])
     context = result.context
     _print("Warnings", validate.warnings(found, known), options.show)
-    _print("Kept as logger names (change those that name the module)", context.kept, options.show)
+    _print("Kept as logger names (change the names of modules)", context.kept, options.show)
     _print("Depends on the place or name of a module", validate.places(found), options.show)
     _print("Strings that equal an old name, not changed", context.strings, options.show)
     _print("Guessed: private members of objects of unknown type", context.guessed, options.show)

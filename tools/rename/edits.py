@@ -1,4 +1,4 @@
-"""The edits of one Python file: what the map changes in its code, strings and comments."""
+"""The edits of one Python file: changes of its code, strings and comments according to the map."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from tools.rename.text import Edit, TextMap, is_module_argument, is_telling, rep
 _BY_STRING: Final = frozenset({"getattr", "setattr", "hasattr", "delattr", "object"})
 _REPLACE: Final = frozenset({"replace", "evolve", "__replace__"})
 _STAND_INS: Final = frozenset({"SimpleNamespace", "Mock", "MagicMock", "AsyncMock"})
-"""Classes whose objects stand for others: their keywords are names of members."""
+"""Classes whose objects imitate others: their keyword arguments are names of members."""
 _FIXTURES: Final = frozenset({"parametrize", "usefixtures", "getfixturevalue"})
 _LOGGER: Final = re.compile(r"getLogger\(|at_level\(|set_level\(|logger=|\.name ==")
 _MEMBER_LISTS: Final = frozenset({"__slots__", "__match_args__"})
@@ -24,7 +24,7 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
 class Context:
-    """What is the same for all files."""
+    """Data that all files share."""
 
     def __init__(self, project: Project, facts: Facts, text: TextMap) -> None:
         self.project = project
@@ -33,11 +33,11 @@ class Context:
         names = project.names.names
         self.attributes = {old_last_part(key) for key in names if not parts(key)[2]}
         self.modules = _module_names(project)
-        """Local names of modules that change, as in `from a import b`."""
+        """Local names of modules that are renamed, as in `from a import b`."""
         self.keywords = {old_last_part(key) for key in names if _sets_field(facts, key)}
         self.strings_to_report = {old_last_part(key) for key in names if is_telling(old_last_part(key))}
         self.guesses = _guesses(facts, project)
-        """New names of private members whose old name means one thing in the whole tree."""
+        """New names of private members whose old name has one meaning in the whole tree."""
         self.vanishing = self.attributes - _remaining(facts, project)
         self.decided: set[str] = set()
         self.guessed: list[str] = []
@@ -48,7 +48,7 @@ class Context:
 
 
 def _sets_field(facts: Facts, key: str) -> bool:
-    """Whether a keyword argument may set what a key names: a parameter, or a field of a dataclass or struct."""
+    """Return whether a key names a parameter or a field that a keyword argument may set."""
     module, qualname, local = parts(key)
     known = facts.classes.get(f"{module}:{qualname.rpartition('.')[0]}")
     return bool(local) or (known is not None and known.generated)
@@ -66,7 +66,7 @@ def _module_names(project: Project) -> set[str]:
 
 
 def _remaining(facts: Facts, project: Project) -> set[str]:
-    """Members that some class still has after the renames, and names of modules and definitions."""
+    """Return members that a class still has after the renames, and names of modules and definitions."""
     found = {name for source in project.sources.values() for name in source.scopes[0].bindings}
     found |= {part for module in project.moves.modules for part in module.split(".")}
     for name, known in facts.classes.items():
@@ -154,7 +154,7 @@ class FileEdits:
                 self._add(use.start, use.name, self.project.new_local(self.source, home, use.name))
 
     def _chains(self) -> None:
-        """Modules that are named by a chain of attributes, as after `import a.b`."""
+        """Rename modules in chains of attributes, as after `import a.b`."""
         inner = set()
         for node, scope in reversed(self.source.attributes):
             base = self.project.static(self.source, scope, node.value)
@@ -194,7 +194,7 @@ class FileEdits:
             self._add(start, node.attr, new)
 
     def _guess(self, old: str, start: int) -> str:
-        """New name of a member of an object whose type mypy does not know."""
+        """Return the new name of a member of an object whose type mypy does not know."""
         if old in self.names.identifiers or old not in self.context.attributes | self.context.modules:
             return self.names.identifiers.get(old, old)
         if old in self.context.guesses:
@@ -203,7 +203,7 @@ class FileEdits:
         return self._decided(start, old)
 
     def _decided(self, start: int, old: str, shown: str = "") -> str:
-        """What a person decided about a use that types do not resolve."""
+        """Return the entry of the map for a use that types do not resolve."""
         for key in (f"{self._place(start)}:{shown or old}", f"{self.source.path}:{shown or old}"):
             if key in self.names.unresolved:
                 self.context.decided.add(key)
@@ -250,7 +250,7 @@ class FileEdits:
         return ()
 
     def _agreed(self, old: str, keys: Iterable[str], start: int) -> str:
-        """New name of what several keys name at once, as in a union."""
+        """Return the common new name of several keys, as for a union."""
         found = {key: self.names.new_name(key, old) for key in keys}
         if len(set(found.values())) > 1:
             told = ", ".join(f"{key} → {new}" for key, new in sorted(found.items()))
@@ -287,7 +287,7 @@ class FileEdits:
         self._add(start, old, new)
 
     def _keyword_keys(self, call: ast.Call, scope: Scope, old: str, function: str) -> list[str] | None:
-        """Keys of the parameters or fields that a keyword argument sets; None if they are not known."""
+        """Return the keys of the parameters or fields that a keyword argument sets; None if unknown."""
         symbol = self.project.static(self.source, scope, call.func)
         if symbol is not None and symbol.qualname and symbol.module in self.project.sources:
             return self._parameter(symbol, old)
@@ -360,7 +360,7 @@ class FileEdits:
         return [f"{owner}.{old}" for owner in owners if owner]
 
     def _by_string(self, call: ast.Call, scope: Scope) -> None:
-        """Attributes that a string names, as in `getattr(x, "name")` and `monkeypatch.setattr(x, "name", …)`."""
+        """Rename attributes in strings, as in `getattr(x, "name")` and `monkeypatch.setattr(x, "name", …)`."""
         if len(call.args) < 2 or not isinstance(call.args[1], ast.Constant) or not isinstance(call.args[1].value, str):
             return
         old = call.args[1].value
@@ -382,7 +382,7 @@ class FileEdits:
             self._add(start, old, self._guess(old, start))
 
     def _pair(self, before: ast.expr, node: ast.Constant, scope: Scope) -> None:
-        """A string after a module or class in a tuple, as in the parameters of a test that replaces it."""
+        """Rename a string after a module or class in a tuple, as in the parameters of a test that replaces it."""
         base, old = self.project.static(self.source, scope, before), str(node.value)
         start = self.source.span(node)[0] + 1
         if base is None or not old.isidentifier() or not self.source.text.startswith(old, start):
@@ -393,7 +393,7 @@ class FileEdits:
             self._add(start, old, self._agreed(old, self._fields((base.key,), old) or (), start))
 
     def _fixtures(self, call: ast.Call) -> None:
-        """Parameters of test functions that strings name."""
+        """Rename parameters of test functions in strings."""
         qualname, _ = self._function_of.get(id(call), ("", None))
         arguments = call.args[:1] if getattr(call.func, "attr", "") == "parametrize" else call.args
         for argument in arguments:
@@ -420,7 +420,7 @@ class FileEdits:
     # Strings that are names
 
     def _string_lists(self) -> None:
-        """`__all__`, `__slots__`, `__match_args__`, and the tables of modules that import on first use."""
+        """Rename in `__all__`, `__slots__`, `__match_args__`, and the tables of modules that import on first use."""
         top = self.source.scopes[0]
         lazy = "__getattr__" in top.bindings
         for node in self.source.tree.body:

@@ -1,6 +1,6 @@
-"""What mypy knows: the class that defines each attribute, the class that each call makes, and the bases of classes.
+"""Facts from mypy: the class that defines each attribute, the class of the result of each call, and base classes.
 
-One build of the whole program takes about a minute. Its result does not depend on the map of names, so it is kept in
+One build of the whole program takes about a minute. Its result does not depend on the map of names, so it is cached in
 .mypy_cache until a file changes.
 """
 
@@ -38,20 +38,20 @@ from tools.rename.scopes import Source
 
 _CACHE: Final = Path(".mypy_cache/rename-facts.pickle")
 Owners = tuple[str, ...] | None
-"""Classes of the tree, as "module:Qualified.name". None: mypy does not know the type."""
+"""Classes of the tree, as "module:Qualified.name". None if mypy does not know the type."""
 
 
 @dataclass(slots=True)
 class ClassFacts:
     bases: list[str]
-    """All base classes in the order of look-up, with the class itself; names without ":" are of other packages."""
+    """All base classes in the order of look-up, with the class itself; names without ":" belong to other packages."""
     members: frozenset[str]
     foreign: frozenset[str]
     """Members of base classes from other packages."""
     protocol: frozenset[str]
     """Members of a protocol; empty for other classes."""
     generated: bool
-    """`__init__` takes the fields: a dataclass, a struct or a named tuple."""
+    """Whether `__init__` takes the fields: a dataclass, a struct or a named tuple."""
     struct: bool
     enum: bool
 
@@ -59,17 +59,17 @@ class ClassFacts:
 @dataclass(slots=True)
 class Facts:
     members: dict[str, dict[tuple[int, int], Owners]] = field(default_factory=dict)
-    """By file and the end of the attribute: the classes that define it."""
+    """Classes that define an attribute, by file and the end of the attribute."""
     made: dict[str, dict[tuple[int, int, int, int], Owners]] = field(default_factory=dict)
-    """By file and place of the call: the classes that it makes objects of."""
+    """Classes that a call instantiates, by file and place of the call."""
     first: dict[str, dict[tuple[int, int, int, int], Owners]] = field(default_factory=dict)
-    """By file and place of the call: the classes of its first argument."""
+    """Classes of the first argument of a call, by file and place of the call."""
     classes: dict[str, ClassFacts] = field(default_factory=dict)
     implementers: dict[str, list[str]] = field(default_factory=dict)
-    """By protocol: the classes that fit it without naming it as a base."""
+    """Classes that implement a protocol without having it as a base, by protocol."""
 
     def owner(self, name: str, member: str) -> str | None:
-        """The class that defines a member of a class; "" for one of another package, None if there is none."""
+        """Return the class that defines a member; "" for a class of another package, None if no class does."""
         known = self.classes.get(name)
         if known is None:
             return None
@@ -102,7 +102,7 @@ class _Build:
         options.incremental = False
         options.export_types = True
         options.preserve_asts = True
-        options.native_parser = False  # places as `ast` gives them
+        options.native_parser = False  # the same places as in `ast`
         options.cache_dir = "/dev/null"
         result = build.build(targets, options, fscache=cache)
         if result.errors:
@@ -157,7 +157,7 @@ class _Build:
     def _fits(self, one: TypeInfo, protocol: TypeInfo) -> bool:
         try:
             return is_subtype(fill_typevars_with_any(one), fill_typevars_with_any(protocol))
-        except Exception:  # noqa: BLE001 - mypy's internals after the build; then a person decides
+        except Exception:  # noqa: BLE001 - internals of mypy after the build; the type counts as unknown
             return True
 
     def _file(self, source: Source, tree: MypyFile) -> None:
@@ -199,7 +199,7 @@ class _Build:
         return None if not found and None in infos else tuple(sorted(found))
 
     def _infos(self, kind: Type | None) -> Iterator[TypeInfo | None]:
-        """Yield the classes of a type; None where it is not known."""
+        """Yield the classes of a type; None if it is unknown."""
         proper = get_proper_type(kind)
         if proper is None or isinstance(proper, AnyType):
             yield None

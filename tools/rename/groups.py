@@ -9,7 +9,7 @@ from tools.rename.project import Project, Symbol
 
 
 class Groups:
-    """Members by class and name, joined where one overrides or implements the other."""
+    """Groups of members, by class and name. A member is in the group of the member that it overrides or implements."""
 
     def __init__(self, facts: Facts, members: set[str]) -> None:
         self._facts = facts
@@ -42,7 +42,7 @@ class Groups:
 
 
 def missing(project: Project, facts: Facts) -> Iterator[tuple[str, str, str]]:
-    """Yield the key that is missing in the map, the new name it needs, and the key that needs it."""
+    """Yield each key that is missing in the map, its new name, and the key that requires it."""
     names = project.names
     wanted = {parts(key)[1].rpartition(".")[2] for key in names.names}
     groups = Groups(facts, wanted)
@@ -70,7 +70,7 @@ def _has_parameter(project: Project, key: str, name: str) -> bool:
 
 
 def propagate(project: Project, facts: Facts) -> list[str]:
-    """Add what is missing to the map. Return the lines that were added."""
+    """Add the missing keys to the map. Return the added lines."""
     added: dict[str, str] = {}
     names: NameMap = project.names
     while True:

@@ -1,4 +1,4 @@
-"""Import statements under the map: modules that move, names that change, and names that part ways."""
+"""Import statements under the map: moved modules, renamed names, and names that move to different modules."""
 
 import ast
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def _from(project: Project, source: Source, scope: Scope, node: ast.ImportFrom) 
 
 
 def _is_needless(project: Project, source: Source, scope: Scope, alias: ast.alias, name: str) -> bool:
-    """Whether an alias becomes the name itself."""
+    """Return whether an alias equals the new name."""
     if alias.asname is None or alias.asname == alias.name:
         return False
     return project.new_local(source, scope, alias.asname) == name

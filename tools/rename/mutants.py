@@ -1,4 +1,4 @@
-"""tests/mutants/mutants.toml: faults that name a function and quote one of its lines."""
+"""Renames in tests/mutants/mutants.toml, whose faults name a function and quote one of its lines."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ class Edited(Protocol):
 
 
 def new_mutants(project: Project, edited: "dict[str, Any]") -> tuple[str, list[str]]:
-    """Return the new text of the list, and notes about mutants that a person has to mend."""
+    """Return the new text of the list, and notes about mutants that need manual changes."""
     text = Path(MUTANTS).read_text()
     notes: list[str] = []
     blocks = text.split("[[mutant]]")
@@ -50,7 +50,7 @@ def new_mutants(project: Project, edited: "dict[str, Any]") -> tuple[str, list[s
 
 
 def broken() -> Iterator[str]:
-    """Yield the mutants whose line is not in their function, for example because it was wrapped."""
+    """Yield mutants whose line is missing in their function, for example because it was wrapped."""
     for number, table in enumerate(tomllib.loads(Path(MUTANTS).read_text())["mutant"], 1):
         path = table["file"]
         source = Source(path, module_of(path), Path(path).read_text())
@@ -69,7 +69,7 @@ def _function(project: Project, path: str, qualname: str) -> str:
 
 
 def _line(file: Edited, function: str, before: str) -> tuple[str, dict[str, str]] | None:
-    """The line of a function after the edits, and the words that changed in it."""
+    """Return the line of a function after the edits, and its changed words."""
     node: Any = file.source.nodes.get(function)
     if node is None:
         return None

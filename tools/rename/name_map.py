@@ -1,4 +1,4 @@
-"""The map of names: what the TOML files say, as look-ups by old name."""
+"""The map of names: the content of the TOML files, as look-ups by old name."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ class NameMap:
     identifiers: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
-    """By file and name, or file and "name" in quotes: what a person decided about uses that types do not resolve."""
+    """Decisions about uses that types do not resolve, by file and name, or by file and "name" in quotes."""
     errors: list[str] = field(default_factory=list)
 
     def new_name(self, key: str, old: str) -> str:
@@ -29,7 +29,7 @@ class NameMap:
 
 
 def load(paths: Iterable[Path]) -> NameMap:
-    """Read all files as one map. Mistakes are collected in `errors`."""
+    """Read all files as one map, and collect mistakes in `errors`."""
     found = NameMap()
     for path in paths:
         try:

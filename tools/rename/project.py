@@ -1,4 +1,4 @@
-"""The files of the tree, the modules they are, and where the map moves them."""
+"""The files of the tree, their modules, and their new places according to the map."""
 
 import ast
 import subprocess
@@ -12,10 +12,10 @@ from tools.rename.scopes import Import, Scope, Source, resolve
 
 TOP: Final = ("src", "tests", "bench", "examples", "tools")
 ROOTS: Final = ("src/", "tests/", "examples/todo/", "")
-"""Directories whose content is importable, as `mypy_path` and pytest's `pythonpath` say."""
+"""Directories with importable content: `mypy_path`, and the `pythonpath` of pytest."""
 GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
 OWN: Final = ("tools/rename/", "tools/check_renames.py")
-"""This tool: its examples contain old names."""
+"""This tool, whose examples contain old names."""
 
 
 class Symbol(NamedTuple):
@@ -30,7 +30,7 @@ class Symbol(NamedTuple):
 
 
 def module_of(path: str) -> str:
-    """Dotted name of a Python file."""
+    """Return the dotted name of a Python file."""
     root = next(root for root in ROOTS if path.startswith(root))
     return path.removeprefix(root).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -42,7 +42,7 @@ def tracked_files(revision: str | None = None) -> list[str]:
 
 
 class Moves:
-    """Where the map moves files and modules."""
+    """New places of files and modules."""
 
     def __init__(self, names: NameMap, files: Iterable[str]) -> None:
         self.files = {path: self._new_path(names, path) for path in files}
@@ -90,7 +90,7 @@ class Moves:
         return f"{root}{moved}/__init__.py" if path.endswith("/__init__.py") else f"{root}{moved}.py"
 
     def new_directory(self, path: str) -> str:
-        """Where the files of a directory go; its package, or the same path, if they do not stay together."""
+        """Return the new place of the files of a directory; its package, or the same path, if they are separated."""
         found = self.directories.get(path, set())
         if len(found) == 1 and "" not in found:
             return next(iter(found))
@@ -111,7 +111,7 @@ class Project:
     names: NameMap
     moves: Moves
     sources: dict[str, Source] = field(default_factory=dict)
-    """By old module."""
+    """Sources by old module."""
     conflicts: set[str] = field(default_factory=set)
     _locals: dict[tuple[int, str], str] = field(default_factory=dict)
 
@@ -140,7 +140,7 @@ class Project:
         return Symbol(module, name)
 
     def new_export(self, module: str, name: str) -> str:
-        """New local name of what `from module import name` binds."""
+        """Return the new local name that `from module import name` binds."""
         symbol = self.exported(module, name)
         if not symbol.qualname:
             new = self.new_module(symbol.module)
@@ -151,11 +151,11 @@ class Project:
         return self.names.new_name(symbol.key, name)
 
     def is_submodule(self, module: str, name: str) -> bool:
-        """Whether an attribute of a package is a module inside it, and not a module that it has imported."""
+        """Return whether an attribute of a package is a module inside it, and not an imported module."""
         return self.exported(module, name) == Symbol(f"{module}.{name}", "") and self.is_module(f"{module}.{name}")
 
     def new_local(self, source: Source, scope: Scope, name: str) -> str:
-        """New name of a variable of a scope."""
+        """Return the new name of a variable of a scope."""
         known = self._locals.get((id(scope), name))
         if known is None:
             known = self._locals[id(scope), name] = self._new_local(source, scope, name)
@@ -182,7 +182,7 @@ class Project:
         return min(found) if found else name
 
     def static(self, source: Source, scope: Scope, node: ast.expr) -> Symbol | None:
-        """Module, class or function that an expression names without being evaluated."""
+        """Return the module, class or function that an expression names, without evaluation."""
         if isinstance(node, ast.Name):
             return self._static_name(source, scope, node.id)
         if isinstance(node, ast.Attribute):
@@ -220,7 +220,7 @@ def _is_renamed(bound: Import) -> bool:
 
 
 def named(scope: Scope) -> Scope:
-    """The function or class around a lambda or comprehension."""
+    """Return the function or class around a lambda or comprehension."""
     while scope.kind == "inner" and scope.parent is not None:
         scope = scope.parent
     return scope

@@ -1,4 +1,4 @@
-"""Scopes of a Python file: which definition each name refers to, with the place of every name in the text."""
+"""Scopes of a Python file: the definition of each name, and the place of every name in the text."""
 
 import ast
 import bisect
@@ -25,7 +25,7 @@ _DEFINITION: Final = re.compile(r"(?:async\s+)?(?:def|class)\s+")
 
 
 class Import(NamedTuple):
-    """What an import statement binds: a module (`name` is None) or a name of a module."""
+    """The target of an import statement: a module (`name` is None) or a name of a module."""
 
     module: str
     name: str | None
@@ -35,7 +35,7 @@ class Import(NamedTuple):
 @dataclass(eq=False, slots=True)
 class Scope:
     kind: str
-    """module, class, function, or inner (a lambda or comprehension, whose variables belong to the function around)."""
+    """module, class, function, or inner (a lambda or comprehension; its variables belong to the enclosing function)."""
     qualname: str
     parent: "Scope | None"
     index: int
@@ -44,7 +44,7 @@ class Scope:
     """Names declared `global` or `nonlocal`."""
 
     def key(self, module: str, name: str) -> str:
-        """Key of a name that this scope defines, as the map of names spells it."""
+        """Return the key of a name of this scope, as in the map of names."""
         if self.kind == "module":
             return f"{module}:{name}"
         return f"{module}:{self.qualname}.{name}" if self.kind == "class" else f"{module}:{self.qualname}({name})"
@@ -90,7 +90,7 @@ class Source:
         self._tokens: list[tokenize.TokenInfo] | None = None
         self._names: dict[str, list[int]] | None = None
         self.shifted: dict[int, tuple[int, int]] = {}
-        """Offsets of nodes that were parsed out of a string, by id. `kept` keeps the ids unique."""
+        """Offsets of nodes that were parsed from a string, by id. `kept` keeps the ids unique."""
         self.kept: list[ast.AST] = []
         self.scopes: list[Scope] = []
         self.uses: list[Use] = []
@@ -99,12 +99,12 @@ class Source:
         self.patterns: list[tuple[ast.MatchClass, Scope]] = []
         self.imports: list[tuple[ast.Import | ast.ImportFrom, Scope]] = []
         self.nodes: dict[str, ast.AST] = {}
-        """Classes and functions by qualified name (the first one, where there are several)."""
+        """Classes and functions by qualified name (the first of several)."""
         self.class_at: dict[int, str] = {}
         self.imported_by_call: dict[int, str] = {}
-        """Modules that a variable holds after `x = import_module("a.b")`, by the id of the variable's node."""
+        """Modules in variables after `x = import_module("a.b")`, by the id of the node of the variable."""
         self.pairs: list[tuple[ast.expr, ast.Constant, Scope]] = []
-        """Strings in a tuple, with the part before them, as in `(module, "name")`."""
+        """Strings in a tuple, with the preceding element, as in `(module, "name")`."""
         self.data: set[int] = set()
         """Offsets of strings that are keys of a dictionary."""
         self.scope_of: dict[int, Scope] = {}
@@ -118,7 +118,7 @@ class Source:
         return self._tokens
 
     def offset(self, line: int, column: int) -> int:
-        """Offset of a place as `ast` gives it: the column counts bytes."""
+        """Return the offset of a place from `ast`, whose columns count bytes."""
         text = self._lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode())
@@ -138,7 +138,7 @@ class Source:
         return start, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def find_name(self, name: str, start: int) -> int:
-        """Offset of the first token that is `name`, from an offset on."""
+        """Return the offset of the first token `name` after an offset."""
         if self._names is None:
             self._names = {}
             for token in self.tokens:

@@ -23,7 +23,7 @@ class Edit(NamedTuple):
 
 
 class TextMap:
-    """Finds what to replace in comments, strings and documents."""
+    """Finds old names in comments, strings and documents."""
 
     def __init__(self, project: Project, loggers: frozenset[str]) -> None:
         self._project = project
@@ -52,7 +52,7 @@ class TextMap:
                 yield Edit(match.start(), match.end(), quoted)
 
     def kept(self, text: str) -> Iterator[int]:
-        """Offsets of logger names that are also names of modules that move."""
+        """Yield the offsets of logger names that are also names of moved modules."""
         for match in self._dotted.finditer(text):
             if match[0] in self.loggers and self.dotted(match[0]) != match[0]:
                 yield match.start()
@@ -104,7 +104,7 @@ class TextMap:
 
 
 def _unique_names(project: Project) -> dict[str, str]:
-    """New names by old ones, of definitions whose old names mean one thing in the whole tree."""
+    """Return new names by old names, of definitions whose old names have one meaning in the whole tree."""
     defined: dict[str, int] = {}
     for source in project.sources.values():
         for name, bound in source.scopes[0].bindings.items():
@@ -143,18 +143,18 @@ def _with_other_meanings(project: Project, names: set[str]) -> Iterator[str]:
 
 
 def _is_data(source: Source, node: ast.AST, value: str) -> bool:
-    """Whether a string is not part of `__all__` or of a table of modules."""
+    """Return whether a string is outside of `__all__` and of tables of modules."""
     line = source.text.split("\n")[getattr(node, "lineno", 1) - 1].strip()
     return line.rstrip(",") != f'"{value}"' and "oncelog." not in line
 
 
 def is_telling(name: str) -> bool:
-    """A name that is not also an English word."""
+    """Return whether a name is not also an English word."""
     return "_" in name or not name.islower()
 
 
 def replace(text: str, edits: Iterator[Edit] | list[Edit]) -> str:
-    """Apply edits. Of two that overlap, the one that begins first (or is longer) is applied."""
+    """Apply edits. Of two overlapping edits, apply the one that starts first (or is longer)."""
     out, at = [], 0
     for edit in sorted(set(edits), key=lambda one: (one.start, -one.end)):
         if edit.start >= at:

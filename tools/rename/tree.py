@@ -25,7 +25,7 @@ RUFF: Final = (
 
 @dataclass(slots=True)
 class Result:
-    """The new content of files that change, by old path, and what a person has to look at."""
+    """The new content of changed files, by old path, and the notes for a manual review."""
 
     context: Context
     texts: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Result:
 
 
 def loggers_of(project: Project) -> frozenset[str]:
-    """Names of loggers: they stay, even where a module has the same name."""
+    """Return the names of loggers, which stay even if a module has the same name."""
     found = set()
     for source in project.sources.values():
         for call, _ in source.calls:
@@ -47,7 +47,7 @@ def loggers_of(project: Project) -> frozenset[str]:
 
 
 def compute(project: Project, facts: Facts) -> Result:
-    """Work out all new texts without changing anything."""
+    """Compute all new texts without changing files."""
     text = TextMap(project, loggers_of(project))
     result = Result(Context(project, facts, text))
     edited: dict[str, FileEdits] = {}
@@ -80,7 +80,7 @@ def _document(result: Result, text: TextMap, path: str) -> None:
 
 
 def _programs(context: Context, path: str, text: str) -> Iterator[str]:
-    """Yield the lines of Python programs in a document that use a member that no class has any more."""
+    """Yield lines of Python programs in a document that use a member that no class has after the renames."""
     is_python = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -92,7 +92,7 @@ def _programs(context: Context, path: str, text: str) -> Iterator[str]:
 
 
 def write(project: Project, result: Result, *, ruff: bool = True) -> None:
-    """Write the new texts, move the files, and sort and format what changed."""
+    """Write the new texts, move the files, and sort and format the changed ones."""
     for path, text in result.texts.items():
         Path(path).write_text(text)
     moved = {old: new for old, new in project.moves.files.items() if old != new}

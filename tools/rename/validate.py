@@ -1,4 +1,4 @@
-"""Mistakes in a map, found before anything is changed."""
+"""Checks of a map before files are changed."""
 
 import ast
 import sys
@@ -114,7 +114,7 @@ def _unknown_local(source: Source, qualname: str, local: str) -> str | None:
 
 
 def _members(project: Project, facts: Facts) -> Iterator[str]:
-    """New names that a class, one of its bases or a derived class has already."""
+    """Yield new names that a class, one of its bases or a derived class already has."""
     new_names, seen = project.names.names, set()
     for name, known in facts.classes.items():
         found: dict[str, dict[str, str]] = {}
@@ -134,7 +134,7 @@ def _members(project: Project, facts: Facts) -> Iterator[str]:
 
 
 def _scopes(project: Project, source: Source) -> Iterator[str]:
-    """Variables of one scope that would get one name."""
+    """Yield variables of one scope that would get the same name."""
     for scope in source.scopes:
         found: dict[str, str] = {}
         for name in scope.bindings:
@@ -156,7 +156,7 @@ def _same_import(project: Project, scope: Scope, one: str, other: str) -> bool:
 
 
 def captures(source: Source, text: str) -> Iterator[str]:
-    """Names that would refer to another definition in the new text, for example to a local variable or a builtin."""
+    """Yield names that would refer to another definition, for example to a local variable or a builtin."""
     try:
         new = Source(source.path, source.module, text)
     except SyntaxError as error:
@@ -188,7 +188,7 @@ def _within(spans: list[tuple[int, int]], start: int) -> bool:
 
 
 def warnings(project: Project, facts: Facts) -> Iterator[str]:
-    """What a person has to look at: the wire, the command line, public names, fixtures."""
+    """Yield renames that need a manual review: wire formats, the command line, public names, fixtures."""
     public = dict(_public(project))
     commands = set(_commands(project))
     for key, new in project.names.names.items():
@@ -207,7 +207,7 @@ def warnings(project: Project, facts: Facts) -> Iterator[str]:
 
 
 def places(project: Project) -> Iterator[str]:
-    """Code that depends on where a file lies or on the last part of a module's name."""
+    """Yield code that depends on the place of a file or on the last part of a module name."""
     moves = project.moves
     last = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in moves.modules.items() if "oncelog." in old}
     for source in project.sources.values():
@@ -222,7 +222,7 @@ def places(project: Project) -> Iterator[str]:
 
 
 def _names_modules(node: ast.AST, last: dict[str, str], line: str) -> bool:
-    """Whether a path or a list of strings consists of parts of modules, and one of them changes."""
+    """Return whether a path or a list of strings consists of parts of modules, one of which changes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and "oncelog" in line:
         found = [node.right]
     elif isinstance(node, (ast.Tuple, ast.List, ast.Set)) and len(node.elts) > 1 and "__slots__" not in line:
@@ -254,7 +254,7 @@ def _is_wire_field(node: ast.ClassDef, field: str) -> bool:
 
 
 def _commands(project: Project) -> Iterator[str]:
-    """Yield the keys of functions that `app.command()(function)` makes commands."""
+    """Yield the keys of functions that `app.command()(function)` turns into commands."""
     for source in project.sources.values():
         for call, scope in source.calls:
             made = call.func.func if isinstance(call.func, ast.Call) else None

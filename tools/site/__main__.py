@@ -48,7 +48,7 @@ def build_site(docs: Path, target: Path) -> int:
 
 
 def main() -> int:
-    """Build the site as the command line says."""
+    """Build the site with the options of the command line."""
     parser = argparse.ArgumentParser(description="Build the documentation site.")
     parser.add_argument("--docs", type=Path, default=DOCS, help="directory of the pages (default: docs)")
     parser.add_argument("target", type=Path, nargs="?", default=SITE, help="directory to write (default: build/site)")
