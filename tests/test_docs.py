@@ -193,6 +193,17 @@ def test_public_names_exist_once() -> None:
     assert len(set(oncelog.__all__)) == len(oncelog.__all__)
 
 
+def test_decisions_are_numbered_without_gaps_and_listed() -> None:
+    directory = ROOT / "docs/decisions"
+    pages = sorted(directory.glob("0*.md"))
+    numbers = [page.name[:4] for page in pages]
+    assert numbers == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    for number, page in zip(numbers, pages, strict=True):
+        assert page.read_text(encoding="utf-8").startswith(f"# {number} "), page.name
+    index = (directory / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[(\d{4})\]", index, re.MULTILINE) == numbers
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_page_names_a_machine(page: Path) -> None:
     assert not re.search(r"/(home|root|work|tmp)/", page.read_text(encoding="utf-8"))
