@@ -13,13 +13,13 @@ import uvloop
 
 from bench.chat_load import (
     CONTENTS,
-    Dense,
     Followed,
     Pairs,
     Sends,
+    SequenceCheck,
+    check_newest,
+    check_once,
     decoded,
-    demand_newest,
-    demand_once,
     make_chats,
     names,
     sending,
@@ -35,7 +35,7 @@ from bench.server_report import Series, table
 from bench.turns import SliceOf, in_turn, say
 from bench.wire import Slice, uuids
 from bench.ws_load import Connection, Load, connected
-from bench.ws_load import demand_once as demand_event_once
+from bench.ws_load import check_once as check_event_once
 
 HOT: Final = "hot"
 EVENTS_API: Final = "Events API"
@@ -201,7 +201,7 @@ async def _sends(sizes: Sizes, figures: Figures) -> None:
         async with AsyncExitStack() as stack:
             events = stack.enter_context(serving(place, place / "events.db"))
             publishers = await stack.enter_async_context(connected(events.host, events.port, sizes.connections))
-            await demand_event_once(publishers[0])
+            await check_event_once(publishers[0])
 
             async def of_events(seconds: float) -> Slice:
                 return await Load(publishers, 1).keep_busy(events.pid, sizes.in_flight, seconds)
@@ -224,20 +224,20 @@ async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> 
     who, many = names("sender", sizes.connections), names("chat", sizes.chats)
     members = [_members(number, sizes) for number in range(sizes.chats)]
     mine = [[chat_id for chat_id, ones in zip(many, members, strict=True) if one in ones] for one in range(len(who))]
-    dense = Dense()
+    sequences = SequenceCheck()
     with serving(store.parent, store) as server:
         say(f"creating {sizes.chats} chats …")
         make_chats(server, [(HOT, who)])
         make_chats(server, [(name, [who[one] for one in ones]) for name, ones in zip(many, members, strict=True)])
         async with users(server, who[:1], live=False) as (first,), users(server, ["stranger"], live=False) as (other,):
-            dense.demand({HOT: [await demand_once(first, other, HOT)]})
+            sequences.check({HOT: [await check_once(first, other, HOT)]})
         async with users(server, who, live=live) as senders:
 
             def load_of(name: str, chats: list[list[str]]) -> SliceOf:
                 async def load(seconds: float) -> Slice:
                     sends = Followed(senders, chats) if live else Sends(senders, chats)
                     result = await sends.keep_busy(server.pid, sizes.in_flight, seconds)
-                    dense.demand(sends.sequences)
+                    sequences.check(sends.sequences)
                     if isinstance(sends, Followed):
                         figures.deliveries.setdefault(name, []).append(replace(result, events=sends.deliveries))
                     return result
@@ -246,7 +246,7 @@ async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> 
 
             loads = {ONE: [[HOT]] * len(who), _many(sizes): mine}
             yield {name: load_of(name, chats) for name, chats in loads.items()}
-            demand_newest(server, dense.newest)
+            check_newest(server, sequences.newest)
 
 
 def _members(number: int, sizes: Sizes) -> set[int]:
@@ -260,7 +260,7 @@ def _members(number: int, sizes: Sizes) -> set[int]:
 
 async def _to_another(sizes: Sizes, figures: Figures) -> None:
     who, chats = names("user", sizes.connections), names("chat", sizes.connections // 2)
-    dense = Dense()
+    sequences = SequenceCheck()
     with directory() as place, serving(place, place / "pairs.db") as server:
         make_chats(server, [(chat_id, who[2 * number : 2 * number + 2]) for number, chat_id in enumerate(chats)])
         async with users(server, who, live=True) as connections:
@@ -268,7 +268,7 @@ async def _to_another(sizes: Sizes, figures: Figures) -> None:
                 say(f"from one user to another, {f'round {number} of {sizes.paced_rounds}' if number else 'warm-up'} …")
                 pairs = Pairs(connections, chats)
                 result = await pairs.pace(server.pid, sizes.per_s, sizes.paced_s if number else sizes.paced_s / 3)
-                dense.demand(pairs.sequences)
+                sequences.check(pairs.sequences)
                 if number:
                     figures.paced.append(result)
 

@@ -105,13 +105,13 @@ class Sends(Requests):
         return answer.client_message_id
 
 
-class Dense:
+class SequenceCheck:
     """Checks that the sequences of each chat continue without gaps or repetitions."""
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
 
-    def demand(self, sequences: dict[str, list[int]]) -> None:
+    def check(self, sequences: dict[str, list[int]]) -> None:
         """Check the sequences that a slice has received. Raises ValueError for a gap or a repetition."""
         for chat_id, told in sequences.items():
             before = self._newest.get(chat_id, 0)
@@ -203,7 +203,7 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def demand_once(connection: Connection, stranger: Connection, chat_id: str) -> int:
+async def check_once(connection: Connection, stranger: Connection, chat_id: str) -> int:
     """Check a retry, a reuse of its id with other content, and a sender that is not a member.
 
     Returns the sequence of the message. Raises ValueError for a wrong answer.
@@ -223,7 +223,7 @@ async def demand_once(connection: Connection, stranger: Connection, chat_id: str
     return first.sequence
 
 
-def demand_newest(server: Serving, newest: dict[str, int]) -> None:
+def check_newest(server: Serving, newest: dict[str, int]) -> None:
     """Check the newest sequence of each chat on the server. Raises ValueError if it differs from the answers."""
     with closing(HTTPConnection(server.host, server.port, timeout=ANSWER_S)) as connection:
         for chat_id, sequence in newest.items():

@@ -26,7 +26,7 @@ from bench.server_report import Series, table
 from bench.turns import in_turn, say
 from bench.wire import Slice, Watch
 from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all_timed
-from bench.ws_load import connected, demand_once
+from bench.ws_load import check_once, connected
 from oncelog import Log
 from oncelog.core.identity import compute_lane
 from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer, create_schema, postgres_server
@@ -121,14 +121,14 @@ async def _single_events(server: PostgresServer, sizes: Sizes) -> tuple[dict[str
             connected(gateway.host, gateway.port, sizes.connections) as clients,
             by_hand(server, sizes.connections) as postgres,
         ):
-            await demand_once(clients[0])
-            await postgres.demand_once()
+            await check_once(clients[0])
+            await postgres.check_once()
             say("hand-written forms …")
             await postgres.choose(sizes.ways_s)
             contenders: tuple[Ours | Postgres, ...] = (Ours(gateway, clients, sizes.in_flight), postgres)
             loads = {contender.name: contender.load for contender in contenders}
             series = await in_turn(loads, sizes.rounds, sizes.slice_s)
-            await postgres.demand_all()
+            await postgres.check_all()
             return series, postgres.way
 
 

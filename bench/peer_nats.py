@@ -42,7 +42,7 @@ class Nats:
         self._acknowledged += result.events
         return result
 
-    async def demand_once(self) -> None:
+    async def check_once(self) -> None:
         """Check that a duplicate gets the number of the first write, even with other content.
 
         Raises ValueError if not.
@@ -53,7 +53,7 @@ class Nats:
             raise ValueError(f"NATS answered a duplicate with {second}, after {first}")
         self._acknowledged += 1
 
-    async def demand_all(self) -> None:
+    async def check_all(self) -> None:
         """Check that all acknowledged events exist once. Raises ValueError if not."""
         state = (await self._streams[0].stream_info(STREAM)).state
         if state.messages != self._acknowledged or state.last_seq != self._acknowledged:
@@ -69,7 +69,7 @@ async def nats_server(place: Path, connections: int, in_flight: int) -> AsyncIte
     command = [str(Path(sys.executable).parent / "nats-server"), "-c", str(configuration)]
     async with AsyncExitStack() as stack:
         pid, said = stack.enter_context(process(command, log, rf"(?s){MONITOR}.*{CLIENT}.*Server is ready"))
-        await _demand_synced(said[1], int(said[2]))
+        await _check_synced(said[1], int(said[2]))
         clients = []
         for _ in range(connections):
             client = await nats.connect(f"nats://{said[3]}", allow_reconnect=False)
@@ -80,7 +80,7 @@ async def nats_server(place: Path, connections: int, in_flight: int) -> AsyncIte
         yield Nats(pid, clients, in_flight)
 
 
-async def _demand_synced(host: str, port: int) -> None:
+async def _check_synced(host: str, port: int) -> None:
     """Check the effective settings: NATS could ignore a setting that it does not know, and then not sync.
 
     Raises ValueError if it does not sync every write.

@@ -100,7 +100,7 @@ class Postgres:
         self._acknowledged += result.events
         return result
 
-    async def demand_once(self) -> None:
+    async def check_once(self) -> None:
         """Check that a duplicate gets the number of the first write in every form, and that no number is lost.
 
         Raises ValueError if not.
@@ -114,9 +114,9 @@ class Postgres:
             if len(set(numbers)) != 1:
                 raise ValueError(f"PostgreSQL, {form}: one event and its duplicates received {numbers}")
             self._acknowledged += 1
-        await self.demand_all()
+        await self.check_all()
 
-    async def demand_all(self) -> None:
+    async def check_all(self) -> None:
         """Check that all acknowledged events exist, numbered without gaps. Raises ValueError if not."""
         counted = tuple(
             await self._connection.fetchrow(

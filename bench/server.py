@@ -31,8 +31,8 @@ from bench.turns import SliceOf, in_turn, say
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
 from bench.ws_fan_out import fan_out
-from bench.ws_idle import WRITTEN, crowd, demand_given_up
-from bench.ws_load import Connection, Load, catch_up, connected, demand_once, events_of
+from bench.ws_idle import WRITTEN, check_slow_reader_is_closed, crowd
+from bench.ws_load import Connection, Load, catch_up, check_once, connected, events_of
 from oncelog import Committed, Log, Submission
 
 UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
@@ -152,7 +152,7 @@ class Ours:
 async def _ours(place: Path, connections: int, in_flight: int) -> AsyncIterator[Ours]:
     with serving(place, place / "single.db") as server:
         async with connected(server.host, server.port, connections) as clients:
-            await demand_once(clients[0])
+            await check_once(clients[0])
             yield Ours(server, clients, in_flight)
 
 
@@ -171,16 +171,16 @@ async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
             nats_server(nats_place, sizes.connections, sizes.in_flight) as nats,
             postgres_server(postgres_place, sizes.connections) as postgres,
         ):
-            await nats.demand_once()
-            await postgres.demand_once()
+            await nats.check_once()
+            await postgres.check_once()
             say("forms of the write on PostgreSQL …")
             figures.ways = await postgres.choose(sizes.slice_s)
             figures.way = postgres.way
             contenders: tuple[Ours | Nats | Postgres, ...] = (ours, nats, postgres)
             loads = {contender.name: contender.load for contender in contenders}
             figures.single = await in_turn(loads, sizes.rounds, sizes.slice_s)
-            await nats.demand_all()
-            await postgres.demand_all()
+            await nats.check_all()
+            await postgres.check_all()
 
 
 # --- idle connections --------------------------------------------------------------------------------
@@ -198,7 +198,9 @@ async def _idle(sizes: Sizes, figures: Figures) -> None:
             async def crowded(seconds: float) -> Slice:
                 async with crowd(server.host, server.port, sizes.idle) as stuck:
                     result = await alone(seconds)
-                    await demand_given_up(server.host, server.port, server.pid, writers, stuck, result.events)
+                    await check_slow_reader_is_closed(
+                        server.host, server.port, server.pid, writers, stuck, result.events
+                    )
                 return result
 
             loads: dict[str, SliceOf] = {"alone": alone, CROWDED: crowded}
@@ -274,7 +276,7 @@ def _broadcasts(sizes: Sizes, figures: Figures) -> None:
             figures.subscribers, figures.window = sizes.subscribers, sizes.window
             figures.broadcasts = Series(slices[1:])
             figures.lone_broadcasts = Series([subscribers.run(sizes.lone_broadcasts, 1)])
-            subscribers.demand_all()
+            subscribers.check_all()
 
 
 # --- catching up -------------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ async def _catching_up(sizes: Sizes, figures: Figures) -> None:
                 async with connected(server.host, server.port, READERS) as connections:
                     loads: dict[str, SliceOf] = {}
                     for name, (readers, cycles) in ways.items():
-                        await _demand_all(connections[0], cycles, sizes.stored)
+                        await _check_all(connections[0], cycles, sizes.stored)
                         loads[name] = partial(_pages, server, connections[:readers], cycles, sizes.stored)
                     figures.catching_up |= await in_turn(loads, sizes.rounds, sizes.slice_s)
 
@@ -340,7 +342,7 @@ async def _pages(
     return result
 
 
-async def _demand_all(connection: Connection, cycles: list[Sequence[str]], stored: int) -> None:
+async def _check_all(connection: Connection, cycles: list[Sequence[str]], stored: int) -> None:
     """Check that a reader gets every event once, complete, in ascending order in each cycle.
 
     Raises ValueError if not.

@@ -45,7 +45,7 @@ async def submit_all(log: Log, submissions: Sequence[Submission]) -> int:
 
     async def submitter() -> None:
         for submission in waiting:
-            _demand_committed(await log.submit(submission))
+            _check_committed(await log.submit(submission))
 
     await _by_many(submitter)
     return len(submissions)
@@ -61,7 +61,7 @@ async def submit_all_timed(log: Log, submissions: Sequence[Submission]) -> list[
             began = time.perf_counter()
             verdict = await log.submit(submission)
             seconds.append(time.perf_counter() - began)
-            _demand_committed(verdict)
+            _check_committed(verdict)
 
     await _by_many(submitter)
     return seconds
@@ -77,9 +77,9 @@ async def fill(log: Log, submissions: Sequence[Submission]) -> None:
     """Submit in large requests."""
     for start in range(0, len(submissions), FILL_ITEMS):
         for verdict in await log.submit_many(submissions[start : start + FILL_ITEMS]):
-            _demand_committed(verdict)
+            _check_committed(verdict)
 
 
-def _demand_committed(verdict: object) -> None:
+def _check_committed(verdict: object) -> None:
     if type(verdict) is not Committed:
         raise ValueError(f"a new event was answered with {verdict}")

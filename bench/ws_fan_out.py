@@ -133,7 +133,7 @@ class FanOut:
             now = time.perf_counter()
             waited += [now - one for one in began[len(waited) : delivered // number_of]]
         result = watch.slice(delivered, waited)
-        self._demand_answers()
+        self._check_answers()
         return result
 
     def _wait(self) -> int:
@@ -150,11 +150,11 @@ class FanOut:
                 delivered += subscriber.receive(buffer, view)
         return delivered
 
-    def _demand_answers(self) -> None:
+    def _check_answers(self) -> None:
         while self._answers.frames < len(self._submitted):
             self._wait()
 
-    def demand_all(self) -> None:
+    def check_all(self) -> None:
         """Check the counts of all subscribers, and the events of the sample in order. Raises ValueError if wrong."""
         counts = {subscriber.frames for subscriber in self._subscribers}
         if counts != {len(self._submitted)}:
@@ -200,20 +200,20 @@ def _connected(host: str, port: int, client: str) -> socket.socket:
     if b" 101 " not in head:
         raise ConnectionError(f"the server refused the WebSocket: {head!r}")
     connection.sendall(message("connect", 1, {"token": "", "client_id": client}))
-    _demand(_text(connection), "connected")
+    _check(_text(connection), "connected")
     return connection
 
 
 def _subscribe(connection: socket.socket) -> None:
     """Read an empty page, and follow the partition from there."""
     connection.sendall(message("sync", 2, {"partitions": [PARTITION], "since_committed_id": 0, "limit": 1}))
-    answer = _demand(_text(connection), "sync_response")
+    answer = _check(_text(connection), "sync_response")
     if answer["payload"]["events"] or answer["payload"]["has_more"]:
         raise ValueError(f"a subscriber of an empty log received {answer}")
     connection.setblocking(False)
 
 
-def _demand(text: bytes, kind: str) -> dict[str, Any]:
+def _check(text: bytes, kind: str) -> dict[str, Any]:
     answer: dict[str, Any] = msgspec.json.decode(text)
     if answer["type"] != kind:
         raise ValueError(f"the server answered with {answer}, not with {kind}")
@@ -221,7 +221,7 @@ def _demand(text: bytes, kind: str) -> dict[str, Any]:
 
 
 def _text(connection: socket.socket) -> bytes:
-    """One message, waited for."""
+    """Wait for one message and return it."""
     _, length = _exactly(connection, 2)
     if length >= 126:
         length = int.from_bytes(_exactly(connection, 2 if length == 126 else 8), "big")

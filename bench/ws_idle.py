@@ -16,7 +16,7 @@ from bench.wire import EVENTS, PARTITIONS
 from bench.ws_load import ANSWER_S, Connection, Load, catch_up, connected
 
 WRITTEN: Final = PARTITIONS[0]
-NOBODYS: Final = "nobody-writes-here"
+UNWRITTEN: Final = "without-writes"
 PAGE: Final = 1000
 FILL_BATCH: Final = 100
 FILL_S: Final = 0.2
@@ -71,7 +71,7 @@ async def crowd(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
     disturbed: list[bytes | Exception] = []
     async with connected(host, port, count) as idle, connected(host, port, 1) as (reader,):
         for connection in idle:
-            await follow(connection, NOBODYS, 0)
+            await follow(connection, UNWRITTEN, 0)
             connection.on_text = connection.on_lost = disturbed.append
         stuck = StuckReader(reader, metric(host, port, LAST_POSITION), metric(host, port, SLOW_READERS_CLOSED))
         await stuck.follow()
@@ -81,7 +81,7 @@ async def crowd(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
     await _until(host, port, WS_CONNECTIONS, before)
 
 
-async def demand_given_up(
+async def check_slow_reader_is_closed(
     host: str, port: int, server: int, writers: Sequence[Connection], stuck: StuckReader, written: int
 ) -> None:
     """Write until the server closes the stuck reader. Check that a new connection gets all events after its cursor.
@@ -98,10 +98,10 @@ async def demand_given_up(
     async with connected(host, port, 1) as (back,):
         async for page in catch_up(back, [WRITTEN], PAGE, cursor):
             events += msgspec.json.decode(page)["payload"]["events"]
-    demand_all(events, stuck.since, written)
+    check_all(events, stuck.since, written)
 
 
-def demand_all(events: Sequence[dict[str, Any]], since: int, written: int) -> None:
+def check_all(events: Sequence[dict[str, Any]], since: int, written: int) -> None:
     """Check that the events have every number after `since`, once, in order. Raises ValueError if not."""
     numbers = [event["committed_id"] for event in events]
     if numbers != list(range(since + 1, since + written + 1)):

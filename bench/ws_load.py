@@ -348,7 +348,7 @@ class Load(Requests):
         return answer.msg_id
 
 
-async def demand_once(connection: Connection) -> None:
+async def check_once(connection: Connection) -> None:
     """Check that a retry gets the number of the first write, and that other content is refused.
 
     Raises ValueError for a wrong answer.

@@ -284,15 +284,15 @@ def test_returning_reader_must_receive_every_event() -> None:
     def events(*numbers: int) -> list[dict[str, Any]]:
         return [{"committed_id": one, "event": EVENTS[0], "partitions": [ws_idle.WRITTEN]} for one in numbers]
 
-    ws_idle.demand_all(events(5, 6, 7), since=4, written=3)
-    ws_idle.demand_all([], since=4, written=0)
+    ws_idle.check_all(events(5, 6, 7), since=4, written=3)
+    ws_idle.check_all([], since=4, written=0)
     for wrong in (events(5, 6), events(5, 7, 6), events(5, 5, 6), events(5, 6, 7, 8), events(4, 5, 6)):
         with pytest.raises(ValueError) as caught:
-            ws_idle.demand_all(wrong, since=4, written=3)
+            ws_idle.check_all(wrong, since=4, written=3)
         assert str(caught.value).startswith("of 3 events after 4, a reader received ")
-    for changed in ({"event": {"type": "another"}}, {"partitions": [ws_idle.NOBODYS]}):
+    for changed in ({"event": {"type": "another"}}, {"partitions": [ws_idle.UNWRITTEN]}):
         with pytest.raises(ValueError) as caught:
-            ws_idle.demand_all([{**events(5)[0], **changed}], since=4, written=1)
+            ws_idle.check_all([{**events(5)[0], **changed}], since=4, written=1)
         assert str(caught.value) == "a reader received other events than were written"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.chat import EVENTS_API, ONE, UNFOLLOWED, Figures, Sizes, report_of
-from bench.chat_load import CONTENTS, Dense, Followed, Pairs, Sends, sending
+from bench.chat_load import CONTENTS, Followed, Pairs, Sends, SequenceCheck, sending
 from bench.server_report import Series
 from bench.wire import Slice
 from bench.ws_load import Connection
@@ -35,13 +35,13 @@ def test_messages_are_plain_and_of_the_size_of_events() -> None:
 
 
 def test_sequences_with_gaps_are_refused() -> None:
-    dense = Dense()
-    dense.demand({"a": [2, 1, 3], "b": []})
-    dense.demand({"a": [4], "b": [1]})
-    assert dense.newest == {"a": 4, "b": 1}
+    sequences = SequenceCheck()
+    sequences.check({"a": [2, 1, 3], "b": []})
+    sequences.check({"a": [4], "b": [1]})
+    assert sequences.newest == {"a": 4, "b": 1}
     for wrong in ([4], [6], [5, 5], [5, 7]):
         with pytest.raises(ValueError, match="after 4 in a"):
-            dense.demand({"a": wrong})
+            sequences.check({"a": wrong})
 
 
 # --- answers ------------------------------------------------------------------------------------------
