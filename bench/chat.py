@@ -318,8 +318,8 @@ async def _reaches_all(connections: list[Connection], chats: list[str], groups: 
     seconds = time.perf_counter() - began
     for chat_id, group in zip(chats, groups, strict=True):
         for number in group:
-            told = [(one.type, one.chat_id, one.sequence) for one in map(decoded, got[number])]
+            received = [(one.type, one.chat_id, one.sequence) for one in map(decoded, got[number])]
             kind = "send_message_ack" if number == group[0] else "message"
-            if told != [(kind, chat_id, 1)]:
-                raise ValueError(f"a member of {chat_id} received {told}")
+            if received != [(kind, chat_id, 1)]:
+                raise ValueError(f"a member of {chat_id} received {received}")
     return seconds

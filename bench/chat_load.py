@@ -113,11 +113,11 @@ class SequenceCheck:
 
     def check(self, sequences: dict[str, list[int]]) -> None:
         """Check the sequences that a slice has received. Raises ValueError for a gap or a repetition."""
-        for chat_id, told in sequences.items():
+        for chat_id, received in sequences.items():
             before = self._newest.get(chat_id, 0)
-            if sorted(told) != list(range(before + 1, before + len(told) + 1)):
-                raise ValueError(f"after {before} in {chat_id}, {len(told)} messages have gaps or repeated numbers")
-            self._newest[chat_id] = before + len(told)
+            if sorted(received) != list(range(before + 1, before + len(received) + 1)):
+                raise ValueError(f"after {before} in {chat_id}, {len(received)} messages have gaps or repeated numbers")
+            self._newest[chat_id] = before + len(received)
 
     @property
     def newest(self) -> dict[str, int]:
@@ -154,15 +154,15 @@ class Followed(Sends):
 
     async def rest(self) -> None:
         """Wait until all members have all messages. Raises ValueError if others arrive, or in another order."""
-        wanted = sum(len(told) * self._others[chat_id] for chat_id, told in self.sequences.items())
+        wanted = sum(len(received) * self._others[chat_id] for chat_id, received in self.sequences.items())
         await until(lambda: self.deliveries >= wanted)
         seen: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
         for one in map(decoded, self._seen):
             seen[one.chat_id].append(one.sequence)
         for chat_id, sequences in seen.items():
-            told = self.sequences[chat_id]
-            if self.deliveries != wanted or sorted(sequences + self._own[chat_id]) != sorted(told):
-                raise ValueError(f"of {len(told)} messages to {chat_id} there were wrong deliveries: {self.deliveries}")
+            received = self.sequences[chat_id]
+            if self.deliveries != wanted or sorted(sequences + self._own[chat_id]) != sorted(received):
+                raise ValueError(f"{len(received)} messages to {chat_id} had wrong deliveries: {self.deliveries}")
             if sequences != sorted(sequences):
                 raise ValueError("messages arrived in another order than that of their commits")
 

@@ -86,8 +86,8 @@ async def test_message_counts_as_arrived_when_the_other_member_has_it(connection
     [
         ([1, 3], None),
         ([3, 1], "in another order"),
-        ([1, 4], "of 3 messages to a there were wrong"),
-        ([1, 3, 3], "of 3 messages to a there were wrong"),
+        ([1, 4], "3 messages to a had wrong deliveries"),
+        ([1, 3, 3], "3 messages to a had wrong deliveries"),
     ],
 )
 async def test_followers_must_receive_all_messages_of_others_in_order(
