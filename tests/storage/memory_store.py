@@ -144,7 +144,7 @@ class MemoryStore:
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """As `Store` says."""
         log = self._check_open()
-        mark, jumped = self._mark.propose(self._clock, self._jump_ms_max)
+        mark, jumped = self._mark.propose(ClockMark.read(self._clock), self._jump_ms_max)
         result = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw, jumped=jumped)
         result.erasures = self._erasures
         if result.changes.is_empty:
@@ -170,7 +170,7 @@ class MemoryStore:
             candidates = (self._log.records[index] for _, index in self._index.get_order(lane))
             records = [record for record in candidates if record.identity == identity]
         head = snapshot.heads.get(lane) or LaneHead()
-        mark, _ = self._mark.propose(self._clock, self._jump_ms_max)
+        mark, _ = self._mark.propose(ClockMark.read(self._clock), self._jump_ms_max)
         client_entry = snapshot.clients.get(identity[:3])
         positions = tuple(record.position for record in records)
         newest = records[-1] if records else None
@@ -260,7 +260,7 @@ class MemoryStore:
         for table in TABLES:
             values = getattr(snapshot, table.name)
             setattr(found, table.name, {key: values[key] for key in getattr(read_set, table.name) if key in values})
-        mark, jumped = self._mark.propose(self._clock, self._jump_ms_max)
+        mark, jumped = self._mark.propose(ClockMark.read(self._clock), self._jump_ms_max)
         return SideState(found, mark.time_ms if jumped is None else 0)
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
@@ -410,12 +410,12 @@ class MemoryStore:
     async def confirm_clock(self) -> None:
         """As `Store` says."""
         self._check_open()
-        self._mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
+        self._mark = ClockMark.read(self._clock)
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
         """As `Store` says."""
         log = self._check_open()
-        now_ms = self._mark.get_latest_ms(self._clock)
+        now_ms = self._mark.get_latest_ms(ClockMark.read(self._clock))
         request, renewed = build_leap_request(
             log.snapshot.heads, self._metadata, above, now_ms, new_epoch(), operator=operator
         )

@@ -32,15 +32,15 @@ def test_manual_clock_moves_only_when_told() -> None:
 @pytest.mark.parametrize("passed_ms", [0, 1, 10**9])
 def test_clock_jump_is_wall_time_without_elapsed_time(passed_ms: int) -> None:
     clock = ManualClock()
-    mark = ClockMark().advance(clock)
+    mark = ClockMark.read(clock)
     clock.advance(passed_ms)
     clock.jump(JUMP_MS_MAX)
-    assert mark.advance(clock) == ClockMark(clock.boot(), passed_ms, clock.wall_ms())
+    assert mark.advance(ClockMark.read(clock)) == ClockMark(clock.boot(), passed_ms, clock.wall_ms())
     clock.jump(1)
     with pytest.raises(ClockJumpedError) as jumped:
-        mark.advance(clock)
+        mark.advance(ClockMark.read(clock))
     assert (jumped.value.ahead_ms, jumped.value.limit_ms) == (JUMP_MS_MAX + 1, JUMP_MS_MAX)
-    believed, error = mark.propose(clock)
+    believed, error = mark.propose(ClockMark.read(clock))
     assert believed.time_ms == mark.time_ms + passed_ms
     assert isinstance(error, ClockJumpedError)
 
@@ -48,9 +48,9 @@ def test_clock_jump_is_wall_time_without_elapsed_time(passed_ms: int) -> None:
 @pytest.mark.rule("CO-17")
 def test_small_jumps_are_accepted_and_the_clock_mark_never_goes_back() -> None:
     clock = ManualClock()
-    mark = ClockMark().advance(clock)
+    mark = ClockMark.read(clock)
     for ms in (1000, -5000, 100, 4000, -1, 0, 3000):
         clock.jump(ms)
-        later = mark.advance(clock)
+        later = mark.advance(ClockMark.read(clock))
         assert later.time_ms == max(mark.time_ms, clock.wall_ms())
         mark = later

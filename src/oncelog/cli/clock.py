@@ -40,12 +40,12 @@ def clock(
     if confirm:
         inspector.confirm_clock()
         sentence = f"the time of the {status.name} is accepted"
-    wall_ms = status.clock.wall_ms()
+    wall_ms = status.now.time_ms
     width = len(status.name) + 2
     fields = {
         "wall_ms": wall_ms,
         "log_ms": status.newest_ms,
-        "expected_ms": status.mark.predict_wall_ms(status.clock),
+        "expected_ms": status.mark.predict_wall_ms(status.now),
         "jump_ms_max": jump_ms_max,
         "jumped": has_jumped,
         "confirmed": confirm,
@@ -63,19 +63,19 @@ def clock(
 def check_clock(status: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:
     """Return whether the clock has jumped since the newest commit, and what that means."""
     try:
-        status.mark.advance(status.clock, jump_ms_max)
+        status.mark.advance(status.now, jump_ms_max)
     except ClockJumpedError as jumped:
         return True, (
             f"the {status.name} is {jumped.ahead_ms} ms ahead of the time that the machine's steady clock predicts "
             f"(at most {jump_ms_max} are accepted): the log accepts no new writes until the clock is set right or "
             "confirmed"
         )
-    behind_ms = status.newest_ms - status.clock.wall_ms()
+    behind_ms = status.newest_ms - status.now.time_ms
     if behind_ms > 0:
         return (
             False,
             f"the {status.name} is {behind_ms} ms behind the log, whose time stands still until the clock catches up",
         )
-    if status.newest_ms and status.mark.boot != status.clock.boot():
+    if status.newest_ms and status.mark.boot != status.now.boot:
         return False, f"no jump was found, but {status.blind_reason}: it might go unnoticed"
     return False, "no jump was found"

@@ -204,7 +204,7 @@ class _RecordLookup:
         self._lanes = view.metadata.settings.lanes
         self.policies = decode_policies(view.iterate_rows("policies"))
         status = view.get_clock_status()
-        self._time_ms = status.mark.propose(status.clock, JUMP_MS_MAX)[0].time_ms
+        self._time_ms = status.mark.propose(status.now, JUMP_MS_MAX)[0].time_ms
 
     def find_by_identity(self, identity: KeyIdentity) -> Finding:
         """Return the outcome of an identity."""

@@ -52,48 +52,51 @@ class SystemClock:
 
 
 class ClockMark(Struct, frozen=True):
-    """Time of the newest commit, by both clocks."""
+    """A reading of both clocks, at a commit or now."""
 
     boot: str = ""
     elapsed_ms: int = 0
     time_ms: int = 0
 
-    def advance(self, clock: Clock, jump_ms_max: int = JUMP_MS_MAX) -> "ClockMark":
-        """Return the mark of a commit at the current time, which is never earlier than this mark.
+    @classmethod
+    def read(cls, clock: Clock) -> "ClockMark":
+        """Return the present reading of a clock."""
+        return cls(clock.boot(), clock.elapsed_ms(), clock.wall_ms())
+
+    def advance(self, now: "ClockMark", jump_ms_max: int = JUMP_MS_MAX) -> "ClockMark":
+        """Return the mark of a commit made now, after the commit of this mark. It is never earlier than this mark.
 
         Raises ClockJumpedError if the wall clock has advanced further than the monotonic clock allows.
         """
-        now = ClockMark(clock.boot(), clock.elapsed_ms(), clock.wall_ms())
         if now.time_ms <= self.time_ms:
             # The wall clock was set back. Keep the older mark, so that a later correction does not count as a jump.
             return self
-        ahead_ms = now.time_ms - self.predict_wall_ms(clock)
+        ahead_ms = now.time_ms - self.predict_wall_ms(now)
         if self.boot == now.boot and ahead_ms > jump_ms_max:
             raise ClockJumpedError(ahead_ms, jump_ms_max)
         return now
 
-    def propose(self, clock: Clock, jump_ms_max: int = JUMP_MS_MAX) -> "tuple[ClockMark, ClockJumpedError | None]":
-        """Return the mark of a commit at the current time, and the error if the wall clock has jumped.
+    def propose(self, now: "ClockMark", jump_ms_max: int = JUMP_MS_MAX) -> "tuple[ClockMark, ClockJumpedError | None]":
+        """Return the mark of a commit made now, and the error if the wall clock has jumped.
 
         After a jump the mark has the time that the monotonic clock predicts, so that retries are still answered.
         """
         try:
-            return self.advance(clock, jump_ms_max), None
+            return self.advance(now, jump_ms_max), None
         except ClockJumpedError as jumped:
-            return replace(self, time_ms=self.predict_wall_ms(clock)), jumped
+            return replace(self, time_ms=self.predict_wall_ms(now)), jumped
 
-    def get_latest_ms(self, clock: Clock) -> int:
+    def get_latest_ms(self, now: "ClockMark") -> int:
         """Return the later of the wall clock and its prediction by the monotonic clock.
 
         After a restart of the machine only the wall clock is available.
         """
-        wall_ms = clock.wall_ms()
-        return max(wall_ms, self.predict_wall_ms(clock)) if self.boot == clock.boot() else wall_ms
+        return max(now.time_ms, self.predict_wall_ms(now)) if self.boot == now.boot else now.time_ms
 
-    def predict_wall_ms(self, clock: Clock) -> int:
+    def predict_wall_ms(self, now: "ClockMark") -> int:
         """Return the wall time that the monotonic clock predicts; the time of the mark after a restart of
         the machine."""
-        passed_ms = clock.elapsed_ms() - self.elapsed_ms if clock.boot() == self.boot else 0
+        passed_ms = now.elapsed_ms - self.elapsed_ms if now.boot == self.boot else 0
         return self.time_ms + max(0, passed_ms)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec import Struct
 
 from oncelog.core.values import KeyIdentity
-from oncelog.storage.clock import Clock, ClockMark
+from oncelog.storage.clock import ClockMark
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.statement import SharedQuery
@@ -23,7 +23,8 @@ SCAN_PAGE_RECORDS: Final = 50_000
 class ClockStatus(Struct, frozen=True):
     """The clock that determines a log's time, and its readings at commits."""
 
-    clock: Clock
+    now: ClockMark
+    """Reading at the present time."""
     name: str
     """Name of the clock in messages."""
     mark: ClockMark

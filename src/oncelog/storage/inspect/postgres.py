@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import asyncpg
+from msgspec.structs import replace
 
 from oncelog.core.values import KeyIdentity
 from oncelog.errors import CorruptError, OncelogError, StoreError, StoreUnavailableError
@@ -19,7 +20,6 @@ from oncelog.storage.key_hash import hash_identities
 from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.postgres.connection import Connection, Timeouts, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, load_metadata
-from oncelog.storage.postgres.database_clock import ClockSnapshot
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
@@ -108,13 +108,13 @@ class DatabaseView(LogView):
 
     def get_clock_status(self) -> ClockStatus:
         """As `LogView` says. The mark of a server is comparable only on the machine of the server."""
-        system = SystemClock()
-        row = self.fetch_first("look_at_state", system.boot())
+        system = ClockMark.read(SystemClock())
+        row = self.fetch_first("look_at_state", system.boot)
         database_ms, _, _, elapsed_ms, time_ms = row or (0, 0, 0, None, None)
-        mark = ClockMark() if elapsed_ms is None else ClockMark(system.boot(), elapsed_ms, time_ms)
+        mark = ClockMark() if elapsed_ms is None else replace(system, elapsed_ms=elapsed_ms, time_ms=time_ms)
         blind_reason = "no process on this machine has saved the time since the machine was started"
         [(newest_ms,)] = self.iterate_rows("newest_time")
-        return ClockStatus(ClockSnapshot(database_ms, system), "database's clock", mark, newest_ms, blind_reason)
+        return ClockStatus(replace(system, time_ms=database_ms), "database's clock", mark, newest_ms, blind_reason)
 
     def get_sizes(self) -> dict[str, Any]:
         """As `LogView` says."""

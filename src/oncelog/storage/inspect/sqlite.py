@@ -74,7 +74,7 @@ class FileView(LogView):
         [(_, _, *columns)] = self.iterate_rows("state")
         mark = ClockMark(*columns)
         blind_reason = "the machine has been restarted since"
-        return ClockStatus(SystemClock(), "wall clock", mark, mark.time_ms, blind_reason)
+        return ClockStatus(ClockMark.read(SystemClock()), "wall clock", mark, mark.time_ms, blind_reason)
 
     def get_sizes(self) -> dict[str, Any]:
         """As `LogView` says."""

@@ -12,26 +12,6 @@ CLOCK_SAVE_MS: Final = 10_000
 """Interval between two saved marks."""
 
 
-class ClockSnapshot:
-    """A reading of the database's clock, with the steady clock of this machine."""
-
-    def __init__(self, wall_ms: int, clock: Clock) -> None:
-        self._wall_ms = wall_ms
-        self._clock = clock
-
-    def wall_ms(self) -> int:
-        """As `Clock` says."""
-        return self._wall_ms
-
-    def elapsed_ms(self) -> int:
-        """As `Clock` says."""
-        return self._clock.elapsed_ms()
-
-    def boot(self) -> str:
-        """As `Clock` says."""
-        return self._clock.boot()
-
-
 class DatabaseClock:
     """The database's clock as one process sees it. Tests pass a clock that replaces it."""
 
@@ -57,12 +37,12 @@ class DatabaseClock:
     ) -> tuple[ClockMark, Exception | None]:
         """Return the mark of a commit made now, and an error after a jump. `stored` was saved since this boot."""
         mark = self._get_newest_mark(confirmations, stored)
-        return mark.propose(ClockSnapshot(self.now_ms(database_ms), self._clock), self._jump_ms_max)
+        return mark.propose(self.create_mark(database_ms), self._jump_ms_max)
 
     def get_latest_ms(self, database_ms: int, confirmations: int, stored: tuple[int | None, int | None]) -> int:
         """As `ClockMark.get_latest_ms`, with the database's clock."""
         mark = self._get_newest_mark(confirmations, stored)
-        return mark.get_latest_ms(ClockSnapshot(self.now_ms(database_ms), self._clock))
+        return mark.get_latest_ms(self.create_mark(database_ms))
 
     def _get_newest_mark(self, confirmations: int, stored: tuple[int | None, int | None]) -> ClockMark:
         if confirmations != self._confirmations:

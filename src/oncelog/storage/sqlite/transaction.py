@@ -174,7 +174,7 @@ class StoreTransaction:
 
     def propose_clock(self, newest: ClockMark) -> tuple[ClockMark, Exception | None]:
         """Return the time of a commit after the newest one, and an error if the clock stops new writes."""
-        return newest.propose(self.options.clock, self.options.jump_ms_max)
+        return newest.propose(ClockMark.read(self.options.clock), self.options.jump_ms_max)
 
     def load_state(self, connection: Any) -> TransactionState:
         """Return the current state of the log."""

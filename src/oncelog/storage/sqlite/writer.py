@@ -15,6 +15,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
+from oncelog.storage.clock import ClockMark
 from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
 from oncelog.storage.metadata import LogMetadata, new_epoch
 from oncelog.storage.queries.statement import SharedQuery
@@ -211,10 +212,9 @@ class Writer:
 
     def confirm_clock(self) -> None:
         """Accept the current wall clock."""
-        clock = self._options.clock
         with self._transaction() as connection:
             check_not_moved(connection)
-            connection.execute(SQL["save_state"], (clock.boot(), clock.elapsed_ms(), clock.wall_ms()))
+            connection.execute(SQL["save_state"], msgspec.structs.astuple(ClockMark.read(self._options.clock)))
 
     def renew_epoch(
         self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
@@ -222,7 +222,7 @@ class Writer:
         """As `Store` says, in one transaction. `replaced` as in `build_leap_request`."""
         with self._transaction() as connection:
             state = self.store_transaction.load_state(connection)
-            now_ms = state.clock.get_latest_ms(self._options.clock)
+            now_ms = state.clock.get_latest_ms(ClockMark.read(self._options.clock))
             request, renewed = build_leap_request(
                 state.heads, self.metadata, above, now_ms, new_epoch(), replaced, operator
             )
