@@ -7,8 +7,7 @@ of SQLite, in one read transaction, while other connections continue to write.
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,7 @@ from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, is_foreign_data
 from oncelog.storage.sqlite.moved_marker import save_marker
 from oncelog.storage.sqlite.partial_copy import SIDE_FILE_SUFFIXES, open_partial_copy
 from oncelog.storage.sqlite.query_driver import run_query
-from oncelog.storage.sqlite.read_transaction import open_existing, open_read_transaction, to_store_error
+from oncelog.storage.sqlite.read_transaction import open_existing, open_read_transaction, translate_read_errors
 from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, ReportProgress, StepProgress
 from oncelog.storage.verify.sqlite import verify_quickly
 from oncelog.storage.verify.verification import verify_log
@@ -70,7 +69,11 @@ def backup(
     """
     target = Path(destination)
     _check_target(target, source, force=force)
-    with open_read_transaction(source) as (connection, file), _create_partial_copy(target) as unfinished:
+    with (
+        open_read_transaction(source) as (connection, file),
+        translate_read_errors(destination),
+        open_partial_copy(target) as unfinished,
+    ):
         copied = _copy(connection, file, unfinished, report, file_mode)
         _check_target(target, source, force=force)  # again, because copying can take long
         _publish_copy(unfinished, target)
@@ -104,7 +107,8 @@ def restore(  # noqa: PLR0913 - the options of the command
         _verify_backup(source, source, report, full=full)
     with (
         open_read_transaction(source, allow_older=True) as (connection, file),
-        _create_partial_copy(target) as unfinished,
+        translate_read_errors(destination),
+        open_partial_copy(target) as unfinished,
     ):
         copied = _copy(connection, file, unfinished, report, file_mode)
         if is_older:
@@ -175,16 +179,6 @@ def _check_not_foreign(target: Path) -> None:
 
 def _list_side_files(target: Path) -> list[Path]:
     return [side_file for suffix in SIDE_FILE_SUFFIXES if (side_file := Path(f"{target}{suffix}")).exists()]
-
-
-@contextmanager
-def _create_partial_copy(target: Path) -> Iterator[Path]:
-    """Create a partial copy, and translate the errors of SQLite."""
-    try:
-        with open_partial_copy(target) as unfinished:
-            yield unfinished
-    except sqlite3.Error as error:
-        raise to_store_error(error, str(target)) from error
 
 
 def _copy(

@@ -84,11 +84,6 @@ def decode_previous_epochs(bodies: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, named)))
 
 
-def encode_leaps(leaps: Sequence[int], above: int) -> str:
-    """Encode the numbers of all leaps, with a new one."""
-    return orjson.dumps([*leaps, above]).decode()
-
-
 def build_leap_request(
     heads: Mapping[int, LaneHead],
     metadata: LogMetadata,
@@ -169,8 +164,3 @@ def count_blocks(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) ->
         head.height - count_missing_numbers(gaps.get(lane, NO_GAPS).heights, 0, head.height)
         for lane, head in heads.items()
     )
-
-
-def is_across_leap(leaps: Sequence[int], cursor: int, newest: int) -> bool:
-    """Return whether a leap lies between a cursor and the newest number of the order that it reads."""
-    return any(cursor <= above < newest for above in leaps)

@@ -77,7 +77,7 @@ class DatabaseView(LogView):
 
     def iterate_pages(self, sql: str, *parameters: Any, page_rows: int = VALUES_PAGE_ROWS) -> Iterator[RowTuple]:
         """Yield the rows of an SQL text. Each round trip fetches `page_rows` of them."""
-        cursor = self.call(_open_cursor, sql, parameters)
+        cursor = self.call(lambda connection: connection.cursor(sql, *parameters))
         while page := self.call(_fetch_page, cursor, page_rows):
             yield from page
 
@@ -134,7 +134,7 @@ class DatabaseInspector:
     def open_view(self) -> Iterator[DatabaseView]:
         """As `Inspector` says."""
         with open_session(self._address) as view:
-            view.call(_begin)
+            view.call(lambda connection: connection.execute(_BEGIN))
             view.metadata = view.call(load_metadata, self._name)
             if view.metadata.schema_version < SCHEMA_VERSION:
                 raise StoreError(
@@ -214,14 +214,6 @@ async def _connect(address: str, name: str) -> Connection:
         raise StoreUnavailableError(f"{name}: {error}") from error
     except OSError as error:
         raise StoreUnavailableError(f"{name} cannot be reached: {error.strerror or error or 'no answer'}") from error
-
-
-async def _begin(connection: Connection) -> None:
-    await connection.execute(_BEGIN)
-
-
-async def _open_cursor(connection: Connection, sql: str, parameters: tuple[Any, ...]) -> Any:
-    return await connection.cursor(sql, *parameters)
 
 
 async def _fetch_page(_connection: Connection, cursor: Any, rows: int) -> list[RowTuple]:

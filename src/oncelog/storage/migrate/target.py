@@ -26,7 +26,7 @@ from oncelog.storage.migrate.source import (
     build_count_sql,
 )
 from oncelog.storage.migrate.timeout_connection import TimeoutConnection
-from oncelog.storage.postgres.connection import Timeouts, connect_behind_barrier
+from oncelog.storage.postgres.connection import Timeouts, connect_behind_barrier, terminate_on_error
 from oncelog.storage.postgres.database import check_database, create_log, load_any_metadata, migrate_schema
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
@@ -63,13 +63,10 @@ async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
     name = redact_address(address)
     try:
         connection = TimeoutConnection(await connect_behind_barrier(address, _TIMEOUTS), CALL_TIMEOUT_MS)
-        try:
+        with terminate_on_error(connection):
             await check_database(connection, name)
             await _acquire_lock(connection, name)
             yield MigrationTarget(connection, name)
-        except BaseException:
-            connection.terminate()
-            raise
         with suppress(*POSTGRES_ERRORS):  # everything is durable already
             await connection.close(LOCK_TIMEOUT_MS)
     except POSTGRES_ERRORS as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from oncelog.storage.postgres.connection import Connection, check_replicated
+from oncelog.storage.postgres.connection import Connection, check_replicated, terminate_on_error
 
 
 class TimeoutConnection:
@@ -53,11 +53,8 @@ class TimeoutConnection:
         A ROLLBACK would be another call to wait for, on a server that may not answer, while the file is locked.
         """
         await self.execute("BEGIN")
-        try:
+        with terminate_on_error(self._connection):
             yield
-        except BaseException:
-            self._connection.terminate()
-            raise
         async with check_replicated(self._connection):
             await self.execute("COMMIT")
 

@@ -78,14 +78,10 @@ async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection
     A standby makes no commits, so its session passes no barrier.
     """
     connection = await connect(address, timeouts)
-    try:
-        with terminate_after(connection, timeouts.commit_ms):
-            if not await connection.fetchval("SELECT pg_is_in_recovery()"):
-                await _check_standby(connection, timeouts)
-                await pass_barrier(connection)
-    except BaseException:
-        connection.terminate()
-        raise
+    with terminate_on_error(connection), terminate_after(connection, timeouts.commit_ms):
+        if not await connection.fetchval("SELECT pg_is_in_recovery()"):
+            await _check_standby(connection, timeouts)
+            await pass_barrier(connection)
     return connection
 
 
@@ -145,16 +141,22 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
         raise SettingsError(f"{redact_address(address)}: {error}") from error
     except (ValueError, TypeError):
         raise SettingsError(BAD_ADDRESS) from None  # the text of the error may contain a part of the password
+    with terminate_on_error(connection), terminate_after(connection, timeouts.connect_ms):
+        if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
+            await connection.execute("SET synchronous_commit = on")
+        if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_VERSION:
+            await connection.execute("SET transaction_timeout = 0")
+    return connection
+
+
+@contextmanager
+def terminate_on_error(connection: Any) -> Iterator[None]:
+    """Close the socket without waiting for the server if the block raises an error."""
     try:
-        with terminate_after(connection, timeouts.connect_ms):
-            if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
-                await connection.execute("SET synchronous_commit = on")
-            if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_VERSION:
-                await connection.execute("SET transaction_timeout = 0")
+        yield
     except BaseException:
         connection.terminate()
         raise
-    return connection
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Translation of PostgreSQL errors: session lost, server unavailable, tables damaged, or value rejected."""
 
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 
-from oncelog.errors import CorruptError, DiskFullError, StoreError, StoreUnavailableError, UnstorableError
+from oncelog.errors import CorruptError, DiskFullError, OncelogError, StoreError, StoreUnavailableError, UnstorableError
 
 _SESSION_LOST_ERRORS: Final = (
     asyncpg.PostgresConnectionError,
@@ -50,6 +50,26 @@ POSTGRES_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg
 """All errors that a call on a connection may raise."""
 
 
+_TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
+    (ValueError, UnstorableError, "{name} cannot store this: a value has no form that can be sent to the server"),
+    (asyncpg.DiskFullError, DiskFullError, "{name}: {text}{hint}"),
+    (
+        (*_SESSION_LOST_ERRORS, *_TRANSIENT_ERRORS, *_UNAVAILABLE_ERRORS),
+        StoreUnavailableError,
+        "{name}: {text}{hint}",
+    ),
+    (_CORRUPT_ERRORS, CorruptError, "{name} is damaged: {error}"),
+    # The text of such an error may quote other rows, so the message omits it.
+    (_UNSTORABLE_ERRORS, UnstorableError, "{name} cannot store this: SQLSTATE {error.sqlstate} ({kind})"),
+    (
+        asyncpg.SyntaxOrAccessError,
+        StoreUnavailableError,
+        "{name}: {text}{hint}; has a newer Oncelog migrated the log?",
+    ),
+)
+"""Errors, and the StoreError for each with its message. The first match counts."""
+
+
 def is_lost(error: BaseException) -> bool:
     """Return whether the session cannot be used any more."""
     # asyncpg raises an error that is also a ValueError for a parameter that it cannot encode.
@@ -65,18 +85,8 @@ def translate_error(error: BaseException, name: str, hint: str = "") -> BaseExce
     """Return the StoreError for an error, or the error itself if it is not about server, session or stored data."""
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, ValueError):
-        return UnstorableError(f"{name} cannot store this: a value has no form that can be sent to the server")
-    message = f"{name}: {str(error) or type(error).__name__}{hint}"
-    if isinstance(error, asyncpg.DiskFullError):
-        return DiskFullError(message)
-    if isinstance(error, (*_SESSION_LOST_ERRORS, *_TRANSIENT_ERRORS, *_UNAVAILABLE_ERRORS)):
-        return StoreUnavailableError(message)
-    if isinstance(error, _CORRUPT_ERRORS):
-        return CorruptError(f"{name} is damaged: {error}")
-    if isinstance(error, _UNSTORABLE_ERRORS):
-        # The text of the error may quote other rows, so the message omits it.
-        return UnstorableError(f"{name} cannot store this: SQLSTATE {error.sqlstate} ({type(error).__name__})")
-    if isinstance(error, asyncpg.SyntaxOrAccessError):
-        return StoreUnavailableError(f"{message}; has a newer Oncelog migrated the log?")
+    kind = type(error).__name__
+    for errors, store_error, message in _TRANSLATIONS:
+        if isinstance(error, errors):
+            return store_error(message.format(name=name, text=str(error) or kind, hint=hint, error=error, kind=kind))
     return error

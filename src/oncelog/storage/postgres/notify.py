@@ -41,7 +41,8 @@ class Notifier:
         self._poll_session = poll
         self._channel = channel
         self._sender = secrets.token_hex(8)
-        self._wake: Callable[[], None] | None = None
+        self._wake: Callable[[], None] = lambda: None
+        """Called when another process may have committed; does nothing before `listen`."""
         self._connection: Connection | None = None
         self._listen_task: asyncio.Task[None] | None = None
         self._send_task: asyncio.Task[None] | None = None
@@ -111,7 +112,7 @@ class Notifier:
             with terminate_after(connection, POLL_TIMEOUT_MS):
                 await connection.add_listener(self._channel, self._on_notification)
             self._connection = connection
-            self._wake_listener()  # other processes may have committed before
+            self._wake()  # other processes may have committed before
             if self._has_unsent:
                 self.notify()
             while not is_ended.is_set():
@@ -127,8 +128,4 @@ class Notifier:
 
     def _on_notification(self, _connection: Any, _process: int, _channel: str, name: object) -> None:
         if name != self._sender:
-            self._wake_listener()
-
-    def _wake_listener(self) -> None:
-        if self._wake is not None:
             self._wake()

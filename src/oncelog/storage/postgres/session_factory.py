@@ -13,6 +13,7 @@ they would read outdated data, and wait for answers that never arrive.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,7 @@ from oncelog.storage.postgres.connection import (
     select_error,
     split_address,
     terminate_after,
+    terminate_on_error,
 )
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS
 from oncelog.storage.postgres.statements import SQL
@@ -129,14 +131,12 @@ class SessionFactory:
     async def _connect(self, host: str) -> Connection:
         connection = await connect(host, self._timeouts)
         try:
-            self._at_barrier[host] = connection
-            await pass_barrier(connection)
-            with terminate_after(connection, self._timeouts.commit_ms):
-                await self._check_session(connection)
-                await self._load_server_state(connection)
-        except BaseException:
-            connection.terminate()
-            raise
+            with terminate_on_error(connection):
+                self._at_barrier[host] = connection
+                await pass_barrier(connection)
+                with terminate_after(connection, self._timeouts.commit_ms):
+                    await self._check_session(connection)
+                    await self._load_server_state(connection)
         finally:
             self._at_barrier.pop(host, None)
         return connection
@@ -161,17 +161,14 @@ class SessionFactory:
         if barrier is None:
             return False
         pid = barrier.get_server_pid()
-        try:
+        with suppress(*POSTGRES_ERRORS):
             connection = await connect(host, self._timeouts)
-        except POSTGRES_ERRORS:
-            return False
-        try:
-            with terminate_after(connection, self._timeouts.connect_ms):
-                return bool(await connection.fetchval(SQL["waits_for_standby"], pid))
-        except POSTGRES_ERRORS:
-            return False
-        finally:
-            connection.terminate()
+            try:
+                with terminate_after(connection, self._timeouts.connect_ms):
+                    return bool(await connection.fetchval(SQL["waits_for_standby"], pid))
+            finally:
+                connection.terminate()
+        return False
 
     # --- the server of a session
 

@@ -38,7 +38,7 @@ from oncelog.storage.postgres.side_state_tables import erase_values
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone, load_key_status
 from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writer
-from oncelog.storage.queries.sql_store import SqlStore
+from oncelog.storage.queries.sql_store import SqlStore, shared_query
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
@@ -187,10 +187,9 @@ class PostgresStore(SqlStore):
         if not needs.lanes:  # all of it is malformed
             return plan_batch(batch, Snapshot(settings=self.settings), 0, validate, self._draw, needs.faults)
 
-        async def work(connection: Connection) -> BatchResult:
-            return await store_transaction.commit(connection, batch, needs, validate)
-
-        result = await self._commit(work, needs.lanes)
+        result = await self._commit(
+            lambda connection: store_transaction.commit(connection, batch, needs, validate), needs.lanes
+        )
         if not result.changes.is_empty:
             self._notify_others()
         return result
@@ -217,10 +216,7 @@ class PostgresStore(SqlStore):
     async def probe(self) -> None:
         """As `Store` says."""
 
-        async def work(connection: Connection) -> None:
-            await connection.execute(SQL["touch_state"])
-
-        await self._transact(work)
+        await self._transact(lambda connection: connection.execute(SQL["touch_state"]))
 
     async def confirm_clock(self) -> None:
         """As `Store` says, for all processes."""
@@ -261,9 +257,12 @@ class PostgresStore(SqlStore):
         snapshot = await self._read(lambda connection: store_transaction.load_snapshot(connection, needs, {}))
         return [snapshot.keys.get(identity) for identity in identities]
 
-    async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
+    @shared_query
+    def get_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
         """As `Store` says."""
-        return await self._run_query(self._load_key_status, identity)
+        key_status = yield from load_key_status(self._metadata, identity)
+        mark, _ = yield from self._propose_mark()
+        return replace(key_status, time_ms=mark.time_ms)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says."""
@@ -313,11 +312,6 @@ class PostgresStore(SqlStore):
         """Raise LogReplacedError if another process has renewed the epoch. Commits read it with the heads."""
         self._check_open().check_epoch(await connection.fetchval(SQL["epoch"]))
         self._epoch_checked_s = asyncio.get_running_loop().time()
-
-    def _load_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
-        key_status = yield from load_key_status(self._metadata, identity)
-        mark, _ = yield from self._propose_mark()
-        return replace(key_status, time_ms=mark.time_ms)
 
     async def _vacuum(self, connection: Connection) -> bool:
         """Run VACUUM. Returns False while a transaction can still see erased rows, which VACUUM then keeps."""

@@ -14,7 +14,13 @@ from typing import Final, TypeVar
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.postgres import side_state_tables
-from oncelog.storage.postgres.connection import Connection, Timeouts, check_replicated, terminate_after
+from oncelog.storage.postgres.connection import (
+    Connection,
+    Timeouts,
+    check_replicated,
+    terminate_after,
+    terminate_on_error,
+)
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, is_transient, translate_error
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import build_begin
@@ -118,14 +124,11 @@ class Writer:
     async def _session(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.is_closed():
             connection = await self._connect()
-            try:
+            with terminate_on_error(connection):
                 for statement in STATEMENTS:
                     with terminate_after(connection, self._timeouts.connect_ms):
                         # A statement of asyncpg's `prepare` is not found by `execute` and `fetch`.
                         await connection._get_statement(statement, None)  # noqa: SLF001
-            except BaseException:
-                connection.terminate()
-                raise
             self._connection = connection
         try:
             yield self._connection

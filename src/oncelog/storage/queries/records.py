@@ -6,7 +6,7 @@ from typing import Any, Final
 from oncelog.core.internal_records import count_missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Record
-from oncelog.storage.leaps import LaneGaps, decode_leaps, is_across_leap
+from oncelog.storage.leaps import LaneGaps, decode_leaps
 from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.record_rows import decode_evidence, decode_record
 from oncelog.storage.store import Consumer, Evidence
@@ -96,7 +96,7 @@ def list_consumers() -> QuerySteps[list[Consumer]]:
         lag = newest - cursor
         if not scope:
             lag -= count_missing_numbers(gaps.positions, cursor, newest)
-        elif is_across_leap(leaps, cursor, newest):
+        elif any(cursor <= above < newest for above in leaps):
             lag = get_value((yield Statement("count_stream_records", lane, scope, cursor)))
         consumers.append(Consumer(scope, name, cursor, lag))
     return consumers

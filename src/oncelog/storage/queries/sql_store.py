@@ -1,6 +1,6 @@
 """Base of the SQLite and PostgreSQL stores: reads, and the counting of usage while commits continue.
 
-A method with the decorator `_shared_query` is a generator: it yields statements, and the engine runs them on a
+A method with the decorator `shared_query` is a generator: it yields statements, and the engine runs them on a
 connection for reads (`queries.statement`).
 """
 
@@ -61,7 +61,7 @@ _PART_VIEWS: Final = 100
 """Views per call of the encoder (`RecordViewPage.encoded`)."""
 
 
-def _shared_query(
+def shared_query(
     query: Callable[Concatenate[S, P], QuerySteps[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Turn a generator method into a method that runs the query."""
@@ -116,7 +116,7 @@ class SqlStore(ABC):
 
     # --- pages of records
 
-    @_shared_query
+    @shared_query
     def read(self, query: Query) -> QuerySteps[Page]:
         """As `Store` says.
 
@@ -128,7 +128,7 @@ class SqlStore(ABC):
         end = yield from read_rows(query, lane, self.epoch, None, lambda rows: found.extend(map(decode_record, rows)))
         return Page(found, *end)
 
-    @_shared_query
+    @shared_query
     def read_views(self, query: Query, policy: str, encode: EncodeViews) -> QuerySteps[RecordViewPage]:
         """As `Store` says."""
         encoded: list[bytes] = []
@@ -149,13 +149,13 @@ class SqlStore(ABC):
         """As `Store` says."""
         return await self._run_query(records.list_internal_records, after, limit)
 
-    @_shared_query
+    @shared_query
     def sequence_before(self, stream: str, upto: int, count: int) -> QuerySteps[int]:
         """As `Store` says."""
         rows = yield Statement("sequence_before", self._get_lane(stream), stream, upto, count - 1)
         return int(records.get_value(rows, 0))
 
-    @_shared_query
+    @shared_query
     def sequence_after(self, stream: str, after: int, count: int) -> QuerySteps[int]:
         """As `Store` says."""
         rows = yield Statement("sequence_after", self._get_lane(stream), stream, after, count)
@@ -169,7 +169,7 @@ class SqlStore(ABC):
         """As `Store` says."""
         return await self._run_query(records.load_block, lane, height)
 
-    @_shared_query
+    @shared_query
     def blocks(self, lane: int, after: int, limit: int, scope: str) -> QuerySteps[list[ScopedBlock]]:
         """As `Store` says."""
         rows = yield Statement("blocks", lane, after, limit)
@@ -194,7 +194,7 @@ class SqlStore(ABC):
         """As `Store` says."""
         return await self._run_query(records.list_consumers)
 
-    @_shared_query
+    @shared_query
     def previous_epochs(self) -> QuerySteps[tuple[str, ...]]:
         """As `Store` says."""
         leaps = yield from records.load_leaps()
@@ -203,7 +203,7 @@ class SqlStore(ABC):
 
     # --- side state
 
-    @_shared_query
+    @shared_query
     def side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
         """As `Store` says."""
         return self._load_side_state(read_set)
@@ -218,7 +218,7 @@ class SqlStore(ABC):
         yield from load_tables(read_set, snapshot)
         return SideState(snapshot, time_ms)
 
-    @_shared_query
+    @shared_query
     def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> QuerySteps[EntityPage]:
         """As `Store` says."""
         lane = self._get_lane(scope)
@@ -228,7 +228,7 @@ class SqlStore(ABC):
         fitting = count_fitting([len(value) for _, value, *_ in rows], limit, bytes_max)
         return EntityPage(*cut_page([(key, decode_entity(entity)) for key, *entity in rows], fitting))
 
-    @_shared_query
+    @shared_query
     def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> QuerySteps[RowPage]:
         """As `Store` says."""
         if table and after[0] != table:
@@ -239,7 +239,7 @@ class SqlStore(ABC):
         fitting = count_fitting([len(state) for _, _, state in rows], limit, bytes_max)
         return RowPage(*cut_page([(name, row_id, decode_row(state)) for name, row_id, state in rows], fitting))
 
-    @_shared_query
+    @shared_query
     def relationships(self, query: RelationshipQuery) -> QuerySteps[RelationshipPage]:
         """As `Store` says."""
         field = query.search_field
@@ -250,14 +250,14 @@ class SqlStore(ABC):
         rows = yield Statement(statement, *place, *after, query.limit + 1, *named)
         return RelationshipPage(*cut_page([tuple(row) for row in rows], query.limit))
 
-    @_shared_query
+    @shared_query
     def members(self, scope: str, after: str, limit: int) -> QuerySteps[MemberPage]:
         """As `Store` says."""
         rows = yield Statement("member_page", self._get_lane(scope), scope, after, limit + 1)
         members = [StreamMember(name, acknowledged, to_role(is_owner)) for name, acknowledged, is_owner in rows]
         return MemberPage(*cut_page(members, limit))
 
-    @_shared_query
+    @shared_query
     def memberships(self, member: str, prefix: str, after: str, limit: int) -> QuerySteps[MembershipPage]:
         """As `Store` says."""
         rows = yield Statement("membership_page", member, after, prefix, compute_prefix_end(prefix), limit + 1)
@@ -266,7 +266,7 @@ class SqlStore(ABC):
         ]
         return MembershipPage(*cut_page(memberships, limit))
 
-    @_shared_query
+    @shared_query
     def member_changes(self, lane: int, after: MemberCursor, limit: int) -> QuerySteps[list[MemberChange]]:
         """As `Store` says."""
         rows = yield Statement("member_changes", lane, *after, limit)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+import orjson
 
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.read_set import ReadSet
@@ -12,7 +13,6 @@ from oncelog.core.rules.duplicates import collect_event_identities
 from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import Record, RecordAct, Request
-from oncelog.storage.leaps import encode_leaps
 from oncelog.storage.queries.statement import CommitBatch, QuerySteps, RowsStatement, Statement
 from oncelog.storage.queries.tenants import release_usage
 from oncelog.storage.record_rows import decode_evidence
@@ -50,7 +50,7 @@ def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Poli
 
 def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
     """Save the number of a leap, and the floors of all streams."""
-    yield Statement("set_leaps", encode_leaps(leaps, above))
+    yield Statement("set_leaps", orjson.dumps([*leaps, above]).decode())
     yield Statement("set_floors", above)
 
 

@@ -97,8 +97,8 @@ class SqliteStore(SqlStore):
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._uncheckpointed_records = 0
         self._views_lock = asyncio.Lock()
-        self._reader_connections: list[Any] = []
-        self._thread = threading.local()
+        self._reader_connections: dict[tuple[int, str], Any] = {}
+        """By thread and use."""
         self._process = 0
         self._fill_task: asyncio.Task[None] | None = None
         self._prepare_after_s = 0.0
@@ -136,7 +136,7 @@ class SqliteStore(SqlStore):
             await asyncio.to_thread(checkpointer.shutdown)
         if isinstance(readers, ThreadPoolExecutor):
             await asyncio.to_thread(readers.shutdown)
-        for connection in self._reader_connections:
+        for connection in self._reader_connections.values():
             connection.close()
         self._reader_connections.clear()
         await writer.submit(self._file_writer.close)
@@ -305,19 +305,16 @@ class SqliteStore(SqlStore):
         """Return the connection of the current thread for a use."""
         if not self._driver.is_shared:
             return self._file_writer.connection
-        connection = getattr(self._thread, use, None)
+        place = (threading.get_ident(), use)
+        connection = self._reader_connections.get(place)
         if connection is None:
-            connection = connect(self._driver, self._path)
+            connection = self._reader_connections[place] = connect(self._driver, self._path)
             connection.execute("PRAGMA query_only = ON")
-            setattr(self._thread, use, connection)
-            self._reader_connections.append(connection)
         return connection
 
     def _close_reader_connection(self, use: str = "reader") -> None:
-        connection = getattr(self._thread, use, None)
+        connection = self._reader_connections.pop((threading.get_ident(), use), None)
         if connection is not None:
-            setattr(self._thread, use, None)
-            self._reader_connections.remove(connection)
             connection.close()
 
     # --- checkpoints while commits continue
