@@ -149,11 +149,10 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
             retrier.mark_connected()
             write_lines(map(show, page.acts))
             query["after"] = page.cursor
-            if page.has_more:
-                continue
-            if not follow:
-                return
-            await asyncio.sleep(POLL_S)
+            if not page.has_more:
+                if not follow:
+                    return
+                await asyncio.sleep(POLL_S)
 
 
 def _format_line(act: Act) -> bytes:

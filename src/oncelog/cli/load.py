@@ -30,6 +30,7 @@ from oncelog.cli.remote import (
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, print_result
 from oncelog.client.events.codec import Envelope, decode_results, encode_message
+from oncelog.client.runtime.backoff import run_until_first_ends
 from oncelog.client.runtime.http import HttpClient
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
@@ -71,7 +72,7 @@ def load(  # noqa: PLR0913 - each one is an option
     tally = asyncio.run(_run_load(remote, choose_client_id(client_id, "load"), plan))
     figures = tally.to_json()
     print_result({"url": remote.url, **msgspec.structs.asdict(plan), **figures}, _format_figures(figures), as_json)
-    if tally.has_failed:
+    if tally.lost or tally.differing or tally.rejected:
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
@@ -110,11 +111,7 @@ class _Tally:
         self.differing = 0
         self.problems: list[str] = []
         self._last_id_before: int | None = None
-        self._used_ids = bytearray()
-
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.lost or self.differing or self.rejected)
+        self._used_ids: set[int] = set()
 
     def start(self, last_committed_id: int) -> None:
         """Set the number above which new events are committed."""
@@ -132,15 +129,11 @@ class _Tally:
             return
         event.committed_id = committed_id
         self.committed += 1
-        place = committed_id - (self._last_id_before or 0) - 1
-        if place < 0:
+        if committed_id <= (self._last_id_before or 0):
             self.count_difference(f"{event.id} has the number {committed_id}, which was used before it was sent")
-            return
-        if place >= len(self._used_ids):
-            self._used_ids.extend(bytes(place + 65_536 - len(self._used_ids)))
-        if self._used_ids[place]:
+        elif committed_id in self._used_ids:
             self.count_difference(f"{committed_id} is the committed_id of {event.id} and of another event")
-        self._used_ids[place] = 1
+        self._used_ids.add(committed_id)
 
     def count_difference(self, problem: str) -> None:
         """Count a wrong number."""
@@ -212,22 +205,11 @@ class _Worker:
         self._event_count = 0
         self._retries_due = 0.0
         self._client_id = client_id
-        self._filler = b"x" * plan.size
 
     async def run(self, until_s: float) -> None:
         """Submit events until a time. Raises OncelogError if the first connection fails, or the server refuses it."""
-        read_task = asyncio.create_task(self._retrier.run(self._run_connection))
         slots = asyncio.gather(*(self._run_slot(until_s) for _ in range(self._plan.in_flight)))
-        try:
-            both: list[asyncio.Future[Any]] = [read_task, slots]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if read_task.done():
-                await read_task
-            await slots
-        finally:
-            slots.cancel()
-            read_task.cancel()
-            await asyncio.gather(slots, read_task, return_exceptions=True)
+        await run_until_first_ends([self._retrier.run(self._run_connection), slots])
 
     async def _run_connection(self) -> None:
         """Deliver answers to the waiting requests. Each ends with an error, after which the worker reconnects."""
@@ -279,7 +261,7 @@ class _Worker:
         self._event_count += 1
         id_text = str(uuid4())
         head = b'{"type":"load","n":%d,"filler":"' % self._event_count
-        event = head + self._filler[: max(0, self._plan.size - len(head) - 2)] + b'"}'
+        event = head + b"x" * (self._plan.size - len(head) - 2) + b'"}'
         partition = f"{PREFIX}{self._event_count % self._plan.partitions}".encode()
         return _SentEvent(id_text, b'{"id":"%b","partitions":["%b"],"event":%b}' % (id_text.encode(), partition, event))
 
@@ -320,7 +302,7 @@ class _Worker:
         reply = asyncio.get_running_loop().create_future()
         self._pending[msg_id] = reply
         try:
-            await self._connection.send(encode_message("submit_events", payload, msg_id))
+            await self._connection.socket.send(encode_message("submit_events", payload, msg_id))
             message: Envelope = await reply
         finally:
             self._pending.pop(msg_id, None)
@@ -354,14 +336,8 @@ async def _run_load(remote: Remote, client_id: str, plan: _LoadPlan) -> _Tally:
             await _Worker(client, remote, client_id, plan, tally).run(tally.started_s + plan.seconds)
 
     with _open_display() as (every_s, show):
-        tasks = [asyncio.create_task(run_worker()) for _ in range(plan.connections)]
-        report_task = asyncio.create_task(_report_progress(tally, plan.seconds, every_s, show))
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in (*tasks, report_task):
-                task.cancel()
-            await asyncio.gather(*tasks, report_task, return_exceptions=True)
+        workers = asyncio.gather(*(run_worker() for _ in range(plan.connections)))
+        await run_until_first_ends([workers, _report_progress(tally, plan.seconds, every_s, show)])
     tally.took_s = time.perf_counter() - tally.started_s
     return tally
 

@@ -1,7 +1,5 @@
 """`oncelog move`: a log from a file into a database."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -33,8 +31,14 @@ def move(
         raise SettingsError("a log moves from a file to a database: oncelog move FILE postgresql://…")
     moving = import_with_driver("oncelog.storage.migrate.migration")
     moving.check_migration(source, target)
-    with _explain_resume(), ProgressMeter() as meter:
-        outcome = moving.migrate_log(source, target, meter)
+    try:
+        with interrupt_on_sigterm(), ProgressMeter() as meter:
+            outcome = moving.migrate_log(source, target, meter)
+    except KeyboardInterrupt:
+        typer.echo(f"oncelog: interrupted. {_RESUME_HINT}", err=True)
+        raise
+    except StoreUnavailableError as error:
+        raise StoreUnavailableError(f"{error}. {_RESUME_HINT}") from error.__cause__
     where = f"{redact_address(target)} (epoch {outcome.epoch})"
     if not outcome.is_new:
         typer.echo(f"{source} has already been moved to {where}")
@@ -43,15 +47,3 @@ def move(
     typer.echo(f"{source} can still be read, but accepts no more writes: open {redact_address(target)}")
     if outcome.tables_left:
         typer.echo(f"other tables stay in {source}: {', '.join(outcome.tables_left)}")
-
-
-@contextmanager
-def _explain_resume() -> Iterator[None]:
-    try:
-        with interrupt_on_sigterm():
-            yield
-    except KeyboardInterrupt:
-        typer.echo(f"oncelog: interrupted. {_RESUME_HINT}", err=True)
-        raise
-    except StoreUnavailableError as error:
-        raise StoreUnavailableError(f"{error}. {_RESUME_HINT}") from error.__cause__

@@ -27,7 +27,7 @@ from oncelog.cli.terminal import EXIT_CANNOT_READ, print_message
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
 from oncelog.client.runtime import websocket
-from oncelog.client.runtime.backoff import Pauses, RetryPause
+from oncelog.client.runtime.backoff import Pauses, RetryPause, run_until_first_ends
 from oncelog.client.runtime.http import HttpClient
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, normalize_url, status_error
@@ -121,13 +121,6 @@ def _load_credential(token: str | None, token_file: str | None) -> str | None:
     return token or None
 
 
-def check_partitions(partitions: list[str] | None) -> list[str]:
-    """Return the partitions of an option. Raises OncelogError without a partition."""
-    if not partitions:
-        raise OncelogError("--partition must be given at least once")
-    return [check_text(partition, "--partition") for partition in partitions]
-
-
 def check_text(text: str, option: str) -> str:
     """Return a text. Raises OncelogError for bytes of a terminal that are not UTF-8."""
     if not is_unicode(text):
@@ -176,29 +169,17 @@ async def run_while_output_open(work: Awaitable[None]) -> None:
 
     Raises BrokenPipeError as soon as the reader of standard output, if a pipe, has closed it.
     """
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    descriptor, is_alone = sys.stdout.fileno(), False
-
-    def stop() -> None:
-        nonlocal is_alone
-        is_alone = True
-        loop.remove_reader(descriptor)
-        if task is not None:
-            task.cancel()
-
+    loop, descriptor, closed = asyncio.get_running_loop(), sys.stdout.fileno(), asyncio.Event()
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     if is_pipe:
-        loop.add_reader(descriptor, stop)  # a pipe becomes readable for its writer when the reader closes it
+        loop.add_reader(descriptor, closed.set)  # a pipe becomes readable for its writer when the reader closes it
     try:
-        await work
-    except asyncio.CancelledError:
-        if is_alone:
-            raise BrokenPipeError from None
-        raise
+        await run_until_first_ends([work, closed.wait()])
     finally:
         if is_pipe:
             loop.remove_reader(descriptor)
+    if closed.is_set():
+        raise BrokenPipeError
 
 
 # --- connections ------------------------------------------------------------------------------------------
@@ -241,12 +222,12 @@ class EventsConnection:
 
     def __init__(self, remote: Remote, socket: WebSocket) -> None:
         self._remote = remote
-        self._socket = socket
+        self.socket = socket
 
     async def authenticate(self, client_id: str) -> None:
         """Send the token, and wait until the server admits the client. Raises LostError or ServerRefusedError."""
         remote = self._remote
-        await self.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
+        await self.socket.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
         try:
             message = await self.receive(_CONNECT_ID)
         except ServerRefusedError as error:
@@ -257,16 +238,12 @@ class EventsConnection:
         with translate_decode_errors(remote):
             self.hello = codec.decode_connected(message.payload)
 
-    async def send(self, frame: bytes) -> None:
-        """Send a message. Raises LostError."""
-        await self._socket.send(frame)
-
     async def receive(self, msg_id: str | None = None) -> Envelope:
         """Return the next message. Raises LostError, or ServerRefusedError for an error.
 
         An error is returned if it answers a message of the caller other than `msg_id`.
         """
-        data = await self._socket.receive()
+        data = await self.socket.receive()
         with translate_decode_errors(self._remote):
             message = codec.decode_envelope(data)
             if message.type == "error" and message.msg_id in {None, msg_id}:

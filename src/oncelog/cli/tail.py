@@ -18,7 +18,7 @@ from oncelog.cli.remote import (
     Partitions,
     Remote,
     Retrier,
-    check_partitions,
+    check_text,
     choose_client_id,
     connect,
     open_client,
@@ -62,7 +62,9 @@ def tail(
     printer = CursorPrinter(
         remote, _parse_since(since), limit, number_name="committed_id", as_json=as_json, format_line=_format_line
     )
-    partitions = check_partitions(partition)
+    if not partition:
+        raise OncelogError("--partition must be given at least once")
+    partitions = [check_text(name, "--partition") for name in partition]
     asyncio.run(_run_tail(remote, choose_client_id(client_id, "tail"), partitions, epoch, printer))
 
 
@@ -116,7 +118,7 @@ async def _print_events(
     has_more = True
     while has_more and printer.remaining != 0:
         limit = printer.compute_page_size(PAGE_EVENTS)
-        await connection.send(encode_sync(partitions, printer.cursor or 0, limit, epoch, _SYNC_ID))
+        await connection.socket.send(encode_sync(partitions, printer.cursor or 0, limit, epoch, _SYNC_ID))
         message = await connection.receive(_SYNC_ID)
         with translate_decode_errors(remote):
             page = msgspec.json.decode(message.payload, type=_EventPage)

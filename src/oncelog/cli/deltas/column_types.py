@@ -13,12 +13,10 @@ TEXT: Final = "text"
 INTEGER: Final = "integer"
 NUMBER: Final = "number"
 BOOLEAN: Final = "boolean"
-JSON: Final = "json"
 NULLABLE_SUFFIX: Final = "?"
 """Suffix of a type under which an empty cell is null."""
 EXACT_DIGITS_MAX: Final = 15
 """Digits up to which a decimal number is unchanged after a conversion to a double and back."""
-NULL: Final = b"null"
 NUMBER_CHARACTERS_MAX: Final = 400
 """More than the 309 digits of the largest double."""
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
@@ -66,7 +64,7 @@ _ENCODERS: Final[Mapping[str, CellEncoder]] = {
     INTEGER: _encode_integer,
     NUMBER: _encode_number,
     BOOLEAN: _encode_boolean,
-    JSON: _encode_json,
+    "json": _encode_json,
 }
 
 
@@ -77,7 +75,7 @@ def get_encoder(name: str) -> CellEncoder:
         raise ValueError(f"must be one of {', '.join(_ENCODERS)}, followed by ? if an empty cell is null")
     if not name.endswith(NULLABLE_SUFFIX):
         return kind
-    return lambda text: kind(text) if text else NULL
+    return lambda text: kind(text) if text else b"null"
 
 
 class TypeGuess:

@@ -74,11 +74,7 @@ class CsvFile:
         self._file = file
         self._format = csv_format
         self._initial_stat = self._read_stat()
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._initial_stat[0]
+        self.size = self._initial_stat[0]
 
     def check_unchanged(self) -> None:
         """Raise OncelogError if the file was changed since it was opened."""
@@ -101,7 +97,8 @@ class CsvFile:
     def check(self, on_progress: Callable[[int], None]) -> CsvContent:
         """Check every line. Raises WrongLinesError with the first malformed lines, or OncelogError."""
         head, records = self._read_header()
-        guesses = {name: TypeGuess() for name in head.places if head.infers_type(name)}
+        infers, declared = self._format.infers, self._format.types
+        guesses = {name: TypeGuess() for name in head.places if infers and name not in declared}
         checks = [
             (place, guesses[name].observe if name in guesses else _build_encoder(name, head.choose_type(name)))
             for name, place in head.places.items()
@@ -233,10 +230,6 @@ class _CsvHeader:
             raise ValueError(
                 f"{self._format.row_id}: an id has at most {ROW_ID_CHARACTERS_MAX} characters and no U+0000"
             )
-
-    def infers_type(self, name: str) -> bool:
-        """Return whether the type of a column follows from its cells."""
-        return self._format.infers and name not in self._format.types
 
     def choose_type(self, name: str, guess: TypeGuess | None = None) -> str:
         """Return the type of a column: the guessed one, or that of the options."""

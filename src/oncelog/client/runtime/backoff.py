@@ -1,4 +1,4 @@
-"""Pauses between attempts, and tasks that repeat a step.
+"""Pauses between attempts, and tasks that repeat a step or run together.
 
 Pauses grow and are random. They are not shorter than the pause that the server asks for.
 """
@@ -6,7 +6,7 @@ Pauses grow and are random. They are not shorter than the pause that the server 
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from typing import Final, Generic
 
 from msgspec import Struct
@@ -94,6 +94,19 @@ class Backoff(Pauses):
     def clear_skip(self) -> None:
         """Forget a `skip` between pauses."""
         self._skip_event.clear()
+
+
+async def run_until_first_ends(work: Iterable[Awaitable[object]]) -> None:
+    """Run several awaitables until one of them ends. Cancel the others, and raise the error of the one that ended."""
+    tasks = [asyncio.ensure_future(part) for part in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()  # raises
 
 
 class RetryTask(ABC, Generic[Runtime]):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from oncelog import error_codes
-from oncelog.client.runtime.backoff import RetryPause, RetryTask
+from oncelog.client.runtime.backoff import RetryPause, RetryTask, run_until_first_ends
 from oncelog.client.runtime.client import BaseClient, ProtocolRuntime, StatusType
 from oncelog.client.runtime.outbox import BaseOutbox
 from oncelog.client.runtime.protocol import BaseProtocol
@@ -129,7 +129,8 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         try:
             self.wake_writer()
             self._process_changes()
-            await self._run_parts(socket)
+            parts = (self._read, self._write, self._watch_answers, *self._list_parts())
+            await run_until_first_ends(part(socket) for part in parts)
         finally:
             # Disconnect first: submissions during the close of the socket wait for the next connection.
             self._protocol.disconnect(socket.close_code)
@@ -137,18 +138,6 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             self._drained_event.set()
             self._process_changes()
             await socket.close()
-
-    async def _run_parts(self, socket: Socket) -> None:
-        parts = (self._read, self._write, self._watch_answers, *self._list_parts())
-        tasks = [asyncio.ensure_future(part(socket)) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()  # raises
 
     async def _write(self, socket: Socket) -> None:
         outgoing = self._protocol.outgoing
