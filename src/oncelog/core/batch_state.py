@@ -6,7 +6,7 @@ the decision undoes a request.
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -152,13 +152,6 @@ class Admission(Struct):
             self._longest_wait_us, self.refusal = wait_us, refusal
 
 
-class Savepoint(NamedTuple):
-    """Number of records and copies of the lanes."""
-
-    records: int
-    lanes: dict[int, LaneDraft]
-
-
 class BatchState:
     """Tables and lanes of one batch."""
 
@@ -254,22 +247,22 @@ class BatchState:
 
     # --- savepoints
 
-    def savepoint(self) -> Savepoint:
+    def savepoint(self) -> None:
         """Start to record changes, until `release` or `rollback`."""
         self._undo_log.is_open = True
-        return Savepoint(len(self.records), {number: replace(lane) for number, lane in self._lanes.items()})
+        self._savepoint = (len(self.records), {number: replace(lane) for number, lane in self._lanes.items()})
 
     def release(self) -> None:
         """Keep the changes since the savepoint."""
         self._undo_log.is_open = False
         self._undo_log.entries.clear()
 
-    def rollback(self, savepoint: Savepoint) -> None:
+    def rollback(self) -> None:
         """Undo all changes since the savepoint."""
         self._undo_log.rollback()
         self.release()
-        del self.records[savepoint.records :]
-        self._lanes = savepoint.lanes
+        records, self._lanes = self._savepoint
+        del self.records[records:]
 
     def collect_changes(self) -> Changes:
         """Return the changes to save."""

@@ -63,6 +63,7 @@ _FAST_SMALL_FLOAT_MAX: Final = 1e-6
 _FAST_FLOAT_MAX: Final = 1e15
 _BMP_MAX: Final = "\uffff"
 _FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
+_LITERALS: Final = {True: "true", False: "false", None: "null"}
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
 """orjson leaves every text in a buffer of 4 KiB, even a short one. Texts that may be kept are therefore copied."""
@@ -453,12 +454,8 @@ def _encode_args_scalar(value: JsonValue) -> str:
 
 
 def _encode_other_scalar(value: JsonValue) -> str:
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
-    if value is None:
-        return "null"
+    if value is None or type(value) is bool:
+        return _LITERALS[value]
     _check_readable(value)
     raise UnreadableValue(f"JSON has no form for {type(value).__name__}")
 

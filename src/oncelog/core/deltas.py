@@ -74,18 +74,14 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
 
     def compute_id(self) -> bytes:
         """Return the id of the content, whether or not `delta_id` equals it."""
-        identity = _IdentityJson(self.client_id, self.columns, self.hlc, self.row_id, self.table)
+        identity = {
+            "clientId": self.client_id,
+            "columns": self.columns,
+            "hlc": self.hlc,
+            "rowId": self.row_id,
+            "table": self.table,
+        }
         return sha256(msgspec.json.encode(identity)).digest()
-
-
-class _IdentityJson(Struct, frozen=True, gc=False, rename="camel"):
-    """Members of a delta that determine its id."""
-
-    client_id: str
-    columns: Raw
-    hlc: str
-    row_id: str
-    table: str
 
 
 class DecodedPush(Struct, frozen=True):
@@ -141,15 +137,15 @@ def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
     return _is_canonical(b"[%b]" % b",".join([delta_json.columns for delta_json in deltas]))
 
 
-def decode_delta(text: bytes, path: str = "$") -> RowDelta:
+def decode_delta(text: bytes) -> RowDelta:
     """Decode a delta with the checks of a push. Raises CanonicalError."""
     try:
         delta_json = _DELTA_DECODER.decode(canonical_text(text))
     except msgspec.ValidationError as error:
-        raise _to_canonical_error(error, path) from error
+        raise _to_canonical_error(error, "$") from error
     identity = delta_json.compute_id()
-    change = to_row_delta(delta_json, identity, path)  # first, as in the Deltas API
-    check_delta_id(delta_json, identity, path)
+    change = to_row_delta(delta_json, identity, "$")  # first, as in the Deltas API
+    check_delta_id(delta_json, identity, "$")
     return change
 
 
@@ -237,21 +233,18 @@ OP_FINGERPRINTS: Final = {op: op.value.encode() for op in Op}
 
 
 def encode_delta(delta: RowDelta) -> bytes:
-    """Return a delta in canonical JSON, as it is stored and sent."""
-    return msgspec.json.encode(_to_json(delta))
-
-
-def _to_json(delta: RowDelta) -> DeltaJson:
-    """Convert a delta. Raises CanonicalError for a clock beyond 64 bits."""
+    """Return a delta in canonical JSON, as it is stored and sent. Raises CanonicalError for a clock beyond 64 bits."""
     columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
-    return DeltaJson(
-        delta.client_id,
-        Raw(f"[{columns}]".encode()),
-        delta.delta_id.hex(),
-        format_hlc(delta.hlc, "$.hlc"),
-        delta.op,
-        delta.row_id,
-        delta.table,
+    return msgspec.json.encode(
+        DeltaJson(
+            delta.client_id,
+            Raw(f"[{columns}]".encode()),
+            delta.delta_id.hex(),
+            format_hlc(delta.hlc, "$.hlc"),
+            delta.op,
+            delta.row_id,
+            delta.table,
+        )
     )
 
 
@@ -260,7 +253,9 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
 
     Raises CanonicalError for a delta that the Deltas API refuses.
     """
-    body = msgspec.json.encode(_check_delta(change))
+    _check_texts(change)
+    body = encode_delta(change)
+    decode_delta(body)  # raises
     return build_submission(scope, change, body, actor=actor, rate=rate)
 
 
@@ -281,19 +276,14 @@ def build_submission(
     )
 
 
-def _check_delta(change: RowDelta) -> DeltaJson:
-    """Return the delta in JSON. Raises CanonicalError for a delta that cannot be pushed."""
+def _check_texts(change: RowDelta) -> None:
+    """Raise CanonicalError for a name or value that has another form after it is encoded and decoded."""
     for name, text in (("clientId", change.client_id), ("rowId", change.row_id), ("table", change.table)):
         check_text(text, f"$.{name}")
     for index, (name, value) in enumerate(change.columns):
         _check_identifier(name, f"$.columns[{index}].column")
         if not _is_canonical(value):  # separately: two invalid values can become valid when joined
             raise CanonicalError(f"$.columns[{index}].value", "must be in canonical form")
-    delta_json = _to_json(change)
-    identity = delta_json.compute_id()
-    to_row_delta(delta_json, identity, "$")
-    check_delta_id(delta_json, identity, "$")
-    return delta_json
 
 
 def _is_canonical(value: bytes) -> bool:

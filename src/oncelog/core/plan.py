@@ -113,7 +113,8 @@ def _decide_request(request: Request, first: int, state: BatchState, validate: V
         refused = check_request(request)
         if refused is not None:
             return [refused] * len(request.items)
-    if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, state)):
+    is_limited = request.is_admitted_whole and (state.tenants is not None or any(map(_has_limit, request.items)))
+    if request.mode is _ALL or is_limited:
         return _decide_atomically(request, first, state, validate)
     return _decide_items(request, first, state, validate)
 
@@ -125,14 +126,14 @@ def _decide_items(request: Request, first: int, state: BatchState, validate: Val
         verdict = _decide(item, first + index, state, validate)
         verdicts.append(verdict)
         if type(verdict) is Refused and request.mode is not _EACH:
-            return verdicts + [_refuse_skipped(index)] * (len(request.items) - index - 1)
+            return verdicts + [refuse_skipped(index)] * (len(request.items) - index - 1)
     return verdicts
 
 
 def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
     """Decide a request that a refusal undoes: any refusal with `Mode.ALL`, a refusal by a limit if admitted
     as a whole."""
-    savepoint = state.savepoint()
+    state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, first, state, validate)
     state.admission = None
@@ -149,18 +150,14 @@ def _decide_atomically(request: Request, first: int, state: BatchState, validate
     if refused is None:
         state.release()
         return verdicts
-    state.rollback(savepoint)
+    state.rollback()
     verdicts[refused] = restate_refusal(verdicts[refused], state)
-    skipped = _refuse_skipped(refused)
+    skipped = refuse_skipped(refused)
     return [verdict if index == refused else skipped for index, verdict in enumerate(verdicts)]
 
 
-def _has_limits(request: Request, state: BatchState) -> bool:
-    """Return whether a limit may refuse a new item of the request."""
-    return state.tenants is not None or any(map(_has_limit, request.items))
-
-
 def _has_limit(item: Item) -> bool:
+    """Return whether a limit besides quotas may refuse a new item."""
     if isinstance(item, Submission):
         return item.known_only or item.rate is not None or item.stream_rate is not None
     return isinstance(item, Claim | OpenStream | SetMember) and item.known_only
@@ -170,7 +167,8 @@ def _is_change(verdict: Verdict) -> bool:
     return isinstance(verdict, Granted) or (isinstance(verdict, Applied) and verdict.changed)
 
 
-def _refuse_skipped(index: int) -> Refused:
+def refuse_skipped(index: int) -> Refused:
+    """Return the verdict of the items that are skipped because the item at this index was refused."""
     return Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
 
 

@@ -68,11 +68,7 @@ _Check = Callable[[Any], None]
 
 
 class _FieldError(Exception):
-    """A malformed field of an item. `check_item` returns its refusal."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(field, message)
-        self.refused = _refuse(field, message)
+    """A malformed field of an item, and the message about it. `check_item` returns the refusal."""
 
 
 def check_item(item: Item) -> Refused | None:
@@ -84,7 +80,7 @@ def check_item(item: Item) -> Refused | None:
             for check in _CHECKS[type(item)]:
                 check(item)
     except _FieldError as error:
-        return error.refused
+        return _refuse(*error.args)
     return None
 
 

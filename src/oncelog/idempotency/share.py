@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
@@ -17,19 +18,18 @@ if TYPE_CHECKING:
     from oncelog.storage.postgres.borrowed_transaction import BorrowedTransaction as PostgresTransaction
 
 
-class SharedTransaction:
+class SharedTransaction(Struct):
     """A piece of work inside its transaction."""
 
-    def __init__(self, result: bytes | None, guard: Callable[[], Any]) -> None:
-        self.result = result
-        """Stored result of an earlier call; None if the function must run."""
-        self.guard_function = guard
-        """Returns a context for the caller's function, blocking or async.
+    result: bytes | None
+    """Stored result of an earlier call; None if the function must run."""
+    guard_function: Callable[[], Any]
+    """Returns a context for the caller's function, blocking or async.
 
-        The function cannot end the transaction; an error undoes its writes.
-        """
-        self.body: bytes | None = None
-        """Result of the work. The transaction commits it together with the caller's writes."""
+    The function cannot end the transaction; an error undoes its writes.
+    """
+    body: bytes | None = None
+    """Result of the work. The transaction commits it together with the caller's writes."""
 
 
 class SharedLog:

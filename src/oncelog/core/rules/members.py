@@ -25,7 +25,6 @@ from oncelog.core.values import (
     Acknowledge,
     Applied,
     Member,
-    MemberIdentity,
     OpenStream,
     Reason,
     RecordAct,
@@ -40,7 +39,6 @@ from oncelog.core.values import (
 class _RosterChange(Struct, frozen=True):
     """A change of a member with its audit record."""
 
-    identity: MemberIdentity
     member: Member | None
     """None removes the member."""
     roster: Roster
@@ -156,7 +154,7 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
         target=item.member,
         details=canonical({} if member is None else {"role": get_effective_role(member, roster).value}),
     )
-    return _RosterChange((item.scope, item.member), member, roster, recorded)
+    return _RosterChange(member, roster, recorded)
 
 
 def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
@@ -164,7 +162,7 @@ def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchStat
     is a change."""
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
-    added = change.identity if change.act.act == MEMBER_ADDED else None
+    added = (item.scope, item.member) if change.act.act == MEMBER_ADDED else None
     refused = check_act_quota(change.act, state, added)
     if refused is None and isinstance(item, OpenStream):
         refused = take_tokens(item, state)  # last, because it takes a token
@@ -179,7 +177,8 @@ def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchStat
 
 def _put_change(change: _RosterChange, state: BatchState) -> Applied:
     """Write a change of a member and its audit record (CO-43). Additions, removals and roles all use this function."""
-    identity, scope = change.identity, change.act.scope
+    scope = change.act.scope
+    identity = (scope, change.act.target)
     state.members.put(identity, change.member)
     state.rosters.put(scope, change.roster)
     acknowledged = None if change.member is None else state.acknowledged.get(identity)
