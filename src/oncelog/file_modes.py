@@ -11,6 +11,7 @@ import re
 import shlex
 import stat
 import threading
+from functools import lru_cache
 from typing import Final
 
 from oncelog.errors import SettingsError
@@ -22,11 +23,8 @@ FILE_MODES: Final = (0o600, 0o640, 0o660)
 """Allowed values of `file_mode`. The owner reads and writes; users outside of the group have no access."""
 _OCTAL: Final = re.compile(r"(0o)?[0-7]{1,5}", re.ASCII)
 _PERMISSIONS: Final = 0o777
-_REPORTED_MAX: Final = 1000
 _create_lock: Final = threading.Lock()
 """Held while a new file is open to set its mode (`create_file`)."""
-_reported: Final[set[tuple[str, int]]] = set()
-"""Paths and modes of the files with a logged warning."""
 
 
 def check_file_mode(mode: int) -> int:
@@ -98,9 +96,10 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
         found = stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS  # noqa: PTH116 - a path of any type
     except OSError:
         return
-    if not found & ~mode or not is_first_report(path, found):
+    if not found & ~mode:
         return
-    logger.warning(
+    warn_once(
+        logger,
         "%s has mode %04o, so other users of this machine may read or change it. "
         "Remove these permissions: chmod %03o %s",
         path,
@@ -110,15 +109,10 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
     )
 
 
-def is_first_report(path: str, mode: int) -> bool:
-    """Return whether this process has not logged a warning about a file with this mode yet."""
-    seen = (os.path.realpath(path), mode)
-    if seen in _reported:
-        return False
-    if len(_reported) >= _REPORTED_MAX:
-        _reported.clear()
-    _reported.add(seen)
-    return True
+@lru_cache(maxsize=1000)
+def warn_once(logger: logging.Logger, message: str, *arguments: object) -> None:
+    """Log a warning, unless this process has logged the same one."""
+    logger.warning(message, *arguments)
 
 
 def _format_choices() -> str:

@@ -66,7 +66,7 @@ def test_cache_evicts_the_least_recently_used_answer() -> None:
     assert cache.get(EVENTS, one, 0) == answer(1)
     cache.put(two, answer(2))
     cache.put(four, answer(4))
-    assert len(cache) == 3
+    assert len(cache.answers) == 3
     assert [name in cache.answers for name in (one, two, three, four)] == [True, True, False, True]
 
 
@@ -74,7 +74,7 @@ def test_cache_evicts_the_least_recently_used_answer() -> None:
 def test_cache_of_size_zero_keeps_nothing() -> None:
     cache = AnswerCache(entries_max=0, ttl_ms=DAY_MS)
     cache.put(identity(event(1)), answer(1))
-    assert len(cache) == 0
+    assert len(cache.answers) == 0
 
 
 @pytest.mark.rule("LG-10")
@@ -140,7 +140,7 @@ async def test_cached_proof_data_is_bounded() -> None:
         decided = await store.commit([Request((item,)) for item in items])
         cache.put_batch(decided)
         receipts += [record.receipt for record in decided.changes.records]
-    assert len(cache) == 6
+    assert len(cache.answers) == 6
     assert [cache.find_attestation(receipt) is not None for receipt in receipts] == [False] * 8 + [True] * 4
 
 
@@ -162,9 +162,9 @@ async def test_first_retry_after_a_restart_is_answered_from_the_store_and_the_ne
     async with oncelog.open(path) as log:
         receipt = assert_committed(await log.submit(event(1)))
     async with oncelog.open(path) as log:
-        assert len(log._cache) == 0
+        assert len(log._cache.answers) == 0
         assert await log.submit(event(1)) == Replayed(receipt)
-        assert len(log._cache) == 1
+        assert len(log._cache.answers) == 1
         assert await log.submit(event(1)) == Replayed(receipt)
 
 
@@ -241,7 +241,7 @@ async def test_erasure_by_another_process_clears_the_cache(tmp_path: Path, monke
     async with oncelog.open(path) as one, oncelog.open(path) as other:
         receipt = assert_committed(await one.submit(event(1)))
         assert await other.erase(key=key(1)) == 1
-        await until(lambda: len(one._cache) == 0)
+        await until(lambda: len(one._cache.answers) == 0)
         assert await one.submit(event(1)) == Replayed(receipt, erased=True)
 
 
@@ -261,7 +261,7 @@ async def test_failed_poll_for_erasures_is_retried(error: Exception, monkeypatch
         log.store.before_erasures = fail
         await failed.wait()
         await log.store.inner.erase(0, [1])  # by another process
-        await until(lambda: len(log._cache) == 0)
+        await until(lambda: len(log._cache.answers) == 0)
         assert assert_replayed(await log.submit(event(1))).erased
 
 

@@ -124,7 +124,7 @@ async def test_an_act_on_a_full_disk_is_recorded_when_there_is_room(monkeypatch:
         assert await log.erase(partition="p", actor=ROOT) == 1, "the erasure itself is possible"
         happened_ms = clock.wall_ms()
         clock.advance(60_000)
-        assert len(log._act_queue) == 1
+        assert len(log._act_queue.waiting) == 1
         store.is_full = False
         (entry,) = await acts(log)
         assert (entry.act, entry.actor, entry.details) == ("erase", ROOT, {"records": 1})
@@ -139,7 +139,7 @@ async def test_the_queue_of_acts_is_bounded(monkeypatch: pytest.MonkeyPatch, cap
         store.is_full = True
         for number in range(3):
             log.record(RecordAct(act=f"act_{number}", actor=ROOT))
-        assert len(log._act_queue) == 2
+        assert len(log._act_queue.waiting) == 2
         assert "act_2 by user:root is not recorded" in caplog.text
     assert "act_0 by user:root is not recorded: the log was closed" in caplog.text
 

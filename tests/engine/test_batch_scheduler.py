@@ -29,7 +29,7 @@ class Queue:
     def come(self, count: int) -> None:
         for _ in range(count):
             self.length += 1
-            if self.gathering.is_waiting:
+            if self.gathering.wakeup is not None:
                 self.gathering.notify_arrival()
 
     def settle(self, items: int, behind: int = 0) -> None:

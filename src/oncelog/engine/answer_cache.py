@@ -82,9 +82,6 @@ class AnswerCache(_RetentionCache):
         self.erasures = 0
         """Number of erasures in the log, as far as this process knows."""
 
-    def __len__(self) -> int:
-        return len(self.answers)
-
     @property
     def is_empty(self) -> bool:
         """Whether the cache has nothing that an erasure would have to remove."""

@@ -52,20 +52,18 @@ class ActQueue:
         self._submit = submit
         self._is_full = is_full
         self._clock = clock
-        self._queue: deque[RecordAct] = deque()
+        self.waiting: deque[RecordAct] = deque()
+        """Acts that are not recorded yet."""
         self._task: asyncio.Task[None] | None = None
         self._is_started = False
         self._is_closing = False
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def put(self, act: RecordAct) -> None:
         """Record an act soon, with the present time. Does not wait."""
-        if len(self._queue) >= QUEUED_ACTS_MAX:
+        if len(self.waiting) >= QUEUED_ACTS_MAX:
             logger.error("%s by %s is not recorded: %d acts are waiting", act.act, act.actor, QUEUED_ACTS_MAX)
             return
-        self._queue.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
+        self.waiting.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
         if self._is_started:
             self._ensure_running()
 
@@ -75,7 +73,7 @@ class ActQueue:
         self._ensure_running()
 
     def _ensure_running(self) -> None:
-        if self._queue and self._task is None:
+        if self.waiting and self._task is None:
             with suppress(RuntimeError):  # the event loop of the log has ended
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -91,21 +89,21 @@ class ActQueue:
             await asyncio.wait([self._task], timeout=CLOSE_S)
             if self._task is not None:
                 self._task.cancel()
-        for act in self._queue:
+        for act in self.waiting:
             logger.error("%s by %s is not recorded: the log was closed before its commit", act.act, act.actor)
 
     async def _run(self) -> None:
         pause_s, has_logged = PAUSE_S_MIN, False
         try:
-            while self._queue:
-                problem = await self._try_record(self._queue[0])
+            while self.waiting:
+                problem = await self._try_record(self.waiting[0])
                 if problem is None:
-                    self._queue.popleft()
+                    self.waiting.popleft()
                     pause_s, has_logged = PAUSE_S_MIN, False
                     continue
                 if not has_logged:
                     has_logged = True
-                    logger.warning("%d acts wait to be recorded: %s", len(self._queue), problem)
+                    logger.warning("%d acts wait to be recorded: %s", len(self.waiting), problem)
                 await asyncio.sleep(PAUSE_S_MIN if self._is_closing else pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         finally:
@@ -254,9 +252,8 @@ def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
         if not (dash and place.isascii() and lane.isdecimal() and position.isdecimal()) or len(place) > 32:
             raise ValueError("must be a cursor of an earlier page")
         after[int(lane)] = min(int(position), 2**48)
-    if len(after) != len(places) or max(after, default=0) > lanes:
-        raise ValueError("must be a cursor of an earlier page")
-    if of_epoch != epoch and (len(of_epoch) != len(epoch) or _EPOCH.fullmatch(of_epoch) is None):
+    is_epoch = of_epoch == epoch or (len(of_epoch) == len(epoch) and _EPOCH.fullmatch(of_epoch) is not None)
+    if not is_epoch or len(after) != len(places) or max(after, default=0) > lanes:
         raise ValueError("must be a cursor of an earlier page")
     if of_epoch != epoch:
         raise HistoryChangedError("the cursor belongs to another history; read from the beginning", epoch, 0)

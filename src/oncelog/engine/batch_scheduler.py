@@ -65,9 +65,8 @@ class BatchScheduler:
         self._is_busy = False
         self._finished_cpu_s = math.inf
         """CPU time of this thread when the last batch ended. Infinite before the first one: the thread is not busy."""
-        self._wakeup: asyncio.Future[None] | None = None
-        self.is_waiting = False
-        """Whether `wait` is active: the committer then calls `notify_arrival` for each new submission."""
+        self.wakeup: asyncio.Future[None] | None = None
+        """Set while `wait` is active: the committer then calls `notify_arrival` for each new submission."""
 
     def start_batch(self) -> None:
         """Measure from here: a batch is about to be committed."""
@@ -105,8 +104,8 @@ class BatchScheduler:
 
     def notify_arrival(self) -> None:
         """End the wait if the new submission completes the batch."""
-        if self._wakeup is not None and self._has_enough_callers:
-            _wake(self._wakeup)
+        if self.wakeup is not None and self._has_enough_callers:
+            _wake(self.wakeup)
 
     @property
     def _has_enough_callers(self) -> bool:
@@ -138,14 +137,12 @@ class BatchScheduler:
         queued = 0
         while queued < self._count_queued() and not self._has_enough_callers and self.is_within_window:
             queued = self._count_queued()
-            self._wakeup = wakeup = loop.create_future()
-            self.is_waiting = True
+            self.wakeup = wakeup = loop.create_future()
             timer = loop.call_later(IDLE_GAP_BUSY_S if self._is_busy else IDLE_GAP_S, _wake, wakeup)
             try:
                 await wakeup
             finally:
-                self._wakeup = None
-                self.is_waiting = False
+                self.wakeup = None
                 timer.cancel()
             # The loop runs timers before it reads sockets: let it read submissions that arrived in the meantime.
             await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.operations import SetEntity
-from oncelog.core.plan import LIMIT_REASONS, Validate
+from oncelog.core.plan import LIMIT_REASONS, Validate, refuse_skipped
 from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.rules.duplicates import answer_known_key
 from oncelog.core.rules.quotas import can_be_known_only
@@ -220,7 +220,7 @@ class Committer:
         if self._drain_task is None:
             # The task starts in the next iteration of the loop: submissions of this iteration join its first batch.
             self._drain_task = self._get_loop().create_task(self._drain())
-        elif self._scheduler.is_waiting:
+        elif self._scheduler.wakeup is not None:
             self._scheduler.notify_arrival()
         return None
 
@@ -465,8 +465,7 @@ class Committer:
             return
         refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
         if request.mode is Mode.UNTIL_REFUSED and refused is not None:
-            skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
-            verdicts[refused + 1 :] = [skipped] * (len(request.items) - refused - 1)
+            verdicts[refused + 1 :] = [refuse_skipped(refused)] * (len(request.items) - refused - 1)
         self._settle([entry], verdicts, refusal)
 
     async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
@@ -615,15 +614,11 @@ def _can_be_known_only(entry: _QueueEntry) -> bool:
     return all(map(can_be_known_only, entry.items))
 
 
-def _to_known_only(request: Item | Request) -> Item | Request:
-    """Return the request with its items marked `known_only`."""
+def _to_known_only(request: Item | Request) -> Any:
+    """Return an item, or a request with its items, marked `known_only`."""
     if isinstance(request, Request):
-        return replace(request, items=tuple(map(_to_known_only_item, request.items)))
-    return _to_known_only_item(request)
-
-
-def _to_known_only_item(item: Item) -> Item:
-    return replace(item, known_only=True) if can_be_known_only(item) else item
+        return replace(request, items=tuple(map(_to_known_only, request.items)))
+    return replace(request, known_only=True) if can_be_known_only(request) else request
 
 
 def _is_not_known(verdict: Verdict) -> bool:

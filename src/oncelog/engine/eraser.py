@@ -262,16 +262,15 @@ async def sweep_tombstones(  # noqa: PLR0913 - each is passed by name
     )
     lane = compute_lane(scope, store.settings.lanes)
     old_ms = (await store.side_state(ReadSet(lanes={lane}))).get_time_ms(lane) - age_ms
-    dropped, is_held, next_row = 0, False, after
-    while rows_max > 0:
+    dropped, is_held = 0, False
+    next_row: tuple[str, str] | None = after
+    while next_row is not None and rows_max > 0:
         page = await store.rows(scope, "", next_row, min(TOMBSTONES_MAX, rows_max), _PAGE_BYTES_MAX)
         found = [tombstone for tombstone in await _list_tombstones(store, scope, page) if tombstone.sequence <= upto]
         if found:
             dropped += (await _apply(submit, DropTombstones(scope, tuple(found), age_ms, names, actor))).count
             is_held = is_held or _is_held(found, slowest, old_ms)
-        if not page.has_more:
-            return Compacted(0, upto, dropped=dropped, held_by=slowest if is_held else None)
-        next_row = page.rows[-1][:2]
+        next_row = page.rows[-1][:2] if page.has_more else None
         rows_max -= len(page.rows)
     return Compacted(0, upto, dropped=dropped, next_row=next_row, held_by=slowest if is_held else None)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, TypedDict
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -49,15 +49,6 @@ class Work(Struct, frozen=True, kw_only=True):
         return (self.policy.name, self.scope, "", self.key)
 
 
-class LeaseFields(TypedDict):
-    """Fields of the items that claim, renew, complete and release a lease."""
-
-    policy: Policy
-    scope: str
-    key: bytes
-    holder: str
-
-
 class HeldLease:
     """The right to do a piece of work until it is completed or released."""
 
@@ -65,7 +56,8 @@ class HeldLease:
 
     def __init__(self, work: Work, holder: str) -> None:
         self.work = work
-        self.fields: LeaseFields = {"policy": work.policy, "scope": work.scope, "key": work.key, "holder": holder}
+        self.fields: Any = {"policy": work.policy, "scope": work.scope, "key": work.key, "holder": holder}
+        """Fields of the items that claim, renew, complete and release the lease."""
         self.fence = 0
         self.renewed_until_s = 0.0
         """When the work reaches its maximum run time, by `time.monotonic`."""

@@ -41,7 +41,7 @@ class LeaseGroup:
     def __init__(self, lease_ms: int) -> None:
         self.lease_ms = lease_ms
         self.round_s = lease_ms / 1000 / ROUNDS_PER_LEASE
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle
         self._leases: dict[HeldLease, bool] = {}
         """Held leases; the value tells whether the lease is due in the next round."""
         self._lock = threading.Lock()
@@ -112,8 +112,8 @@ class LeaseWatchdog:
         self._store = store
         self._on_lost = on_lost
         self._groups: list[LeaseGroup] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop that runs the renewal rounds."""
+        self._loop: asyncio.AbstractEventLoop
+        """Event loop that runs the renewal rounds, from the first group on."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         """Newest thread. It waits for the end of the previous one."""
@@ -196,7 +196,7 @@ class LeaseWatchdog:
     def _list_groups(self) -> list[LeaseGroup]:
         """Return the groups to watch. Without groups the thread ends, and the next `watch` starts another thread."""
         with self._lock:
-            if self._is_closed or (self._loop is not None and self._loop.is_closed()):
+            if self._is_closed or self._loop.is_closed():
                 self._groups.clear()
             self._is_running = bool(self._groups)
             return list(self._groups)
@@ -229,9 +229,8 @@ class LeaseWatchdog:
                 lease for lease, verdict in zip(leases, verdicts, strict=True) if group.remove_lost(lease, verdict)
             ]
         for lease in lost:
-            if self._loop is not None:
-                with suppress(RuntimeError):  # the event loop has been closed
-                    self._loop.call_soon_threadsafe(self._on_lost, lease)
+            with suppress(RuntimeError):  # the event loop has been closed
+                self._loop.call_soon_threadsafe(self._on_lost, lease)
 
     async def _commit_renewals(self, leases: Sequence[HeldLease]) -> BatchResult:
         """Renew leases through the second store. The first renewal opens it."""

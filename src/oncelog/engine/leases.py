@@ -151,8 +151,7 @@ class LeaseManager:
             await asyncio.wait(self._tasks)
         await self._watchdog.close()
         for group in self._groups.values():
-            if group.timer is not None:
-                group.timer.cancel()
+            group.timer.cancel()
             for lease in group.list_leases():
                 lease.resolve(ClosedError("the log was closed while the work was being done"))
         self._groups.clear()

@@ -17,7 +17,7 @@ from uuid import UUID
 from oncelog.core.canonical import canonical
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.plan import Validate
-from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.policy import EVENTS, LEDGER, Policy
 from oncelog.core.rules.audit import (
     APPLICATION_ACTOR,
     QUOTA_CHANGE,
@@ -120,7 +120,7 @@ class Log(LogReader):
         await self._store.open()
         try:
             await self._policies.declare_all()
-            self._state_reader.ledger = self._policies.ledger
+            self._state_reader.ledger = self._policies.by_name[LEDGER.name]
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
                 await self._replace_tenants(self._tenants, self._actor)

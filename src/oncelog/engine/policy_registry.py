@@ -37,11 +37,6 @@ class PolicyRegistry:
             )
         self.by_name = {**known, **{policy.name: policy for policy in self._initial}}
 
-    @property
-    def ledger(self) -> Policy:
-        """The ledger policy of the log."""
-        return self.by_name[LEDGER.name]
-
     def knows(self, item: Item) -> bool:
         """Return whether the policy of an item is declared. Items without a policy need no declaration."""
         policy: Policy | None = getattr(item, "policy", None)

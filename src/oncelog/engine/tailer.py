@@ -63,7 +63,7 @@ class Tailer(LaneReader):
         self._subscriptions: set[Subscription] = set()
         self._groups: defaultdict[tuple[str, str], set[Subscription]] = defaultdict(set)
         """Subscriptions by `Subscription.keys`."""
-        self._listeners: list[RecordListener] = []
+        self.listeners: list[RecordListener] = []
         self._newest = position
         self._revision = 0
         """Revision of the newest position. Changes of members up to it are delivered first."""
@@ -75,7 +75,7 @@ class Tailer(LaneReader):
         """Number of times that the lane went back."""
 
     def __len__(self) -> int:
-        return len(self._subscriptions) + len(self._listeners)
+        return len(self._subscriptions) + len(self.listeners)
 
     @property
     def _has_more(self) -> bool:
@@ -91,15 +91,6 @@ class Tailer(LaneReader):
         for key in subscription.keys:
             self._groups[key].add(subscription)
         return subscription
-
-    def listen(self, listener: RecordListener) -> None:
-        """Deliver all later records to a listener."""
-        self._listeners.append(listener)
-
-    def unlisten(self, listener: RecordListener) -> None:
-        """End the delivery to a listener."""
-        with suppress(ValueError):
-            self._listeners.remove(listener)
 
     def _remove(self, subscription: Subscription) -> None:
         self._subscriptions.discard(subscription)
@@ -196,8 +187,8 @@ class Tailer(LaneReader):
         await self.members.close()
 
     def _take_readers(self) -> list[Subscription | RecordListener]:
-        readers: list[Subscription | RecordListener] = [*self._subscriptions, *self._listeners]
-        self._listeners = []
+        readers: list[Subscription | RecordListener] = [*self._subscriptions, *self.listeners]
+        self.listeners = []
         return readers
 
     async def _run(self) -> None:
@@ -226,7 +217,7 @@ class Tailer(LaneReader):
         return True
 
     def _deliver(self, records: Sequence[Record]) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.deliver(records)
         if self._subscriptions:
             for record in records:
@@ -265,14 +256,15 @@ class Tailers:
     async def listen(self, lane: int, listener: RecordListener) -> int:
         """Deliver to a listener all records after the returned position."""
         tailer = await self._get_tailer(lane)
-        tailer.listen(listener)
+        tailer.listeners.append(listener)
         self._start_watching()
         return tailer.position
 
     def unlisten(self, lane: int, listener: RecordListener) -> None:
         """End the delivery to a listener."""
         if lane in self._tailers:
-            self._tailers[lane].unlisten(listener)
+            with suppress(ValueError):
+                self._tailers[lane].listeners.remove(listener)
 
     async def listen_members(self, listener: MemberListener) -> None:
         """Deliver to a listener all later changes and acknowledgements of members, in the streams of all lanes."""

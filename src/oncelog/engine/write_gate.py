@@ -218,11 +218,11 @@ class WriteGate:
         # A slow reader may have kept bytes in the write-ahead log, and no commit arrives to remove them.
         if ReadOnlyReason.SIZE in self._reasons and not await self._try_call(self._store.scrub, "scrubbing failed"):
             return
-        if await self._try_call(self._measure_store, "measuring the store failed"):
-            self._check_store_size()
+        await self._try_call(self._measure_store, "measuring the store failed")
 
     async def _measure_store(self) -> None:
         self.store_bytes = await self._store.size_bytes()
+        self._check_store_size()
 
     async def _probe(self) -> None:
         """Clear the reason FULL if the store can write again."""

@@ -103,7 +103,7 @@ async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) 
         served.server.reload()
         served.api_keys.revoke(created.key.id)
         served.server.reload()
-        await until(lambda: not len(served.server.log._act_queue))
+        await until(lambda: not served.server.log._act_queue.waiting)
         _, body = await read(served, auditor, act="key_revoked")
         (act,) = body["acts"]
         assert (act["actor"], act["target"]) == ("system:server", created.key.id)
@@ -115,7 +115,7 @@ async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) 
         before = (await noticed.audit()).after
         for _ in range(2):
             served.server.reload()
-        await until(lambda: not len(noticed._act_queue))
+        await until(lambda: not noticed._act_queue.waiting)
         assert (await noticed.audit()).after == before
 
 
@@ -132,7 +132,7 @@ async def test_start_with_a_revoked_key_logs_no_warning(tmp_path: Path, caplog: 
 
 async def test_read_only_mode_of_the_settings_is_recorded(tmp_path: Path) -> None:
     async with serving(tmp_path, read_only=True) as served:
-        await until(lambda: not len(served.server.log._act_queue))
+        await until(lambda: not served.server.log._act_queue.waiting)
         _, body = await read(served)
         assert [(one["act"], one["actor"]) for one in body["acts"]] == [("read_only_on", "system:server")]
 
@@ -140,7 +140,7 @@ async def test_read_only_mode_of_the_settings_is_recorded(tmp_path: Path) -> Non
 async def revoked_keys(*servers: Serving) -> list[str]:
     """Return the ids of revoked keys that the log of these servers has records of, when none of them waits."""
     for served in servers:
-        await until(lambda served=served: not len(served.server.log._act_queue))  # type: ignore[misc]
+        await until(lambda served=served: not served.server.log._act_queue.waiting)  # type: ignore[misc]
     page = await servers[0].server.log.audit(wanted=AuditFilter(act="key_revoked"))
     return [entry.target for entry in page.entries]
 

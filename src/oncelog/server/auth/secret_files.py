@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
-from oncelog.file_modes import is_first_report, open_new, open_or_create, sync_path
+from oncelog.file_modes import open_new, open_or_create, sync_path, warn_once
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -89,8 +89,7 @@ def check_secret_file(path: str, owner: int, mode: int, description: str, check:
             "Where a container runtime provides the file with these permissions, "
             "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
         )
-    if is_first_report(path, mode):
-        logger.warning("%s has %s, and %s", path, description, problem)
+    warn_once(logger, "%s has %s, and %s", path, description, problem)
 
 
 def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str | None:
