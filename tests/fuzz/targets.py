@@ -81,9 +81,10 @@ def _events_frame(dialect: Dialect, data: bytes) -> None:
     found = dialect.decode(data, ACTOR, CLIENT, EVENTS_MAX)
     if isinstance(found, tuple):
         return
-    for read in (dialect.decode_connect, dialect.decode_sync):
-        with suppress(ApiError):
-            read(found.payload)
+    with suppress(ApiError):
+        dialect.connect.decode(found.payload)
+    with suppress(ApiError):
+        dialect.decode_sync(found.payload)
 
 
 def _native_frame(data: bytes) -> None:

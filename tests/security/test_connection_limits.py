@@ -162,7 +162,7 @@ async def test_sockets_of_one_principal_are_limited_with_an_error(tmp_path: Path
         assert "connections_per_principal_max is 2" in answer["message"]
         await served.connected("bob", token("bob", client_id="bob"))
         await first.close()
-        await until(lambda: len(served.server.event_sessions) <= 3)
+        await until(lambda: len(served.server.apis.event_sessions) <= 3)
         served.server._limiter.close_expired()
         await served.connected("ada", token("ada", client_id="ada"))
 

@@ -397,7 +397,9 @@ async def test_session_that_cannot_be_renewed_is_closed_and_others_are_renewed(
         keys = [await create(served, name) for name in "ab"]
         broken, ending = [await served.connected(key.key.client_id, key.text) for key in keys]
         found = {
-            one.principal.client_id: one for one in served.server.event_sessions._sessions if one.principal is not None
+            one.principal.client_id: one
+            for one in served.server.apis.event_sessions.connections
+            if one.principal is not None
         }
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(found["a"], "renew", raise_error)

@@ -7,10 +7,10 @@ from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import (
     HELD_BYTES,
     RESERVED_CONNECTIONS,
+    Caller,
     Connection,
     ConnectionLimiter,
     ConnectionLimits,
-    ForwardedRequest,
     to_connection_limits,
 )
 from oncelog.server.errors import ApiError
@@ -198,7 +198,7 @@ def test_connection_that_was_closed_in_its_tls_handshake_stays_closed() -> None:
     early.attach(transport)
     early.close()
     assert transport.is_aborted
-    assert limiter.find_connection(transport) is None
+    assert transport not in limiter.by_transport
 
 
 @pytest.mark.rule("CO-25", "CO-27")
@@ -253,8 +253,8 @@ def test_connections_of_a_principal_are_limited() -> None:
 def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
     limiter = Limiter(address_max=1, principal_max=1, unauthenticated_max=2)
     proxies = [limiter.connected("10.0.0.1", is_proxy=True) for _ in range(2)]
-    ForwardedRequest(proxies[0], "192.0.2.1").set_principal(principal("user:ada"))
-    ForwardedRequest(proxies[1], "192.0.2.1").set_principal(principal("user:ada"))
+    Caller("192.0.2.1", proxies[0]).set_principal(principal("user:ada"))
+    Caller("192.0.2.1", proxies[1]).set_principal(principal("user:ada"))
     assert limiter.unauthenticated_count == 0
     stream = limiter.open_stream("192.0.2.1", proxies[0])
     assert limiter.unauthenticated_count == 1, "the caller of the stream is not known yet"

@@ -342,7 +342,7 @@ async def test_stopping_server_waits_until_accepted_submits_have_their_results(
         gate = served.hold_commits(monkeypatch)
         await client.send("submit_events", {"events": [item(1)]})
         await soon(gate.reached.wait())
-        replied = asyncio.ensure_future(served.server.event_sessions.wait_for_replies())
+        replied = asyncio.ensure_future(served.server.apis.event_sessions.wait_for_replies())
         await turns()
         was_done = replied.done()
         gate.open()

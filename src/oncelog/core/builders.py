@@ -74,6 +74,12 @@ def write(  # noqa: PLR0913 - the fields of a submission, all named
     )
 
 
+def format_uuid(key: bytes) -> str:
+    """Return the text form of a UUID, in lower case. Takes a third of the time of `uuid.UUID`."""
+    digits = key.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
 def parse_uuid(value: JsonValue, path: str = "$.id") -> bytes:
     """Return the 16 bytes of a UUID in its text form, in upper or lower case. Raises CanonicalError with the path."""
     # uuid.UUID is slow, and accepts braces, prefixes, digits of other scripts and misplaced hyphens. `fromhex` also

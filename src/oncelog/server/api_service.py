@@ -14,8 +14,6 @@ from oncelog.server.endpoint import Parameter, keep
 from oncelog.server.errors import field_error
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import TEXT_SCHEMA, Schema, integer_schema
-from oncelog.server.limits import ApiLimits
-from oncelog.server.metrics import Counts
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -29,11 +27,11 @@ EPOCH_PARAMETER: Final = Parameter(
 
 
 def path_parameter(
-    name: str, schema: Schema, description: str, example: str, parse: Callable[[Any, str], Any] = keep
+    name: str, schema: Schema, description: str, example: str, decode: Callable[[Any, str], Any] = keep
 ) -> Parameter:
     """Declare a name in the path."""
     schema = {**schema, "description": description}
-    return Parameter(name=name, place="path", schema=schema, parse=parse, is_required=True, example=example)
+    return Parameter(name=name, place="path", schema=schema, decode=decode, is_required=True, example=example)
 
 
 def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
@@ -42,7 +40,7 @@ def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
         "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
         "description": f"The last `{id_name}` that was received. It overrides `{cursor_name}`, unless it is empty.",
     }
-    return Parameter(name="Last-Event-ID", place="header", schema=schema, parse=parse_number)
+    return Parameter(name="Last-Event-ID", place="header", schema=schema, decode=parse_number)
 
 
 class PageSizes(Struct, frozen=True):
@@ -62,19 +60,19 @@ class PageSizes(Struct, frozen=True):
             "default": self.clamp(None),
             "description": f"{what} 0 counts as 1, and more than {self.largest} as {self.largest}.",
         }
-        return Parameter(name="limit", schema=schema, parse=parse_number)
+        return Parameter(name="limit", schema=schema, decode=parse_number)
 
 
 class ApiService:
     """The service of one API, shared by its transports."""
 
-    def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
+    def __init__(self, log: Log, auth_gate: AuthGate) -> None:
         self.log = log
         self.auth_gate = auth_gate
         self.clock = auth_gate.clock
-        self.limits = limits
-        self.counts = counts
-        self.page_sizes = PageSizes(limits.page_events_default, limits.page_events_max)
+        self.limits = auth_gate.limits
+        self.counts = auth_gate.counts
+        self.page_sizes = PageSizes(self.limits.page_events_default, self.limits.page_events_max)
 
 
 def new_rate(per_second: int, burst: int = 0) -> Rate | None:

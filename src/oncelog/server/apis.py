@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from oncelog.engine.log import Log
-from oncelog.server.audit.endpoints import AuditEndpoints
+from oncelog.server.audit import endpoints as audit
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.ack_queue import AckQueue
 from oncelog.server.chat.endpoints import ChatEndpoints
@@ -43,15 +43,12 @@ class Apis:
         on_chat_failure: Callable[[Exception], None],
     ) -> None:
         self.log = log
-        limits, counts = settings.api_limits, auth_gate.counts
         native = NativeDialect(shows_actor=settings.show_actors)
-        self.hub = EventsHub(auth_gate.clock.wall_ms, counts, on_events_failure, native)
+        self.hub = EventsHub(auth_gate, on_events_failure, native)
         self.events_service = EventsService(
             log,
             self.hub,
             auth_gate,
-            limits=limits,
-            counts=counts,
             native=native,
             insieme=InsiemeDialect(None, shows_actor=settings.show_actors),
         )
@@ -61,20 +58,19 @@ class Apis:
             partial(EventsSession, self.events_service)
         )
         self.events = EventsEndpoints(self.events_service, self.event_sessions.serve)
-        self.ledger_service = LedgerService(log, auth_gate, limits=limits, counts=counts)
+        self.ledger_service = LedgerService(log, auth_gate)
         self.ledger = LedgerEndpoints(self.ledger_service)
-        deltas_service = DeltasService(log, auth_gate, limits=limits, counts=counts)
+        deltas_service = DeltasService(log, auth_gate)
         deltas_sessions: WebSocketSessions[DeltasSession] = new_sessions(partial(DeltasSession, deltas_service))
         self.deltas = DeltasEndpoints(deltas_service, deltas_sessions)
-        self.chat_service = ChatService(log, auth_gate, limits=limits, counts=counts)
-        self.chat_hub = ChatHub(log, limits, counts, on_chat_failure)
+        self.chat_service = ChatService(log, auth_gate)
+        self.chat_hub = ChatHub(self.chat_service, on_chat_failure)
         new_session = partial(ChatSession, self.chat_service, self.chat_hub, AckQueue(log))
         self.chat_sessions: WebSocketSessions[ChatSession] = new_sessions(new_session)
         self.chat = ChatEndpoints(self.chat_service, self.chat_sessions.serve)
-        self._audit = AuditEndpoints(log)
         self._sessions: tuple[WebSocketSessions[Any], ...] = (self.event_sessions, self.chat_sessions, deltas_sessions)
         self._streams = (self.events.streams, self.ledger.streams, self.deltas.streams)
-        self._readers: tuple[WebSocketSessions[Any] | LiveStreams, ...] = (*self._sessions, *self._streams)
+        self.readers: tuple[WebSocketSessions[Any] | LiveStreams, ...] = (*self._sessions, *self._streams)
 
     def __len__(self) -> int:
         """Return the number of WebSockets and streams that are open."""
@@ -88,15 +84,11 @@ class Apis:
         """Return the HTTP operations of all APIs."""
         return [
             *self.events.list_endpoints(),
-            *self._audit.list_endpoints(),
+            *audit.list_endpoints(self.log),
             *self.ledger.list_endpoints(),
             *self.deltas.list_endpoints(),
             *self.chat.list_endpoints(),
         ]
-
-    def list_checks(self) -> list[Callable[[], object]]:
-        """Return the periodic checks of the rights of open connections."""
-        return [readers.renew for readers in self._readers]
 
     async def wait_for_replies(self) -> None:
         """Return when the replies to all accepted requests have been handed to the WebSockets."""
@@ -104,5 +96,5 @@ class Apis:
 
     def close_all(self) -> None:
         """Close all WebSockets and streams, with the reason that the server stops."""
-        for readers in self._readers:
+        for readers in self.readers:
             readers.close_all()

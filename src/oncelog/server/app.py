@@ -87,8 +87,6 @@ class Server:
             on_events_failure=self._on_read_failure,
             on_chat_failure=self._on_chat_failure,
         )
-        self.hub = self.apis.hub
-        self.event_sessions, self.chat_sessions = self.apis.event_sessions, self.apis.chat_sessions
         self._gate = RequestGate(
             settings,
             self._auth_gate,
@@ -96,17 +94,13 @@ class Server:
             has_tls=lambda: self._certificate.context is not None,
             count_streams=lambda: self._reader_count,
         )
-        self.grpc_service: LedgerGrpcService | None = None
-        if settings.grpc:
-            self.grpc_service = LedgerGrpcService(
-                self.apis.ledger_service,
-                host=settings.host,
-                port=settings.ledger_port,
-                with_reflection=settings.openapi,
-                certificate=lambda: self._certificate.pem,
-                find_address=self._gate.to_network,
-                open_stream=self._gate.admit_grpc_stream,
-            )
+        self.grpc_service = LedgerGrpcService(
+            self.apis.ledger_service,
+            settings,
+            certificate=lambda: self._certificate.pem,
+            find_address=self._gate.to_network,
+            open_stream=self._gate.admit_grpc_stream,
+        )
         self.metrics = Metrics(
             self.counts,
             self.log,
@@ -120,7 +114,7 @@ class Server:
             self.log,
             self._auth_gate,
             self.metrics,
-            get_position=lambda: self.hub.position,
+            get_position=lambda: self.apis.hub.position,
             get_settings=lambda: self.settings,
             build_document=lambda: build_document(self.list_endpoints(), limits),
         )
@@ -152,7 +146,7 @@ class Server:
     @property
     def _reader_count(self) -> int:
         """Number of WebSockets and streams that are open."""
-        return len(self.apis) + len(self.grpc_service or ())
+        return len(self.apis) + len(self.grpc_service)
 
     @property
     def is_closing(self) -> bool:
@@ -167,7 +161,8 @@ class Server:
     @property
     def grpc_address(self) -> str:
         """Address of the ledger over gRPC, `host:port`. Empty if it is not served."""
-        return "" if self.grpc_service is None else format_address((self.settings.host, self.grpc_service.port))
+        port = self.grpc_service.port
+        return format_address((self.settings.host, port)) if port else ""
 
     # --- start and stop
 
@@ -185,7 +180,7 @@ class Server:
             load()
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self.log)
-            self.hub.start(await self.log.listen(self.hub))
+            self.apis.hub.position = await self.log.listen(self.apis.hub)
             self._raise_open_files_limit()
             opened.push_async_callback(self._http.close)
             await self._http.start(self.list_endpoints())
@@ -193,7 +188,7 @@ class Server:
             opened.push_async_callback(self.metrics_listener.close)
             if self.settings.metrics and self.settings.metrics_port is not None:
                 await self.metrics_listener.start(self.settings.metrics_host, self.settings.metrics_port)
-            if self.grpc_service is not None:
+            if self.settings.grpc:
                 await self.grpc_service.start()
             opened.pop_all()
         self._tasks.start(self._check_periodically())
@@ -205,7 +200,7 @@ class Server:
         log_fields = {"urls": " ".join(self.urls), "store": redact_address(self.settings.store)}
         logger.info(
             "listening",
-            extra={**log_fields, "grpc": self.grpc_address} if self.grpc_service is not None else log_fields,
+            extra={**log_fields, "grpc": self.grpc_address} if self.settings.grpc else log_fields,
         )
         if self._authenticator.is_open:
             logger.warning("development mode: every caller on this machine has all rights, without a credential")
@@ -218,12 +213,10 @@ class Server:
             )
 
     def _raise_open_files_limit(self) -> None:
-        grpc_connections_max = self.grpc_service.connections_max if self.grpc_service is not None else 0
-        limits = self._limiter.limits
-        total_max, grpc_connections_max = raise_open_files_limit(limits.total_max, grpc_connections_max)
+        grpc, limits = self.grpc_service, self._limiter.limits
+        grpc_connections_max = grpc.connections_max if self.settings.grpc else 0
+        total_max, grpc.connections_max = raise_open_files_limit(limits.total_max, grpc_connections_max)
         self._limiter.limits = replace(limits, total_max=total_max)
-        if self.grpc_service is not None:
-            self.grpc_service.connections_max = grpc_connections_max
 
     async def stop(self) -> None:
         """Accept no more connections, finish accepted requests, close all connections, and close the log."""
@@ -238,7 +231,7 @@ class Server:
         # The system has accepted connections that the event loop does not know yet. Closing would reset them.
         await asyncio.sleep(min(ACCEPT_GRACE_S, shutdown_s))
         self._http.close_listener()
-        grpc_stop = None if self.grpc_service is None else asyncio.ensure_future(self.grpc_service.stop(shutdown_s))
+        grpc_stop = asyncio.ensure_future(self.grpc_service.stop(shutdown_s))
         self._tasks.cancel()
         try:
             async with asyncio.timeout(shutdown_s):
@@ -252,8 +245,7 @@ class Server:
         await self._linger(linger_end_s)
         await self._http.close()
         await self.metrics_listener.close()
-        if grpc_stop is not None:
-            await grpc_stop
+        await grpc_stop
         await self.log.close()
         logger.info("stopped")
 
@@ -278,25 +270,25 @@ class Server:
         """Close all connections of the Events API, because the log is unreadable. Then try to read it again."""
         logger.error("the log cannot be read; all connections are closed: %s", error)
         self._set_ready(is_ready=False)
-        self.event_sessions.fail_all(error)
+        self.apis.event_sessions.fail_all(error)
         if not self.is_closing:
             self._tasks.start(self._listen_again())
 
     def _on_chat_failure(self, error: Exception) -> None:
         """Close all connections of the Chat API. The hub reads its lanes again when the next client connects."""
         logger.error("chats cannot be read; all connections of the Chat API are closed: %s", error)
-        self.chat_sessions.fail_all(error)
+        self.apis.chat_sessions.fail_all(error)
 
     def _set_ready(self, *, is_ready: bool) -> None:
         self._operators.is_ready = is_ready
-        if self.grpc_service is not None and not self.is_closing:
+        if not self.is_closing:
             self._tasks.start(self.grpc_service.set_ready(is_ready=is_ready))
 
     async def _listen_again(self) -> None:
         level = logging.WARNING
         while True:
             try:
-                self.hub.start(await self.log.listen(self.hub))
+                self.apis.hub.position = await self.log.listen(self.apis.hub)
             except OncelogError as error:
                 logger.log(level, "the log still cannot be read: %s", error)
                 level = logging.DEBUG  # logged once in an outage
@@ -337,13 +329,14 @@ class Server:
     def run_checks(self) -> None:
         """Run the periodic checks now. The failure of one of them does not affect the others."""
         checks: list[Callable[[], object]] = [
-            *self.apis.list_checks(),
+            *(readers.renew for readers in self.apis.readers),
             errors.store_failures.poll,
             self._auth_gate.log_limiter.flush,
             self._limiter.close_expired,
             self.metrics_listener.close_expired,
             self._http.close_idle,
-            *(() if self.grpc_service is None else (self.grpc_service.renew,)),
+            self.grpc_service.renew,
+            self.grpc_service.cancel_overdue,
         ]
         for check in checks:
             try:

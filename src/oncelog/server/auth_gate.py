@@ -1,9 +1,8 @@
 """Authentication for every API: verifies credentials and limits failed attempts."""
 
 import logging
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED, SERVER_BUSY
 from oncelog.errors import AuthError, CanonicalError
@@ -36,8 +35,11 @@ class OpenConnection(Protocol):
         """End the connection, because its rights are unknown."""
 
 
+C = TypeVar("C", bound=OpenConnection)
+
+
 class AuthGate:
-    """Authentication of one server: verifies credentials, limits attempts and requests, and renews rights."""
+    """Authentication of one server: verifies credentials and limits attempts and requests."""
 
     def __init__(self, authenticator: CredentialVerifier, clock: Clock, limits: ApiLimits) -> None:
         self._authenticator = authenticator
@@ -53,11 +55,6 @@ class AuthGate:
         self.log_limiter = LogLimiter(clock.elapsed_ms)
         self.is_closing = False
         """Whether the server is being stopped, and refuses new requests."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the server accepts every caller (development mode)."""
-        return self._authenticator.is_open
 
     def check_open(self, code: str = SERVER_BUSY) -> None:
         """Raise ApiError with this code once the server is being stopped."""
@@ -100,14 +97,15 @@ class AuthGate:
 
         A credential without a client id writes under its actor, with the kind: a user and an API key may share a name.
         """
-        return principal.actor if principal.client_id is None and not self.is_open else principal.client_id
+        has_own = principal.client_id is not None or self._authenticator.is_open
+        return principal.client_id if has_own else principal.actor
 
     def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
         """Return the client id under which events are stored (EV-1); None if the principal may not use `requested`.
 
         In development mode every client id is allowed. Raises ApiError for a client id that is too long.
         """
-        if self.is_open and principal.client_id is None:
+        if self._authenticator.is_open and principal.client_id is None:
             return requested or principal.actor.partition(":")[2]
         try:
             return principal.get_event_client(requested)
@@ -120,19 +118,6 @@ class AuthGate:
         if current is None:
             raise credential_ended_error()
         return current
-
-    def renew_rights(self, connections: Iterable[OpenConnection]) -> None:
-        """Renew the rights of each connection. A connection whose renewal fails is ended."""
-        for connection in list(connections):
-            principal = connection.principal
-            try:
-                current = None if principal is None else self.refresh_principal(principal)
-                if current is not principal:
-                    connection.renew(current)
-            except Exception as error:
-                logger.exception("the rights of a connection could not be renewed, so it is closed")
-                with suppress(Exception):
-                    connection.fail(error)
 
     def _reject(self, address: str, reason: str) -> ApiError:
         """Count a wrong credential, and return its error: RATE_LIMITED above the limit of the address."""
@@ -149,3 +134,27 @@ class AuthGate:
         failures.take(address, 1)
         self.log_limiter.warn("authentication failed", address=address, reason=reason)
         return ApiError(AUTH_FAILED, "authentication failed")
+
+
+class OpenConnections(Generic[C]):
+    """Connections or streams that are open. The owner calls `renew` about once a second."""
+
+    def __init__(self, auth_gate: AuthGate) -> None:
+        self.auth_gate = auth_gate
+        self.connections: set[C] = set()
+
+    def __len__(self) -> int:
+        return len(self.connections)
+
+    def renew(self) -> None:
+        """Renew the rights of each connection (CO-23). A connection whose renewal fails is ended."""
+        for connection in list(self.connections):
+            principal = connection.principal
+            try:
+                current = None if principal is None else self.auth_gate.refresh_principal(principal)
+                if current is not principal:
+                    connection.renew(current)
+            except Exception as error:
+                logger.exception("the rights of a connection could not be renewed, so it is closed")
+                with suppress(Exception):
+                    connection.fail(error)

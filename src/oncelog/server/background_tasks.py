@@ -1,8 +1,12 @@
-"""Tasks that run in the background until they end or the server stops."""
+"""Tasks that run in the background until they end or the server stops, and long work in threads."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from oncelog.server.limits import LONG_FRAME_BYTES
+
+T = TypeVar("T")
 
 
 class BackgroundTasks:
@@ -22,3 +26,8 @@ class BackgroundTasks:
         """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
+
+
+async def run_long(size: int, function: Callable[[], T]) -> T:
+    """Call a function; in a thread if its input is long, because other requests must not wait for it."""
+    return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()

@@ -70,15 +70,22 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 
 
 class Caller:
-    """The origin of a request, for authentication. An instance of this base class belongs to no counted connection."""
+    """The origin of a request, for authentication.
 
-    __slots__ = ("address",)
+    An instance of this base class belongs to no counted connection, or to that of a trusted proxy, which serves other
+    callers too.
+    """
 
-    def __init__(self, address: str) -> None:
+    __slots__ = ("_proxy", "address")
+
+    def __init__(self, address: str, proxy: "Connection | None" = None) -> None:
         self.address = address
+        self._proxy = proxy
 
-    def set_principal(self, principal: Principal) -> None:
+    def set_principal(self, principal: Principal) -> None:  # noqa: ARG002 - for subclasses
         """Set the authenticated principal. Raises ApiError if the principal has too many connections."""
+        if self._proxy is not None and self._proxy.counted_address is not None:
+            self._proxy.remove_limits()
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
         """Call `refuse` if more than `bytes_max` bytes arrive before the caller is authenticated."""
@@ -212,43 +219,26 @@ class Connection(Caller):
             stream.close()
 
 
-class ForwardedRequest(Caller):
-    """A request from a trusted proxy, whose connection serves other callers too."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: Connection, address: str) -> None:
-        super().__init__(address)
-        self._connection = connection
-
-    def set_principal(self, principal: Principal) -> None:  # noqa: ARG002 - others use the connection too
-        """As `Caller` says."""
-        if self._connection.counted_address is not None:
-            self._connection.remove_limits()
-
-
 class CountedStream(Caller):
     """A WebSocket or stream of a trusted proxy, or a gRPC stream: counted from its request to its end."""
 
-    __slots__ = ("_connection", "_limiter", "actor")
+    __slots__ = ("_limiter", "actor")
 
-    def __init__(self, limiter: "ConnectionLimiter", address: str, connection: Connection | None = None) -> None:
-        super().__init__(address)
+    def __init__(self, limiter: "ConnectionLimiter", address: str, proxy: Connection | None = None) -> None:
+        super().__init__(address, proxy)
         self._limiter = limiter
-        self._connection = connection
         self.actor: str | None = None
 
     def set_principal(self, principal: Principal) -> None:
         """As `Caller` says."""
         if self.actor is None:
             self._limiter.count_principal(self, principal)
-            if self._connection is not None:
-                self._connection.remove_limits()
+            super().set_principal(principal)
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
         """As `Caller` says, also on a connection that was authenticated for another caller."""
-        if self._connection is not None and self._connection.byte_limit is not None:
-            self._connection.byte_limit.reset(bytes_max, refuse)
+        if self._proxy is not None and self._proxy.byte_limit is not None:
+            self._proxy.byte_limit.reset(bytes_max, refuse)
 
     def close(self) -> None:
         """Stop counting the stream. May be called twice."""
@@ -284,6 +274,7 @@ class ConnectionLimiter:
         self.closed_count = 0
         """Connections that were counted and are closed."""
         self.by_transport: dict[Transport, Connection] = {}
+        """Connections that are not closed."""
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -311,10 +302,6 @@ class ConnectionLimiter:
         self._by_address[address][connection] = None
         self._add_unauthenticated(connection, address)
         return connection
-
-    def find_connection(self, transport: Transport) -> Connection | None:
-        """Return the connection of a transport; None if it is closed."""
-        return self.by_transport.get(transport)
 
     def open_stream(self, address: str, connection: Connection | None = None) -> CountedStream:
         """Count a stream that shares a connection with others. Raises ApiError if a limit is reached.

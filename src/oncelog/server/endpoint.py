@@ -4,7 +4,6 @@ Routes, authentication, the validation of parameters and bodies, metrics and the
 declaration. A handler gets a `Call` that has passed all checks, and returns the answer.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
@@ -13,15 +12,16 @@ import orjson
 from aiohttp import web
 from msgspec import Struct
 
-from oncelog.errors import CanonicalError, OncelogError
+from oncelog.errors import OncelogError
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
+from oncelog.server.background_tasks import run_long
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, field_error, to_api_error
-from oncelog.server.http_requests import JSON, check_json, get_credential, get_path_name, parse_query, read_body
-from oncelog.server.json_schemas import Schema
-from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.http_requests import check_json, get_credential, get_path_name, parse_query, read_body
+from oncelog.server.json_schemas import JSON, Schema
+from oncelog.server.messages import Field
 
 ANONYMOUS: Final = Principal(actor="", client_id=None, grants=parse_grants())
 """Principal of calls to public endpoints."""
@@ -32,23 +32,17 @@ def keep(value: Any, _: object) -> Any:
     return value
 
 
-class Parameter(Struct, frozen=True, kw_only=True):
-    """One parameter of an endpoint."""
+class Parameter(Field, frozen=True, kw_only=True):
+    """One parameter of an endpoint. An absent required one is decoded as an empty one, so that the error names it.
 
-    name: str
-    schema: Schema
-    """JSON Schema with a description. Repeated parameters are arrays."""
+    The schema has a description. Repeated parameters are arrays.
+    """
+
     place: Literal["query", "path", "header"] = "query"
-    parse: Callable[[Any, str], Any] = keep
-    """Converts the text (a list, if repeated) of the parameter of that name. Raises ApiError or CanonicalError."""
-    default: Any = None
-    """Value of a parameter that is left out."""
+    decode: Callable[[Any, str], Any] = keep
+    """Converts the text of the parameter of that name, or a list of texts."""
     example: Any = None
     """Value in the OpenAPI document. Required parameters have one."""
-    previous_name: str = ""
-    """Deprecated name that a query parameter may be sent under."""
-    is_required: bool = False
-    """An absent required parameter is parsed as an empty one, so that `parse` names the fault."""
 
     @property
     def is_repeated(self) -> bool:
@@ -181,9 +175,7 @@ class EndpointRouter:
             check_json(call.request)
         body = await read_body(call.request)
         if body or expected.is_required:
-            # A long body is decoded in a thread, because other requests must not wait for it.
-            decode = partial(expected.decode, body, call.principal)
-            call.body = await asyncio.to_thread(decode) if len(body) > LONG_FRAME_BYTES else decode()
+            call.body = await run_long(len(body), partial(expected.decode, body, call.principal))
         # The credential may have ended while the body arrived.
         call.principal = self._auth_gate.recheck_principal(call.principal)
         self._auth_gate.check_open()
@@ -236,7 +228,4 @@ def _parse_parameter(call: Call, parameter: Parameter, sent: Mapping[str, Any]) 
         if not parameter.is_required:
             return parameter.default
         value = [] if parameter.is_repeated else ""
-    try:
-        return parameter.parse(value, call.get_sent_name(name))
-    except CanonicalError as error:
-        raise field_error(error.path, error.reason) from None
+    return parameter.convert(value, call.get_sent_name(name))

@@ -1,7 +1,7 @@
 """Errors that clients receive, the same for every API and transport."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -54,6 +54,13 @@ def field_error(field: str, reason: str, code: str = BAD_REQUEST, **details: Any
     """Return the error for a wrong value of a request: the path of the field, and the reason."""
     field = field.encode("utf-8", "replace").decode()  # a path may have lone surrogates, which cannot be sent
     return ApiError(code, f"{field}: {reason}", field=field, **details)
+
+
+def raise_first(new_error: Callable[[str], Exception], *faults: tuple[bool, str]) -> None:
+    """Raise the error for the first fault that is present. Do nothing without one."""
+    for is_present, fault in faults:
+        if is_present:
+            raise new_error(fault)
 
 
 class MalformedMessageError(ApiError):

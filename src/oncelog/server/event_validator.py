@@ -25,6 +25,8 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Submission
 from oncelog.errors import SettingsError
+from oncelog.server.errors import raise_first
+from oncelog.server.log_format import shorten
 
 
 class NewEvent(Struct, frozen=True):
@@ -60,10 +62,12 @@ def load_validator(name: str) -> Validate:
     except Exception as error:
         problem = f"cannot be {'imported' if is_path else 'loaded'}: {type(error).__name__}: {error}"
         raise SettingsError(f"validate: {name} {problem}") from error
-    if not callable(found):
-        raise SettingsError(f"validate: {name} is not callable")
-    if iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004 - inspects the method
-        raise SettingsError(f"validate: {name} is a coroutine function, and must be an ordinary one")
+    is_coroutine = iscoroutinefunction(found) or iscoroutinefunction(getattr(found, "__call__", None))  # noqa: B004 - inspects the method
+    raise_first(
+        SettingsError,
+        (not callable(found), f"validate: {name} is not callable"),
+        (is_coroutine, f"validate: {name} is a coroutine function, and must be an ordinary one"),
+    )
     return to_validator(found)
 
 
@@ -90,9 +94,7 @@ def _format_objection(value: object) -> str:
         text = str(value)
     except Exception:  # noqa: BLE001 - code of the application
         return ""
-    beyond = len(text) - OBJECTION_CHARACTERS_MAX
-    text = text if beyond <= 0 else f"{text[:OBJECTION_CHARACTERS_MAX]}… ({beyond} more characters)"
-    return text.encode("utf-8", "replace").decode()
+    return shorten(text, OBJECTION_CHARACTERS_MAX).encode("utf-8", "replace").decode()
 
 
 def _to_event(submission: Submission) -> NewEvent:

@@ -17,9 +17,10 @@ from typing import Final
 from aiohttp import HttpVersion11, base_protocol, helpers, http_exceptions, http_parser, tcp_helpers, web
 from msgspec import Struct
 
-from oncelog.server.connection_limiter import Caller, ForwardedRequest, Transport
+from oncelog.server.connection_limiter import Caller, Transport
 from oncelog.server.http_protocol import RESPONSE_HEADERS
-from oncelog.server.http_requests import JSON, parse_bearer
+from oncelog.server.http_requests import parse_bearer
+from oncelog.server.json_schemas import JSON
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.preauth_limiter import PreauthLimiter
 
@@ -225,7 +226,7 @@ class _FastConnection(asyncio.Protocol):
         self._limiter = limiter
         connection = self._connection = limiter.connection
         # Other callers use the connection of a proxy too.
-        self._caller = ForwardedRequest(connection, connection.address) if connection.is_proxy else connection
+        self._caller = Caller(connection.address, connection) if connection.is_proxy else connection
         self._loop = asyncio.get_running_loop()
         self._transport: Transport = None
         self._remote = ""

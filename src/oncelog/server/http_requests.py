@@ -4,16 +4,17 @@ import asyncio
 import re
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
 
 from oncelog import error_codes
+from oncelog.server.background_tasks import run_long
 from oncelog.server.errors import ApiError, field_error
-from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.json_schemas import JSON
 
-JSON: Final = "application/json"
 ENCODINGS: Final = ("identity", "gzip", "deflate")
 _GZIP_BITS: Final = zlib.MAX_WBITS + 16
 BODY_TIMEOUT_S: Final = 60
@@ -68,9 +69,7 @@ async def read_body(request: web.Request) -> bytes:
     if encoding == "identity" or not body:
         return body
     bytes_max = request.client_max_size
-    if bytes_max > LONG_FRAME_BYTES:  # the result may be long, and other requests must not wait for it
-        return await asyncio.to_thread(_decompress, body, encoding, bytes_max)
-    return _decompress(body, encoding, bytes_max)
+    return await run_long(bytes_max, partial(_decompress, body, encoding, bytes_max))
 
 
 def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:

@@ -98,7 +98,7 @@ class HttpPort:
     @web.middleware
     async def _count_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Inform the connection of a request of its begin and end."""
-        connection = self._limiter.find_connection(request.transport)
+        connection = self._limiter.by_transport.get(request.transport)
         if connection is None:
             return await handler(request)
         connection.start_request()
@@ -140,7 +140,7 @@ class HttpServer(HttpPort):
             check_request=gate.check_fast_request,
             respond_to_failure=gate.respond_to_failure,
             body_bytes_max=settings.api_limits.frame_bytes_max,
-            varies_by_origin=gate.varies_by_origin,
+            varies_by_origin=bool(settings.origins),
         )
 
     async def start(self, endpoints: Iterable[Endpoint]) -> None:

@@ -10,6 +10,8 @@ JSON: Final = "application/json"
 PROBLEM_JSON: Final = "application/problem+json"
 NO_NUL: Final = "^[^\\u0000]*$"
 TEXT_SCHEMA: Final[Schema] = {"type": "string"}
+POSITIVE_INTEGER: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": INTEGER_MAX}
+TIMESTAMP: Final[Schema] = {**POSITIVE_INTEGER, "description": "Milliseconds since 1970."}
 SSE_RESPONSE: Final[Schema] = {
     "description": "A stream of server-sent events, which the client ends.",
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
@@ -57,16 +59,6 @@ def integer_schema(description: str = "") -> Schema:
     """Return the schema of a whole number from 0 on."""
     schema: Schema = {"type": "integer", "minimum": 0, "maximum": INTEGER_MAX}
     return {**schema, "description": description} if description else schema
-
-
-def positive_integer_schema() -> Schema:
-    """Return the schema of a whole number from 1 on."""
-    return {"type": "integer", "minimum": 1, "maximum": INTEGER_MAX}
-
-
-def timestamp_schema() -> Schema:
-    """Return the schema of a time."""
-    return {**positive_integer_schema(), "description": "Milliseconds since 1970."}
 
 
 def problem_schema() -> Schema:

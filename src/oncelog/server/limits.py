@@ -167,11 +167,6 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     delivery_ms: int = 50
     """How long acknowledgements gather before the server sends them to the members of their chat."""
 
-    @property
-    def grpc_share(self) -> int:
-        """Connections of the gRPC port at a time."""
-        return min(self.grpc_connections_max, self.connections_max)
-
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             highest = _HIGHEST.get(name, SETTING_NUMBER_MAX)

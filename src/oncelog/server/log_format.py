@@ -94,9 +94,9 @@ def _format_time(record: logging.LogRecord) -> str:
 
 def _format_message(record: logging.LogRecord) -> str:
     try:
-        return _shorten(record.getMessage())
+        return shorten(record.getMessage())
     except Exception:  # noqa: BLE001 - a record with wrong arguments is written too
-        return _shorten(_call_safely(str, record.msg))
+        return shorten(_call_safely(str, record.msg))
 
 
 def _get_extra_fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _format_exception(formatter: logging.Formatter, record: logging.LogRecord) -
         texts.append(record.exc_text)
     if record.stack_info:
         texts.append(record.stack_info)
-    return _shorten("\n".join(texts), EXCEPTION_CHARACTERS_MAX)
+    return shorten("\n".join(texts), EXCEPTION_CHARACTERS_MAX)
 
 
 def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
@@ -127,8 +127,8 @@ def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
         return [_to_json_value(item, depth - 1) for item in _call_safely(list, value, [])]
     if depth and isinstance(value, Mapping):
         pairs = _call_safely(lambda mapping: list(mapping.items()), value, [])
-        return {_shorten(_call_safely(str, name)): _to_json_value(item, depth - 1) for name, item in pairs}
-    return _shorten(_call_safely(hex if type(value) is int else str, value))
+        return {shorten(_call_safely(str, name)): _to_json_value(item, depth - 1) for name, item in pairs}
+    return shorten(_call_safely(hex if type(value) is int else str, value))
 
 
 def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = None) -> Any:
@@ -139,7 +139,8 @@ def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = No
         return f"<{type(value).__name__} that cannot be written>" if default is None else default
 
 
-def _shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    """Return the beginning of a text, and how many characters are missing."""
     beyond = len(text) - characters_max
     return text if beyond <= 0 else f"{text[:characters_max]}… ({beyond} more characters)"
 
@@ -160,8 +161,4 @@ def _escape_name(name: str) -> str:
 
 
 def _escape_text(text: str) -> str:
-    return _UNSAFE.sub(_escape_match, text)
-
-
-def _escape_match(match: re.Match[str]) -> str:
-    return _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
+    return _UNSAFE.sub(lambda match: _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}", text)

@@ -155,6 +155,13 @@ class Field(Struct, frozen=True, kw_only=True):
     previous_name: str = ""
     """Deprecated name that the member may be sent under."""
 
+    def convert(self, value: Any, path: str) -> Any:
+        """Convert a value. Raises ApiError with the path of the fault."""
+        try:
+            return self.decode(value, path)
+        except CanonicalError as error:
+            raise field_error(error.path, error.reason) from None
+
 
 class Message(Generic[T]):
     """A JSON object with these fields. Other members have no meaning (CO-20)."""
@@ -176,10 +183,7 @@ class Message(Generic[T]):
                     raise field_error(f"{path}.{name}", "is missing")
                 values.append(field.default)
             else:
-                try:
-                    values.append(field.decode(value, f"{path}.{name}"))
-                except CanonicalError as error:
-                    raise field_error(error.path, error.reason) from None
+                values.append(field.convert(value, f"{path}.{name}"))
         return self._build(*values, *more)
 
     def decode_body(self, body: bytes, _: object = None) -> T:

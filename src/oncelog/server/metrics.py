@@ -137,10 +137,6 @@ class _Declaration(Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-def _read_reasons(metrics: Metrics) -> Mapping[str, int]:
-    return {reason.value: int(reason in metrics.log.write_gate.reasons) for reason in ReadOnlyReason}
-
-
 def _read_outcomes(metrics: Metrics) -> Mapping[str, int]:
     counts = metrics.counts
     rejected = {f"rejected_{reason}": count for reason, count in counts.events_rejected.items()}
@@ -164,7 +160,7 @@ _DECLARATIONS: Final = (
         _GAUGE,
         "read_only",
         "1 for each reason for which the log accepts no new writes: operator, free, size, full.",
-        _read_reasons,
+        lambda metrics: {reason.value: int(reason in metrics.log.write_gate.reasons) for reason in ReadOnlyReason},
         ("reason",),
     ),
     _Declaration(

@@ -67,7 +67,6 @@ class OperatorEndpoints:
     ) -> None:
         self._log = log
         self._auth_gate = auth_gate
-        self._log_limiter = auth_gate.log_limiter
         self._metrics = metrics
         self._get_position = get_position
         """Returns the newest position of lane 0 that this server has delivered."""
@@ -134,10 +133,10 @@ class OperatorEndpoints:
         try:
             heads = await asyncio.wait_for(self._log.heads(), READY_TIMEOUT_S)
         except OncelogError as error:
-            self._log_limiter.warn("not ready", error=str(error))
+            self._auth_gate.log_limiter.warn("not ready", error=str(error))
             return _not_ready("the store cannot be read")
         except TimeoutError:
-            self._log_limiter.warn("not ready: the store has not answered in time", seconds=READY_TIMEOUT_S)
+            self._auth_gate.log_limiter.warn("not ready: the store has not answered in time", seconds=READY_TIMEOUT_S)
             return _not_ready("the store does not answer")
         newest = heads[0].position if 0 in heads else 0
         found = {"status": "ok", "epoch": self._log.epoch, "last_committed_id": newest}

@@ -39,7 +39,7 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
     The nearest proxy wrote the rightmost address. From the right, the first address that is not a trusted proxy is the
     client. The client may have forged the addresses to the left of it.
     """
-    found = _parse_address(peer)
+    found = parse_address(peer)
     if found is None:
         return UNKNOWN_ADDRESS
     for text in reversed((forwarded_for or "").split(",")):
@@ -54,7 +54,7 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
 
 def to_client_network(address: str) -> str:
     """Return the key by which a client is counted: its IPv4 address, or the network of its IPv6 address."""
-    found = _parse_address(address)
+    found = parse_address(address)
     if not isinstance(found, IPv6Address):
         return address
     return str(IPv6Network((int(found), CLIENT_NETWORK_BITS), strict=False))
@@ -62,7 +62,7 @@ def to_client_network(address: str) -> str:
 
 def is_trusted(peer: str | None, trusted: Networks) -> bool:
     """Return whether a peer is a trusted proxy."""
-    found = _parse_address(peer)
+    found = parse_address(peer)
     return found is not None and _is_in(found, trusted)
 
 
@@ -79,7 +79,8 @@ def _is_in(address: Address, networks: Networks) -> bool:
     return any(address in network for network in networks)
 
 
-def _parse_address(text: str | None) -> Address | None:
+def parse_address(text: str | None) -> Address | None:
+    """Return the address in a text; None for another text."""
     try:
         found = ip_address((text or "").partition("%")[0])
     except ValueError:
@@ -92,7 +93,7 @@ def _parse_address(text: str | None) -> Address | None:
 def _parse_address_with_port(text: str) -> Address | None:
     """Parse an address with an optional port, which some proxies add."""
     parts = _HOST_AND_PORT.fullmatch(text.lower())
-    return _parse_address(text if parts is None else parts[1] or parts[2])
+    return parse_address(text if parts is None else parts[1] or parts[2])
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def is_loopback_host(host_header: str | None) -> bool:
     parts = _HOST_AND_PORT.fullmatch((host_header or "").lower())
     if parts is None or not _is_port(parts[3]):
         return False
-    address = _parse_address(parts[1] or parts[2])
+    address = parse_address(parts[1] or parts[2])
     if address is not None:
         return address.is_loopback
     name = (parts[2] or "").removesuffix(".")
@@ -142,7 +143,7 @@ def _normalize_origin_parts(scheme: str, host_and_port: str) -> str | None:
         return None
     host: str = parts[2] or ""
     if parts[1] is not None:
-        address = _parse_address(parts[1])
+        address = parse_address(parts[1])
         if address is None:
             return None
         host = f"[{address}]"

@@ -20,7 +20,7 @@ class Reply(ReplySlot):
     __slots__ = ("close_reason", "follows", "is_placed", "is_ready", "next", "previous", "queue")
 
     def __init__(self, queue: "ReplyQueue") -> None:
-        self.frame = None  # like `ReplySlot`, but without a call, because every write has a reply
+        self.frame = None
         self.is_due = False
         self.queue = queue
         self.previous: Reply | None = None

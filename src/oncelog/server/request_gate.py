@@ -16,7 +16,7 @@ from oncelog import error_codes
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
-from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream, ForwardedRequest
+from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream
 from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
 from oncelog.server.errors import SERVER_FAILURE, ApiError, field_error
 from oncelog.server.http_requests import check_single_authorization
@@ -28,6 +28,7 @@ from oncelog.server.origins import (
     is_loopback_host,
     is_trusted,
     normalize_origin,
+    parse_networks,
     to_client_network,
 )
 from oncelog.server.problems import DEFAULT_DIALECT, ProblemDialect, to_error_response
@@ -66,8 +67,8 @@ class RequestGate:
         self._has_tls = has_tls
         self._count_streams = count_streams
         """Returns the number of WebSockets and streams that are open."""
-        self._trusted_networks = settings.proxy_networks
-        self._allowed_origins = settings.origin_set
+        self._trusted_networks = parse_networks(settings.trusted_proxies)
+        self._allowed_origins = frozenset(filter(None, map(normalize_origin, settings.origins)))
         self._find_refusal_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._find_refusal)
         self.to_network = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._to_network)
         """Returns the client's network, from the address of the peer and `X-Forwarded-For`."""
@@ -161,11 +162,6 @@ class RequestGate:
             return "Origin", "is not an allowed origin"
         return None
 
-    @property
-    def varies_by_origin(self) -> bool:
-        """Whether answers depend on the origin of the request."""
-        return bool(self._allowed_origins)
-
     async def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Allow pages of configured origins to read the answer. Requests of other origins were refused before."""
         origin = request.headers.get("Origin")
@@ -183,11 +179,10 @@ class RequestGate:
 
     def find_caller(self, request: web.Request) -> Caller:
         """Return the caller of a request."""
-        connection = self.limiter.find_connection(request.transport)
+        connection = self.limiter.by_transport.get(request.transport)
         if connection is not None and not connection.is_proxy:
             return connection
-        address = self._get_address(request)
-        return Caller(address) if connection is None else ForwardedRequest(connection, address)
+        return Caller(self._get_address(request), connection)
 
     def _get_address(self, request: web.Request) -> str:
         # The trusted proxy wrote the last of several lines, as it wrote the last of several addresses in one line.
@@ -201,7 +196,7 @@ class RequestGate:
 
     def admit_stream(self, request: web.Request) -> Caller:
         """Return the caller of a WebSocket or stream, which stays open. Raises ApiError if a limit is reached."""
-        connection = self.limiter.find_connection(request.transport)
+        connection = self.limiter.by_transport.get(request.transport)
         self._check_capacity(connection)
         self.open_requests.pop(id(request), None)
         if connection is None:

@@ -45,11 +45,10 @@ class ReplySlot:
 
     __slots__ = ("frame", "is_due")
 
-    def __init__(self) -> None:
-        self.frame: bytes | None = None
-        """None until the outcome is known."""
-        self.is_due = False
-        """Whether the reply may be sent once it is known."""
+    frame: bytes | None
+    """None until the outcome is known."""
+    is_due: bool
+    """Whether the reply may be sent once it is known."""
 
     def on_written(self) -> None:
         """Called when the reply was written."""

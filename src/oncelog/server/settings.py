@@ -7,7 +7,6 @@ earlier ones: the defaults, a TOML file, the environment, the command line.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
 from itertools import combinations
 from typing import Any, Final, get_type_hints
 
@@ -27,10 +26,11 @@ from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenti
 from oncelog.server.auth.secret_files import SecretCheck
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
+from oncelog.server.errors import raise_first
 from oncelog.server.event_validator import VALIDATORS_GROUP
 from oncelog.server.limits import ApiLimits
 from oncelog.server.log_format import Format, Level
-from oncelog.server.origins import Networks, normalize_origin, parse_networks
+from oncelog.server.origins import normalize_origin, parse_address, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
 DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
@@ -89,23 +89,32 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Whether the description of the HTTP interface is served."""
 
     def __post_init__(self) -> None:
-        _check(bool(self.store), "store must name a file or a database")
+        is_validator = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
+        raise_first(
+            SettingsError,
+            (not self.store, "store must name a file or a database"),
+            (_HOST.fullmatch(self.host) is None, "host must be an IP address or the name of a host"),
+            (_HOST.fullmatch(self.metrics_host) is None, "metrics_host must be an IP address or a host name"),
+            (
+                not is_validator,
+                f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
+            ),
+        )
         parse_file_mode(self.file_mode)
-        _check(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
-        _check(_HOST.fullmatch(self.metrics_host) is not None, "metrics_host must be an IP address or a host name")
         set_ports = [name for name in _PORTS if getattr(self, name) is not None]
         check_whole_numbers(self, set_ports, highest=65_535, may_be_zero=_PORTS)
         check_whole_numbers(self, ["shutdown_ms"], highest=SETTING_NUMBER_MAX, may_be_zero=["shutdown_ms"])
-        _check(
-            self.validate is None or _VALIDATE.fullmatch(self.validate) is not None,
-            f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
-        )
         check_tenants(self.tenants)
-        for origin in self.origins:
-            _check(
-                normalize_origin(origin) is not None,
-                f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}",
-            )
+        raise_first(
+            SettingsError,
+            *(
+                (
+                    normalize_origin(origin) is None,
+                    f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}",
+                )
+                for origin in self.origins
+            ),
+        )
         try:
             parse_networks(self.trusted_proxies)
         except ValueError as error:
@@ -122,16 +131,6 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     def secret_check(self) -> SecretCheck:
         """Strictness of the check of secret files."""
         return SecretCheck.SERVER if self.check_secret_files else SecretCheck.WARN
-
-    @property
-    def origin_set(self) -> frozenset[str]:
-        """The origins in the form that `is_allowed_origin` compares."""
-        return frozenset(filter(None, map(normalize_origin, self.origins)))
-
-    @property
-    def proxy_networks(self) -> Networks:
-        """The trusted proxies, as `find_client_address` takes them."""
-        return parse_networks(self.trusted_proxies)
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
@@ -188,29 +187,38 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(
-            not self.development or is_loopback(self.host),
-            "development accepts every caller, so host must be a loopback address (127.0.0.1, ::1, localhost), "
-            f"not {self.host}",
-        )
-        _check(
-            self.development or self.tokens is not None or self.api_keys.file is not None,
-            "no caller could authenticate: configure tokens (tokens.algorithms and tokens.key_files) or API keys "
-            "(api_keys.file), or, for a server that only its own machine can reach, set development to true",
-        )
-        _check(
-            (self.tls.certificate is None) == (self.tls.private_key is None),
-            "tls.certificate and tls.private_key must be set together, or neither of them",
-        )
-        _check(
-            self.api_limits.request_events_max <= self.engine_limits.request_items_max,
-            f"limits.request_events_max ({self.api_limits.request_events_max}) must not be above "
-            f"limits.request_items_max ({self.engine_limits.request_items_max})",
-        )
-        _check(
-            self.api_limits.request_members_max < self.engine_limits.request_items_max,
-            f"limits.request_members_max ({self.api_limits.request_members_max}) must be below "
-            f"limits.request_items_max ({self.engine_limits.request_items_max})",
+        can_authenticate = self.development or self.tokens is not None or self.api_keys.file is not None
+        events_max, members_max = self.api_limits.request_events_max, self.api_limits.request_members_max
+        items_max = self.engine_limits.request_items_max
+        raise_first(
+            SettingsError,
+            (
+                self.development and not is_loopback(self.host),
+                (
+                    "development accepts every caller, so host must be a loopback address (127.0.0.1, ::1, localhost), "
+                    f"not {self.host}"
+                ),
+            ),
+            (
+                not can_authenticate,
+                (
+                    "no caller could authenticate: configure tokens (tokens.algorithms and tokens.key_files) or "
+                    "API keys (api_keys.file), or, for a server that only its own machine can reach, set "
+                    "development to true"
+                ),
+            ),
+            (
+                (self.tls.certificate is None) != (self.tls.private_key is None),
+                "tls.certificate and tls.private_key must be set together, or neither of them",
+            ),
+            (
+                events_max > items_max,
+                f"limits.request_events_max ({events_max}) must not be above limits.request_items_max ({items_max})",
+            ),
+            (
+                members_max >= items_max,
+                f"limits.request_members_max ({members_max}) must be below limits.request_items_max ({items_max})",
+            ),
         )
         self._check_ports()
 
@@ -222,11 +230,9 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
             places["metrics_port"] = (self.metrics_host, self.metrics_port)
         for (name, (host, port)), (other, (other_host, other_port)) in combinations(places.items(), 2):
             is_default = "grpc_port" in (name, other) and self.grpc_port is None
-            _check(
-                port == 0 or port != other_port or not _may_share_address(host, other_host),
-                f"{name} and {other} must be different, but both are {port}"
-                + (f"; grpc_port is {GRPC_PORT_OFFSET} above port unless it is set" if is_default else ""),
-            )
+            hint = f"; grpc_port is {GRPC_PORT_OFFSET} above port unless it is set" if is_default else ""
+            if 0 < port == other_port and _may_share_address(host, other_host):
+                raise SettingsError(f"{name} and {other} must be different, but both are {port}{hint}")
 
 
 def _may_share_address(host: str, other: str) -> bool:
@@ -237,17 +243,8 @@ def _may_share_address(host: str, other: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can connect to the host: 127.0.0.0/8, ::1 and `localhost`."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise SettingsError(message)
+    address = parse_address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 # --- loading -----------------------------------------------------------------------------------------
@@ -298,8 +295,8 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
         parts[field.part][field.name] = _check_value(name, field, sourced)
     general = parts.pop("", {})
     for required in ("algorithms", "key_files"):
-        is_complete = "tokens" not in parts or required in parts["tokens"]
-        _check(is_complete, f"tokens.{required} must be set where other settings of tokens are")
+        if required not in parts.get("tokens", (required,)):
+            raise SettingsError(f"tokens.{required} must be set where other settings of tokens are")
     return ServerSettings(**general, **{part: replace(_PARTS[part][1], **values) for part, values in parts.items()})
 
 

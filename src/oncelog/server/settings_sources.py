@@ -171,10 +171,6 @@ def _parse_integer(text: str) -> int | None:
     return int(text) if is_number else None
 
 
-def _parse_boolean(text: str) -> bool | None:
-    return _FLAGS.get(text.lower())
-
-
 def _parse_key_file(text: str) -> dict[str, object]:
     """Parse `kind:path` or `kind#key_id:path`."""
     head, _, path = text.partition(":")
@@ -205,7 +201,7 @@ _FORMS: Final[Mapping[Any, _Form]] = {
         f"a whole number, at most {SETTING_NUMBER_MAX}",
         _parse_integer,
     ),
-    bool: _Form(bool, "true or false", _parse_boolean),
+    bool: _Form(bool, "true or false", lambda text: _FLAGS.get(text.lower())),
     str: _Form(PlainText, "a text, not empty and without U+0000", plural="texts"),
     KeyFile: _Form(KeyFile, _KEY_FILE_FORM, _parse_key_file, plural="key files", is_table=True),
     Tenant: _Form(Tenant, _TENANT_FORM, _parse_tenant, plural="tenants", is_table=True),

@@ -21,8 +21,7 @@ class ServerCertificate:
     """The files `tls.certificate` and `tls.private_key`. The attributes have values only with TLS."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._paths = (settings.tls.certificate, settings.tls.private_key)
-        self._check = settings.secret_check
+        self._settings = settings
         self.context: ssl.SSLContext | None = None
         """For HTTP. `load` changes it in place, so that open listeners use the new certificate."""
         self.pem: tuple[bytes, bytes] | None = None
@@ -30,7 +29,7 @@ class ServerCertificate:
 
     def load(self) -> None:
         """Read each file once. Raises SettingsError, and keeps the certificate that was loaded before."""
-        chain_path, key_path = self._paths
+        chain_path, key_path = self._settings.tls.certificate, self._settings.tls.private_key
         if chain_path is None or key_path is None:
             return
         try:
@@ -38,7 +37,7 @@ class ServerCertificate:
                 secret_files.read_file(key_path, TLS_FILE_BYTES_MAX),
                 secret_files.read_file(chain_path, TLS_FILE_BYTES_MAX),
             )
-            key.check_secret("a private key", self._check)
+            key.check_secret("a private key", self._settings.secret_check)
             context = _new_context()
             # A wrong key would leave the context without a certificate, so try a new context first.
             _load_chain(context, chain, key)

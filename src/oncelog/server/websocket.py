@@ -3,15 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from oncelog.server.auth_gate import AuthGate
+from oncelog.server.auth_gate import AuthGate, OpenConnections
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.limits import CONNECT_BYTES_MAX
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
-from oncelog.server.websocket_frames import CloseCode, encode_close_frame
+from oncelog.server.websocket_frames import encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
 
 _TEXT: Final = WSMsgType.TEXT  # Python 3.11 looks up members of enums slowly
@@ -71,7 +71,9 @@ class WebSocketSessionTransport:
     def refuse_first_message(self) -> None:
         """Close the connection, because too many bytes arrived before authentication. They are discarded."""
         self.write(
-            encode_close_frame(CloseCode.TOO_LARGE, f"the first message must have at most {CONNECT_BYTES_MAX} bytes")
+            encode_close_frame(
+                WSCloseCode.MESSAGE_TOO_BIG, f"the first message must have at most {CONNECT_BYTES_MAX} bytes"
+            )
         )
         if self._transport is not None:
             self._transport.close()
@@ -86,7 +88,7 @@ class _WebSocket(web.WebSocketResponse):
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         """As aiohttp says."""
-        if code == CloseCode.TOO_LARGE and self.session is not None and not self.closed:
+        if code == WSCloseCode.MESSAGE_TOO_BIG and self.session is not None and not self.closed:
             principal = self.session.principal
             self.auth_gate.log_limiter.log(
                 logging.INFO if principal is None else logging.WARNING,
@@ -110,23 +112,19 @@ class _WebSocket(web.WebSocketResponse):
         self._parser = self._reader = self._writer = self._exception = None
 
 
-class WebSocketSessions(Generic[S]):
+class WebSocketSessions(OpenConnections[S]):
     """All WebSocket connections of an API.
 
     `new_session` creates a session from a transport, a caller, and the details that were given to `serve`.
     """
 
     def __init__(self, auth_gate: AuthGate, new_session: Callable[..., S]) -> None:
-        self._auth_gate = auth_gate
+        super().__init__(auth_gate)
         self._new_session = new_session
-        self._sessions: set[S] = set()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
 
     async def serve(self, request: web.Request, caller: Caller, *details: object) -> web.WebSocketResponse:
         """Serve one connection, from its first frame to its last."""
-        limits = self._auth_gate.limits
+        limits = self.auth_gate.limits
         socket = _WebSocket(
             # All readers get the same bytes, so frames cannot use compression, which has a state.
             compress=False,
@@ -134,7 +132,7 @@ class WebSocketSessions(Generic[S]):
             max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
             decode_text=False,
         )
-        socket.auth_gate = self._auth_gate
+        socket.auth_gate = self.auth_gate
         await socket.prepare(request)
         transport = request.transport
         if transport is None:  # the connection is lost
@@ -143,38 +141,34 @@ class WebSocketSessions(Generic[S]):
         session = self._new_session(session_transport, caller, *details)
         caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, session_transport.refuse_first_message)
         socket.session, socket.session_transport = session, session_transport
-        self._sessions.add(session)
+        self.connections.add(session)
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)
         try:
             await _receive_all(socket, session)
         finally:
             timer.cancel()
             session.on_disconnect()
-            self._sessions.discard(session)
+            self.connections.discard(session)
         return socket
 
     def _check_connected(self, session: S) -> None:
         if session.principal is None:
-            self._auth_gate.counts.connections_refused["timeout"] += 1
+            self.auth_gate.counts.connections_refused["timeout"] += 1
             session.refuse_silence()
-
-    def renew(self) -> None:
-        """Renew the rights of all sessions, and end those of expired credentials (CO-23)."""
-        self._auth_gate.renew_rights(self._sessions)
 
     async def wait_for_replies(self) -> None:
         """Return when the replies to all accepted requests have been handed to the connections."""
-        await asyncio.gather(*(session.wait_for_replies() for session in self._sessions))
+        await asyncio.gather(*(session.wait_for_replies() for session in self.connections))
 
     def fail_all(self, error: Exception) -> None:
         """End all sessions, because the log cannot be read."""
-        for session in list(self._sessions):
+        for session in list(self.connections):
             session.fail(error)
 
     def close_all(self) -> None:
         """Close all sessions, because the server stops. Their replies were written before."""
-        for session in list(self._sessions):
-            session.close(CloseCode.GOING_AWAY, "the server is being stopped")
+        for session in list(self.connections):
+            session.close(WSCloseCode.GOING_AWAY, "the server is being stopped")
 
 
 async def _receive_all(socket: web.WebSocketResponse, session: WebSocketSession[Any, Any]) -> None:

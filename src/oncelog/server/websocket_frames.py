@@ -13,16 +13,6 @@ _pack_length_16: Final = Packing("!BBH").pack
 _pack_length_64: Final = Packing("!BBQ").pack
 
 
-class CloseCode:
-    """Codes of close frames."""
-
-    NORMAL: Final = 1000
-    GOING_AWAY: Final = 1001
-    POLICY: Final = 1008
-    TOO_LARGE: Final = 1009
-    SERVER_ERROR: Final = 1011
-
-
 @lru_cache(maxsize=4096)
 def encode_json_text(text: str) -> str:
     """Encode a text as JSON. Cached, because most names are encoded repeatedly."""

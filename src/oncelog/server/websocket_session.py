@@ -12,13 +12,16 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from functools import partial
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from aiohttp import WSCloseCode
 
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import (
     BUSY_RETRY_AFTER_MS,
@@ -28,28 +31,19 @@ from oncelog.server.errors import (
     field_error,
     to_api_error,
 )
-from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, ApiLimits
-from oncelog.server.metrics import Counts
+from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
 from oncelog.server.send_queue import SendQueue, SessionTransport
-from oncelog.server.websocket_frames import CloseCode
-from oncelog.storage.clock import Clock
 
 logger: Final = logging.getLogger("oncelog.doors")
 
+CHECKED_NAMES_MAX: Final = 1000
+"""Names for which a connection caches whether its principal may write them."""
 M = TypeVar("M")
 """Decoded message."""
 R = TypeVar("R")
 """Ids of a request that its reply repeats."""
 MessageHandler = Callable[[Any, Any], Awaitable[None] | None]
 """Method of a session that handles a message. The next frame is received when the awaitable has completed."""
-
-
-class SessionService(Protocol):
-    """The attributes of its service that a session uses."""
-
-    limits: ApiLimits
-    counts: Counts
-    clock: Clock
 
 
 class PendingWrite:
@@ -87,17 +81,17 @@ class WebSocketSession(ABC, Generic[M, R]):
     write_noun: ClassVar[str]
     """Words of this API for a frame and for several writes, in errors."""
 
-    def __init__(self, service: SessionService, transport: SessionTransport, caller: Caller) -> None:
-        self.service = service
+    def __init__(self, auth_gate: AuthGate, transport: SessionTransport, caller: Caller) -> None:
+        self.auth_gate = auth_gate
         self.transport = transport
         self.caller = caller
         self.address = caller.address
         self.principal: Principal | None = None
-        self.send_queue = SendQueue(transport, service.limits, service.counts, self._close_slow, self._describe)
+        self.send_queue = SendQueue(transport, auth_gate.limits, auth_gate.counts, self._close_slow, self._describe)
         self.in_flight_count = 0
         """Writes without an answer."""
-        self._writable: set[Any] = set()
-        """Names for which the principal's write grants have been checked."""
+        self._may_write: Callable[[str], bool]
+        """`may_write` of the grants of the principal, with a cache. Set with the principal."""
         self._second = 0
         self._second_frames = 0
         """Frames that were received in the second `_second` of the steady clock."""
@@ -168,7 +162,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Handle a text frame. The caller awaits the result before the next frame."""
         if self._is_refusing:
             return None
-        self.service.counts.frames_received += 1
+        self.auth_gate.counts.frames_received += 1
         violation = self._find_violation(len(data))
         if violation is not None:
             self._send_error(violation, self._find_reply_to(data))
@@ -182,10 +176,10 @@ class WebSocketSession(ABC, Generic[M, R]):
         if self.principal is None and size > CONNECT_BYTES_MAX:
             message = f"the first message must have at most {CONNECT_BYTES_MAX} bytes, not {size}"
             return ApiError(error_codes.BAD_REQUEST, message, limit=CONNECT_BYTES_MAX)
-        frames_max = self.service.limits.frames_per_second_max
+        frames_max = self.auth_gate.limits.frames_per_second_max
         if not frames_max:
             return None
-        second = self.service.clock.elapsed_ms() // 1000
+        second = self.auth_gate.clock.elapsed_ms() // 1000
         if second != self._second:
             self._second, self._second_frames = second, 0
         self._second_frames += 1
@@ -208,14 +202,14 @@ class WebSocketSession(ABC, Generic[M, R]):
     def receive_binary(self) -> None:
         """Refuse a binary frame. No API uses them."""
         if not self._is_refusing:
-            self.service.counts.frames_received += 1
+            self.auth_gate.counts.frames_received += 1
             self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"))
 
     async def receive_oversize(self) -> None:
         """Count an unread frame above `frame_bytes_max`, and wait (bounded) for the replies before it."""
         if not self._is_refusing:
             self._is_refusing = True
-            self.service.counts.frames_received += 1
+            self.auth_gate.counts.frames_received += 1
             self._count_request(error_codes.TOO_LARGE)
             await self._finish_replies()
 
@@ -255,7 +249,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Return the authenticated principal. Raises ApiError if its credential has expired."""
         principal = self.principal
         assert principal is not None  # noqa: S101 - other handlers than `connect` run after authentication
-        if principal.expires_ms is not None and principal.has_expired(self.service.clock.wall_ms()):
+        if principal.expires_ms is not None and principal.has_expired(self.auth_gate.clock.wall_ms()):
             raise ApiError(error_codes.AUTH_FAILED, "the token has expired")
         return principal
 
@@ -263,7 +257,7 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     def _check_in_flight(self, count: int) -> None:
         """Raise ApiError if this number of further writes may not wait for their answers."""
-        in_flight, limit = self.in_flight_count, self.service.limits.events_in_flight_max
+        in_flight, limit = self.in_flight_count, self.auth_gate.limits.events_in_flight_max
         if in_flight and in_flight + count > limit:
             message = f"{in_flight} {self.write_noun} of this connection wait for their answer; at most {limit} may"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
@@ -287,7 +281,7 @@ class WebSocketSession(ABC, Generic[M, R]):
             self.fail_write(pending, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
 
     def _count_request(self, outcome: str) -> None:
-        self.service.counts.requests[self.api, self.transport_name, outcome] += 1
+        self.auth_gate.counts.requests[self.api, self.transport_name, outcome] += 1
 
     # --- the end
 
@@ -299,16 +293,18 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Set the current rights. Ends the connection if its credential has ended, or its rights no longer suffice."""
         if principal is None or not self._may_continue(principal):
             self._end_credential(credential_ended_error())
-        elif (
-            principal != self.principal
-        ):  # each look-up of an API key returns a new object, which is equal in most cases
-            self.principal = principal
-            self._writable.clear()
+        elif principal != self.principal:  # each look-up of an API key returns a new object, equal in most cases
+            self._set_principal(principal)
             self._apply_rights()
+
+    def _set_principal(self, principal: Principal) -> None:
+        """Use the rights of an authenticated principal."""
+        self.principal = principal
+        self._may_write = lru_cache(maxsize=CHECKED_NAMES_MAX)(principal.grants.may_write)
 
     def refuse_silence(self) -> None:
         """End a connection whose first message did not arrive in time."""
-        self.close(CloseCode.POLICY, "no connect message arrived in time")
+        self.close(WSCloseCode.POLICY_VIOLATION, "no connect message arrived in time")
 
     def close(self, code: int, reason: str) -> None:
         """End the connection, after the frames of the send queue that can be written now."""

@@ -79,13 +79,13 @@ async def test_request_in_flight_commits_once_after_the_server_has_forgotten_own
         events = client.events()
         assert await committed(client, counted(1)) == 1
         assert await take(events, 1) == [1]
-        (session,) = served.server.event_sessions._sessions
+        (session,) = served.server.apis.event_sessions.connections
         gate = served.hold_commits(monkeypatch)
         submissions = [await client.submit(counted(2))]
         await soon(gate.reached.wait())
         submissions += await client.submit_many([Draft(counted(3)), Draft(counted(4))])  # they wait for the first
         session._close_untracked()
-        await until(lambda: served.server.event_sessions._sessions - {session})
+        await until(lambda: served.server.apis.event_sessions.connections - {session})
         gate.open()
         outcomes = [await soon(one.outcome()) for one in submissions]
         assert [one.committed_id for one in outcomes if isinstance(one, Committed)] == [2, 3, 4]

@@ -195,7 +195,7 @@ async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeyp
     async with opened(tmp_path, shutdown_ms=SHUTDOWN_MS) as door:
         await door.create("c", "ann")
         ann = await door.device("ann")
-        (session,) = door.served.server.chat_sessions._sessions
+        (session,) = door.served.server.apis.chat_sessions.connections
         assert session.principal is not None
         gate = door.served.hold_commits(monkeypatch)
         said = {"client_message_id": message_uuid(1), "chat_id": "c", "content": "x"}
@@ -230,7 +230,7 @@ async def test_client_that_does_not_answer_pings_is_closed(tmp_path: Path) -> No
             received = {message.type: message for message in [await soon(socket.receive()) for _ in range(2)]}
             assert received.keys() == {WSMsgType.TEXT, WSMsgType.PING}
             assert received[WSMsgType.TEXT].json()["type"] == "connected"
-            await until(lambda: len(door.served.server.chat_sessions) == 0)
+            await until(lambda: len(door.served.server.apis.chat_sessions) == 0)
 
 
 @pytest.mark.rule("CH-11", "CO-16")
@@ -272,7 +272,7 @@ async def test_message_whose_answer_fails_is_counted_once(tmp_path: Path, monkey
     async with opened(tmp_path) as door:
         await door.create("c", "ann")
         ann = await door.device("ann")
-        (session,) = door.served.server.chat_sessions._sessions
+        (session,) = door.served.server.apis.chat_sessions.connections
         with monkeypatch.context() as broken:
             broken.setattr(codec, "encode_sent", None)
             assert (await ann.send("c", 1))["code"] == "UNAVAILABLE"

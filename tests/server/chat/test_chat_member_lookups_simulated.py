@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,8 +139,8 @@ class World:
         self.chance = Random(seed)
         self.store = SlowStore(self.chance)
         limits = ApiLimits(live_chats_max=LIVE_CHATS_MAX)
-        store: Any = self.store
-        self.hub: Any = ChatHub(store, limits, Counts(), lambda _: None)
+        service: Any = SimpleNamespace(log=self.store, limits=limits, counts=Counts())
+        self.hub: Any = ChatHub(service, lambda _: None)
         coalescer: Any = RecordingCoalescer()
         self.hub.coalescer = coalescer
         self.readers: list[Reader] = []

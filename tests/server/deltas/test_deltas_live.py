@@ -272,7 +272,7 @@ async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(("127.0.0.1", door.served.port))
         with pytest.MonkeyPatch.context() as patched:  # for this connection only
-            patched.setattr(deltas.service if kind == "ws" else deltas.streams._auth_gate, "limits", limits)
+            patched.setattr(deltas.service if kind == "ws" else deltas.streams.auth_gate, "limits", limits)
             raw.sendall(FOLLOWS[kind])
             await until(lambda: len(door.server.apis) == 1)
         yield

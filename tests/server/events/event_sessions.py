@@ -219,11 +219,11 @@ class SessionServer:
 
     def __init__(self, log: WatchedLog, authenticator: CredentialVerifier, **limits: int) -> None:
         self.log = log
-        rates = ApiLimits(auth_failures_per_minute_max=3, requests_per_second_max=0)
-        entrance = AuthGate(authenticator, log.clock, rates)
+        rates = {"auth_failures_per_minute_max": 3, "requests_per_second_max": 0}
+        entrance = AuthGate(authenticator, log.clock, ApiLimits(**{**rates, **limits}))
         self.counts = entrance.counts
-        self.hub = EventsHub(log.clock.wall_ms, self.counts, self.fail)
-        self.door = EventsService(log, self.hub, entrance, limits=ApiLimits(**limits), counts=self.counts)
+        self.hub = EventsHub(entrance, self.fail)
+        self.door = EventsService(log, self.hub, entrance)
         self.peers: list[Peer] = []
 
     def fail(self, error: Exception) -> None:
@@ -255,7 +255,7 @@ async def session_server(
             tokens.add(name)
     async with WatchedLog(**(engine or {})) as log:
         server = SessionServer(log, tokens, **limits)
-        server.hub.start(await log.listen(server.hub))
+        server.hub.position = await log.listen(server.hub)
         try:
             yield server
         finally:

@@ -58,7 +58,7 @@ async def test_page_has_the_commits_of_another_server(tmp_path: Path) -> None:
     """The second server gets no notification, and polls once an hour only."""
     async with serving(tmp_path, poll_ms=3_600_000) as one, serving(tmp_path, poll_ms=3_600_000) as two:
         assert await one.commit(item(1), item(2)) == [1, 2]
-        assert two.server.hub.position == 0
+        assert two.server.apis.hub.position == 0
         assert [event["committed_id"] for event in (await two.page("a")).json["events"]] == [1, 2]
 
 

@@ -4,6 +4,7 @@ import asyncio
 from random import Random
 
 import pytest
+from aiohttp import WSCloseCode
 
 from deadlines import turns, until
 from oncelog.errors import StoreUnavailableError
@@ -14,7 +15,7 @@ from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.reply_queue import Reply, ReplyQueue
 from oncelog.server.send_queue import SendQueue
-from oncelog.server.websocket_frames import CloseCode, encode_frame
+from oncelog.server.websocket_frames import encode_frame
 from server.events.event_sessions import Peer, SessionServer, Tokens, item, session_server, texts_of
 
 
@@ -117,7 +118,7 @@ async def test_frame_limit_closes_after_the_results_of_accepted_requests() -> No
         await until(lambda: ada.wire.closed_with is not None)
         assert ada.received() == ["connected", [1], [2], [3], [4], "rate_limited"]
         assert ada.messages[-1]["msg_id"] == sent[4]
-        assert ada.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+        assert ada.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, "rate_limited")
 
 
 @pytest.mark.rule("EV-8", "EV-14")
@@ -142,7 +143,7 @@ async def test_closing_error_does_not_wait_forever() -> None:
         await submit_soon(ada, 1)
         await submit_soon(ada, 2)
         await until(lambda: ada.wire.closed_with is not None)
-        assert (ada.received(), ada.wire.closed_with) == (["connected"], (CloseCode.POLICY, "rate_limited"))
+        assert (ada.received(), ada.wire.closed_with) == (["connected"], (WSCloseCode.POLICY_VIOLATION, "rate_limited"))
         server.log.gate.open()
         await until(lambda: server.hub.position == 1)
         assert server.hub._pending_replies == {}
@@ -170,7 +171,7 @@ async def test_failed_request_closes_after_the_replies_before_it() -> None:
         server.log.gate.open()
         await until(lambda: ada.wire.closed_with is not None)
         assert ada.received() == ["connected", [1], "server_error", "server_error"]
-        assert ada.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+        assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
 
 
 @pytest.mark.rule("CO-22", "EV-8")
@@ -217,7 +218,10 @@ async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monke
         await submit_soon(ada, 11)
         await until(lambda: ada.wire.closed_with is not None)
         assert ada.received()[6:] == ["sync_response", "server_error"]
-        assert ada.wire.closed_with == (CloseCode.POLICY, "the sync cycle was left open for too long; sync again")
+        assert ada.wire.closed_with == (
+            WSCloseCode.POLICY_VIOLATION,
+            "the sync cycle was left open for too long; sync again",
+        )
         again = await server.connected("ada")
         assert [one["committed_id"] for one in (await again.sync(since=1))["events"]] == list(range(2, 12))
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import WSCloseCode
 
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.auth.grants import parse_grants
-from oncelog.server.websocket_frames import CloseCode
 from server.events.event_sessions import Tokens, code_of, item, session_server, uuid
 
 # --- connect -----------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ async def test_refused_connect_is_answered_and_closes_the_connection(
     async with session_server(tokens=tokens) as server:
         peer = server.accept()
         assert code_of(await peer.ask("connect", payload, protocol_version=version)) == code
-        assert peer.wire.closed_with == (CloseCode.POLICY, code)
+        assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, code)
 
 
 @pytest.mark.rule("EV-2")
@@ -88,10 +88,10 @@ async def test_expired_token_closes_the_connection_at_the_next_message_or_renewa
         assert (await first.submit(item(1)))[0]["status"] == "committed"
         server.log.clock.advance(1)
         assert code_of(await first.ask("submit_events", {"events": [item(1)]})) == "auth_failed"
-        assert first.wire.closed_with == (CloseCode.POLICY, "auth_failed")
+        assert first.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, "auth_failed")
         assert second.session.principal is not None
         second.session.renew(tokens.refresh_principal(second.session.principal, server.log.clock.wall_ms()))
-        assert second.wire.closed_with == (CloseCode.POLICY, "auth_failed")
+        assert second.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, "auth_failed")
 
 
 # --- submit ------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ async def test_exceeding_the_frame_rate_closes_the_connection() -> None:
         reply = await peer.ask("submit_events", {"events": [item(4)]})
         assert code_of(reply) == "rate_limited"
         assert reply["payload"]["details"] == {"limit": 3, "retry_after_ms": 1000}
-        assert peer.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+        assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, "rate_limited")
 
 
 @pytest.mark.rule("CO-15", "CO-18", "EV-2")
@@ -367,7 +367,7 @@ async def test_store_failure_during_commit_closes_the_connection_with_server_err
         reply = await peer.ask("submit_events", {"events": [item(1)]})
         assert code_of(reply) == "server_error"
         assert "secret" not in str(reply)
-        assert peer.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+        assert peer.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
 
 
 @pytest.mark.rule("CO-41")

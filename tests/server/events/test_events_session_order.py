@@ -5,6 +5,7 @@ from uuid import UUID
 
 import orjson
 import pytest
+from aiohttp import WSCloseCode
 
 from deadlines import turns, until
 from engine.observable_store import nothing
@@ -14,7 +15,7 @@ from oncelog.server.auth.grants import parse_grants
 from oncelog.server.events.hub import PendingReply
 from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, ApiLimits
 from oncelog.server.send_queue import FULL_POLL_S
-from oncelog.server.websocket_frames import CloseCode, encode_frame
+from oncelog.server.websocket_frames import encode_frame
 from oncelog.storage.store import Query
 from server.events.event_sessions import SessionServer, Tokens, code_of, item, session_server, submissions, uuid
 
@@ -273,7 +274,7 @@ async def test_unexpected_failure_during_catch_up_closes_the_connection() -> Non
         server.log.store.before_read = broken
         await ada.sync(since=page["next_since_committed_id"])
         await until(lambda: ada.wire.closed_with is not None)
-        assert ada.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+        assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
 
 
 @pytest.mark.rule("CO-33")
@@ -337,7 +338,7 @@ async def test_finished_session_queues_no_frames() -> None:
     async with session_server() as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         await bob.sync()
-        bob.session.close(CloseCode.GOING_AWAY, "")
+        bob.session.close(WSCloseCode.GOING_AWAY, "")
         await ada.submit(item(1))
         await turns()
         assert bob.session.send_queue.frames == []

@@ -3,11 +3,11 @@
 import random
 
 import pytest
+from aiohttp import WSCloseCode
 
 from deadlines import turns, until
 from engine.observable_store import nothing
 from oncelog.errors import HistoryChangedError
-from oncelog.server.websocket_frames import CloseCode
 from server.events.event_sessions import Peer, SessionServer, item, numbers, session_server, submissions
 
 ANSWERS = ("connected", "submit_events_result", "error")
@@ -194,10 +194,10 @@ async def test_unreadable_log_closes_all_sessions() -> None:
         await server.log.commit_elsewhere(*submissions(item(7)))
         await idle.send("submit_events", {"events": [item(8)]})
         await until(lambda: idle.wire.closed_with is not None and live.wire.closed_with is not None)
-        assert idle.wire.closed_with == live.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+        assert idle.wire.closed_with == live.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
         assert server.hub._pending_replies == {}
         server.log.store.before_read = nothing
-        server.hub.start(await server.log.listen(server.hub))
+        server.hub.position = await server.log.listen(server.hub)
         back = await server.connected("cyd")
         assert (await back.submit(item(8)))[0]["committed_id"] == 2
         assert (await back.submit(item(9)))[0]["committed_id"] == 3

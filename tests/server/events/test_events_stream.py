@@ -244,7 +244,7 @@ NEVER_MS: Final = 3_600_000
 async def slow_stream(served: Serving, heartbeat_ms: int) -> socket.socket:
     """Open a stream and do not read it. The server waits two heartbeats for this reader, and no other one."""
     streams = served.server.apis.events.streams
-    auth_gate = streams._auth_gate
+    auth_gate = streams.auth_gate
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(auth_gate, "limits", replace(auth_gate.limits, heartbeat_ms=heartbeat_ms))
         raw = unread_stream(served)

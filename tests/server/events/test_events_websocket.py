@@ -125,15 +125,15 @@ async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp
             await served.socket()
         assert refused.value.status == 503
         await first.close()
-        await until(lambda: len(served.server.event_sessions) == 0)
+        await until(lambda: len(served.server.apis.event_sessions) == 0)
         # Only this connection has a short time to send `connect`.
-        auth_gate = served.server.event_sessions._auth_gate
+        auth_gate = served.server.apis.event_sessions.auth_gate
         limits = auth_gate.limits
         auth_gate.limits = replace(limits, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         silent = await served.socket()
         auth_gate.limits = limits
         assert await silent.closed() == 1008
-        await until(lambda: len(served.server.event_sessions) == 0)
+        await until(lambda: len(served.server.apis.event_sessions) == 0)
         assert "epoch" in await (await served.socket()).connect()
 
 
@@ -183,7 +183,7 @@ async def test_closed_slow_reader_resumes_without_gaps(tmp_path: Path) -> None:
             assert numbers(await writer.submit(event)) == [number]
             assert number < 5000
         assert served.server.counts.slow_readers_warned == 1
-        await until(lambda: len(served.server.event_sessions) == 1)
+        await until(lambda: len(served.server.apis.event_sessions) == 1)
         got = _committed_ids(await _rest_of(reader))
         stuck.close()
         assert got == list(range(1, len(got) + 1))
@@ -205,7 +205,7 @@ async def test_reader_ahead_of_this_server_gets_no_event_twice(tmp_path: Path) -
         assert await one.commit(item(1), item(2)) == [1, 2]
         reader = await two.connected("reader")
         assert (await reader.sync("a", since=2))["events"] == []
-        assert two.server.hub.position == 0
+        assert two.server.apis.hub.position == 0
         assert await one.commit(item(3)) == [3]
         assert await two.commit(item(4)) == [4]
         received = [(await soon(reader.receive()))["payload"]["committed_id"] for _ in range(2)]

@@ -6,13 +6,13 @@ from uuid import UUID
 
 import orjson
 import pytest
+from aiohttp import WSCloseCode
 
 from deadlines import turns, until
 from oncelog.core.values import Submission
 from oncelog.errors import CanonicalError
 from oncelog.server.auth.grants import parse_grants
 from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, parse_project
-from oncelog.server.websocket_frames import CloseCode
 from server.events import insieme_sessions as camel
 from server.events.event_sessions import Peer, Tokens, code_of, item, session_server, uuid
 from server.events.insieme_sessions import PROJECT, CamelPeer, draft
@@ -92,7 +92,7 @@ async def test_unsupported_version_or_bad_token_closes_the_connection() -> None:
             peer = camel.accept(server)
             payload = {"token": token, "clientId": client, "projectId": PROJECT}
             assert code_of(await peer.ask("connect", payload, protocolVersion=version)) == code
-            assert peer.wire.closed_with == (CloseCode.POLICY, code)
+            assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, code)
 
 
 @pytest.mark.parametrize("project", [None, "", 7, "x" * 300, "a\0b", "e\u0301", "\ud800"])
@@ -294,7 +294,7 @@ async def test_busy_server_answers_server_error_which_the_client_retries() -> No
         reply = await ada.ask("submit_events", {"events": [draft("e1", meta={"clientTs": 1})]})
         assert code_of(reply) == "server_error"
         assert reply["payload"]["details"] == {"retryAfterMs": 1000}
-        assert ada.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+        assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
 
 
 @pytest.mark.rule("CO-15", "CO-30")
@@ -307,7 +307,7 @@ async def test_rate_limit_of_an_actor_spans_both_dialects_and_all_projects() -> 
         reply = await ada.ask("submit_events", {"events": [draft("e2", meta={"clientTs": 1})]})
         assert code_of(reply) == "server_error"
         assert reply["payload"]["details"] == {"retryAfterMs": 500}
-        assert ada.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+        assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
         assert code_of(await plain.ask("submit_events", {"events": [item(2)]})) == "server_busy"
         server.log.clock.advance(500)
         again = await camel.connected(server)

@@ -220,7 +220,7 @@ async def test_reflection_is_disabled_together_with_openapi(tmp_path: Path, wire
 
 async def test_grpc_can_be_disabled(tmp_path: Path) -> None:
     async with serving(tmp_path, grpc=False) as served:
-        assert served.server.grpc_service is None
+        assert served.server.grpc_address == ""
         body = {"organization": "acme", "sequence": 1, "operations": [{"delete_entity": {"key": "a"}}]}
         assert (await served.request("POST", "/v1/ledger/write", json=body)).status == 200
 

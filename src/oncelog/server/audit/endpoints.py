@@ -1,6 +1,7 @@
 """`GET /v1/audit`: pages of the administrative acts that the log has recorded (CO-43)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from oncelog import error_codes
@@ -17,12 +18,12 @@ from oncelog.server.errors import ApiError, field_error
 from oncelog.server.http_requests import parse_number
 from oncelog.server.json_schemas import (
     TEXT_SCHEMA,
+    TIMESTAMP,
     Schema,
     integer_schema,
     object_schema,
     schema_ref,
     schema_response,
-    timestamp_schema,
 )
 
 SERVER_ACTOR: Final = "system:server"
@@ -49,51 +50,46 @@ _LIMIT_SCHEMA: Final[Schema] = {
 }
 
 
-class AuditEndpoints:
-    """The Audit API of a server."""
+def list_endpoints(log: Log) -> list[Endpoint]:
+    """Return the declarations of the Audit API."""
+    since = integer_schema("Only acts at or after this time, in milliseconds since 1970.")
+    after = {**TEXT_SCHEMA, "description": "`next_after` of an earlier page."}
+    return [
+        Endpoint(
+            method="GET",
+            path="/v1/audit",
+            api="audit",
+            name="readAudit",
+            summary="Read recorded acts",
+            description=_DESCRIPTION,
+            parameters=(
+                *(_text_parameter(name, most, about) for name, (most, about) in _FILTERS.items()),
+                Parameter(name="since", schema=since, decode=parse_number, default=0),
+                Parameter(name="until", schema=integer_schema("Only acts before this time."), decode=parse_number),
+                Parameter(name="after", schema=after, default=""),
+                Parameter(name="limit", schema=_LIMIT_SCHEMA, decode=_parse_limit, default=PAGE_ACTS_DEFAULT),
+            ),
+            authorize=_authorize,
+            handle=partial(_get_page, log),
+            responses={200: schema_response("AuditPage", "A page.")},
+            errors=(409,),
+        )
+    ]
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
 
-    def list_endpoints(self) -> list[Endpoint]:
-        """Return the declarations."""
-        since = integer_schema("Only acts at or after this time, in milliseconds since 1970.")
-        after = {**TEXT_SCHEMA, "description": "`next_after` of an earlier page."}
-        return [
-            Endpoint(
-                method="GET",
-                path="/v1/audit",
-                api="audit",
-                name="readAudit",
-                summary="Read recorded acts",
-                description=_DESCRIPTION,
-                parameters=(
-                    *(_text_parameter(name, most, about) for name, (most, about) in _FILTERS.items()),
-                    Parameter(name="since", schema=since, parse=parse_number, default=0),
-                    Parameter(name="until", schema=integer_schema("Only acts before this time."), parse=parse_number),
-                    Parameter(name="after", schema=after, default=""),
-                    Parameter(name="limit", schema=_LIMIT_SCHEMA, parse=_parse_limit, default=PAGE_ACTS_DEFAULT),
-                ),
-                authorize=_authorize,
-                handle=self._get_page,
-                responses={200: schema_response("AuditPage", "A page.")},
-                errors=(409,),
-            )
-        ]
-
-    async def _get_page(self, call: Call) -> Mapping[str, Any]:
-        texts = {name: call[name] for name in _FILTERS}
-        audit_filter = AuditFilter(**texts, since_ms=call["since"], until_ms=call["until"])
-        try:
-            page = await self._log.audit(call["after"], call["limit"], audit_filter)
-        except HistoryChangedError:
-            reason = "is of another history; read from the beginning"
-            raise field_error("after", reason, error_codes.HISTORY_CHANGED, epoch=self._log.epoch) from None
-        except ValueError as error:
-            raise field_error("after", str(error)) from None
-        cursor = self._log.audit_cursor(page)
-        acts = [entry_to_json(entry) for entry in page.entries]
-        return {"acts": acts, "cursor": cursor, "next_after": cursor, "has_more": page.has_more}
+async def _get_page(log: Log, call: Call) -> Mapping[str, Any]:
+    texts = {name: call[name] for name in _FILTERS}
+    audit_filter = AuditFilter(**texts, since_ms=call["since"], until_ms=call["until"])
+    try:
+        page = await log.audit(call["after"], call["limit"], audit_filter)
+    except HistoryChangedError:
+        reason = "is of another history; read from the beginning"
+        raise field_error("after", reason, error_codes.HISTORY_CHANGED, epoch=log.epoch) from None
+    except ValueError as error:
+        raise field_error("after", str(error)) from None
+    cursor = log.audit_cursor(page)
+    acts = [entry_to_json(entry) for entry in page.entries]
+    return {"acts": acts, "cursor": cursor, "next_after": cursor, "has_more": page.has_more}
 
 
 def to_record_act(event: CredentialEvent) -> RecordAct | None:
@@ -125,13 +121,13 @@ def _authorize(call: Call) -> str:
 
 
 def _text_parameter(name: str, characters_max: int, description: str) -> Parameter:
-    def parse(text: str, _: str) -> str:
+    def decode(text: str, _: str) -> str:
         if len(text) > characters_max:
             raise field_error(name, f"must have at most {characters_max} characters", limit=characters_max)
         return text
 
     schema = {**TEXT_SCHEMA, "maxLength": characters_max, "description": description}
-    return Parameter(name=name, schema=schema, parse=parse, default="")
+    return Parameter(name=name, schema=schema, decode=decode, default="")
 
 
 def _parse_limit(text: str, name: str) -> int:
@@ -144,7 +140,7 @@ def _parse_limit(text: str, name: str) -> int:
 def build_schemas() -> dict[str, Schema]:
     """Return the schemas of the answers."""
     act = object_schema(
-        time_ms=timestamp_schema(),
+        time_ms=TIMESTAMP,
         act={**TEXT_SCHEMA, "maxLength": ACT_CHARACTERS_MAX},
         actor=TEXT_SCHEMA,
         stream={**TEXT_SCHEMA, "description": "The stream that the act concerns; empty where it concerns the log."},
@@ -152,7 +148,7 @@ def build_schemas() -> dict[str, Schema]:
         details={"type": "object"},
         lane=integer_schema(),
         position=integer_schema(),
-        log_time_ms=timestamp_schema(),
+        log_time_ms=TIMESTAMP,
         erased={"type": "boolean", "description": "The body of the record was erased."},
     )
     return {

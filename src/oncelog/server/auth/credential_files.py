@@ -12,10 +12,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from hashlib import sha256
+from itertools import combinations
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -283,9 +284,8 @@ def _choose_compatible(
             return str(error)
         return None
 
-    accepted: list[FileRead] = next(
-        (candidate for candidate in _iterate_candidates(pending) if problem(candidate) is None), []
-    )
+    candidates = [tuple(pending), *combinations(pending, len(pending) - 1)]
+    accepted = list(next((candidate for candidate in candidates if problem(candidate) is None), ()))
     remaining = [candidate for candidate in pending if candidate not in accepted]
     while (
         compatible := next((candidate for candidate in remaining if problem([*accepted, candidate]) is None), None)
@@ -293,12 +293,6 @@ def _choose_compatible(
         accepted.append(compatible)
         remaining.remove(compatible)
     return accepted, [(candidate, problem([*accepted, candidate]) or "") for candidate in remaining]
-
-
-def _iterate_candidates(pending: Sequence[FileRead]) -> Iterator[list[FileRead]]:
-    yield list(pending)
-    for left_out in reversed(pending):
-        yield [file_read for file_read in pending if file_read is not left_out]
 
 
 def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:

@@ -1,6 +1,7 @@
 """Grants: the partitions that an identity may read, write and audit, by exact name or by prefix."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from oncelog.core.deltas import SCOPE_PREFIX
 from oncelog.core.identity import CONTROL_CHARACTER, check_object, check_text
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX
 from oncelog.errors import CanonicalError
+from oncelog.server.errors import raise_first
 from oncelog.server.limits import GRANTS_MAX
 
 WILDCARD: Final = "*"
@@ -125,15 +127,19 @@ def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
     names: set[str] = set()
     prefixes: set[str] = set()
     for index, text in enumerate(texts):
-        if "\0" in check_text(text, f"{path}[{index}]"):
-            raise CanonicalError(f"{path}[{index}]", "must not have U+0000")
-        normal = nfc(text)
+        normal = nfc(check_text(text, f"{path}[{index}]"))
         is_prefix = normal.endswith(WILDCARD)
         name = normal.removesuffix(WILDCARD) if is_prefix else normal
-        if len(name) > PARTITION_CHARACTERS_MAX or not normal:
-            raise CanonicalError(f"{path}[{index}]", f"must have 1 to {PARTITION_CHARACTERS_MAX} characters")
-        if name.startswith(_GATEWAY_PREFIX) and CONTROL_CHARACTER.search(name):
-            raise CanonicalError(f"{path}[{index}]", "names a gateway, and must not have control characters")
+        has_wrong_gateway = name.startswith(_GATEWAY_PREFIX) and CONTROL_CHARACTER.search(name) is not None
+        raise_first(
+            partial(CanonicalError, f"{path}[{index}]"),
+            ("\0" in text, "must not have U+0000"),
+            (
+                len(name) > PARTITION_CHARACTERS_MAX or not normal,
+                f"must have 1 to {PARTITION_CHARACTERS_MAX} characters",
+            ),
+            (has_wrong_gateway, "names a gateway, and must not have control characters"),
+        )
         (prefixes if is_prefix else names).add(name)
     if len(names) + len(prefixes) > GRANTS_MAX:
         raise CanonicalError(

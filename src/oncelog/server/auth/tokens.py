@@ -23,6 +23,7 @@ from oncelog.server.auth.grants import Grants, decode_grants
 from oncelog.server.auth.principal import Principal, parse_new_client_id, to_actor
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, SigningKey
+from oncelog.server.errors import raise_first
 from oncelog.server.limits import (
     LEEWAY_MS_DEFAULT,
     LEEWAY_MS_MAX,
@@ -59,10 +60,14 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     """A longer token is refused. A higher value is not possible."""
 
     def __post_init__(self) -> None:
-        if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
-            raise SettingsError(f"algorithms must be one or more of {', '.join(ALGORITHMS)}")
-        if not self.key_files:
-            raise SettingsError("key_files must name at least one file")
+        are_known = self.algorithms != () and set(self.algorithms) <= set(ALGORITHMS)
+        is_registered = self.grants_claim in ("", *_REGISTERED_CLAIMS)
+        raise_first(
+            SettingsError,
+            (not are_known, f"algorithms must be one or more of {', '.join(ALGORITHMS)}"),
+            (not self.key_files, "key_files must name at least one file"),
+            (is_registered, f"grants_claim must not be the name of another claim: {self.grants_claim!r}"),
+        )
         highest = {
             "leeway_ms": LEEWAY_MS_MAX,
             "lifetime_max_ms": SETTING_NUMBER_MAX,
@@ -70,8 +75,6 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
         }
         for name, number_max in highest.items():
             check_whole_numbers(self, [name], highest=number_max, may_be_zero=("leeway_ms", "lifetime_max_ms"))
-        if not self.grants_claim or self.grants_claim in _REGISTERED_CLAIMS:
-            raise SettingsError(f"grants_claim must not be the name of another claim: {self.grants_claim!r}")
 
 
 class Tokens(CredentialUser):
@@ -214,12 +217,14 @@ class Tokens(CredentialUser):
 
     def _check_issuer_and_audience(self, claims: Mapping[str, JsonValue]) -> None:
         issuer, accepted = self._settings.issuer, self._settings.audiences
-        if issuer is not None and claims.get("iss") != issuer:
-            raise AuthError("token: of another issuer")
         claim = claims.get("aud")
         audiences = claim if type(claim) is list else [claim]
-        if accepted and not any(type(audience) is str and audience in accepted for audience in audiences):
-            raise AuthError("token: for another audience")
+        is_accepted = any(type(audience) is str and audience in accepted for audience in audiences)
+        raise_first(
+            AuthError,
+            (issuer is not None and claims.get("iss") != issuer, "token: of another issuer"),
+            (bool(accepted) and not is_accepted, "token: for another audience"),
+        )
 
 
 def _parse_time_ms(value: JsonValue, path: str) -> int:

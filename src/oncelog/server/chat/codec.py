@@ -13,18 +13,19 @@ import orjson
 from msgspec import Struct
 
 from oncelog import error_codes
+from oncelog.core.builders import format_uuid
 from oncelog.core.chat import format_message_id, parse_chat_scope
 from oncelog.core.values import Committed, Record, Replayed
 from oncelog.server.api_service import page_members
 from oncelog.server.chat.messages import ROLE, UUID4, ChatMessages, Send
 from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import (
+    POSITIVE_INTEGER,
     TEXT_SCHEMA,
     Schema,
     integer_schema,
     object_schema,
     page_schema,
-    positive_integer_schema,
     schema_ref,
     with_optional,
 )
@@ -61,11 +62,6 @@ def format_time(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 
 
-def _format_uuid(key: bytes) -> str:
-    digits = key.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
 def _encode_members(record: Record) -> bytes:
     """Encode the members of a message, without the braces (CH-10)."""
     content = b'"content":null,"content_type":null,"erased":true' if record.erased else record.body[1:-1]
@@ -73,7 +69,7 @@ def _encode_members(record: Record) -> bytes:
         f'"message_id":"{format_message_id(record.lane, record.position)}",'
         f'"chat_id":{encode_json_text(parse_chat_scope(record.scope))},'
         f'"sequence":{record.sequence},"sender_id":{encode_json_text(record.actor)},'
-        f'"client_message_id":"{_format_uuid(record.key)}",'
+        f'"client_message_id":"{format_uuid(record.key)}",'
     )
     return b'%b%b,"created_at":"%b"' % (head.encode(), content, format_time(record.log_time_ms).encode())
 
@@ -230,10 +226,18 @@ _TIME: Final[Schema] = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2
 MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^msg_[0-9a-f]{26}$"}
 
 
+_OLDER_ACKNOWLEDGEMENT: Final = object_schema(last_acked_seq=integer_schema("Older name of `last_acked_sequence`."))
+
+
 def build_schemas(limits: ApiLimits) -> Schema:
     """Return the schemas of requests and answers."""
     messages = ChatMessages(limits)
-    members = {"type": "array", "maxItems": limits.page_messages_max, "items": _member_schema()}
+    member = object_schema(
+        user_id=TEXT_SCHEMA,
+        last_acked_sequence=integer_schema("The member has received all messages up to this sequence."),
+        role=ROLE,
+    )
+    members = {"type": "array", "maxItems": limits.page_messages_max, "items": member}
     mine = object_schema(
         chat_id=TEXT_SCHEMA, last_sequence=integer_schema(), last_acked_sequence=integer_schema(), role=ROLE
     )
@@ -253,14 +257,26 @@ def build_schemas(limits: ApiLimits) -> Schema:
                 client_message_id={**UUID4, "description": "The id as the client sent it."},
                 chat_id=TEXT_SCHEMA,
                 message_id=MESSAGE_ID,
-                sequence=positive_integer_schema(),
+                sequence=POSITIVE_INTEGER,
                 created_at=_TIME,
                 duplicate={"type": "boolean"},
             ),
             content_mismatch={"const": True},
             erased={"const": True},
         ),
-        "Message": _message_schema(),
+        "Message": with_optional(
+            object_schema(
+                message_id=MESSAGE_ID,
+                chat_id=TEXT_SCHEMA,
+                sequence=POSITIVE_INTEGER,
+                sender_id=TEXT_SCHEMA,
+                client_message_id=UUID4,
+                content={"type": ["string", "null"], "description": "null after an erasure."},
+                content_type={"type": ["string", "null"]},
+                created_at=_TIME,
+            ),
+            erased={"const": True},
+        ),
         "MessageOutcome": outcome_schema(message=schema_ref("Message")),
         "Batch": with_optional(
             object_schema(
@@ -274,38 +290,11 @@ def build_schemas(limits: ApiLimits) -> Schema:
             next_before=integer_schema("`before` of the next page."),
             cursor_ahead={"const": True, "description": "The cursor is beyond the end of the chat."},
         ),
-        "Acknowledgement": _acknowledgement_schema(),
+        "Acknowledgement": {
+            "anyOf": [
+                ChatMessages.acknowledgement.to_schema(),
+                {**_OLDER_ACKNOWLEDGEMENT, "not": {"required": ["last_acked_sequence"]}},
+            ]
+        },
         "Acknowledged": object_schema(chat_id=TEXT_SCHEMA, changed={"type": "boolean"}),
-    }
-
-
-def _member_schema() -> Schema:
-    return object_schema(
-        user_id=TEXT_SCHEMA,
-        last_acked_sequence=integer_schema("The member has received all messages up to this sequence."),
-        role=ROLE,
-    )
-
-
-def _message_schema() -> Schema:
-    schema = object_schema(
-        message_id=MESSAGE_ID,
-        chat_id=TEXT_SCHEMA,
-        sequence=positive_integer_schema(),
-        sender_id=TEXT_SCHEMA,
-        client_message_id=UUID4,
-        content={"type": ["string", "null"], "description": "null after an erasure."},
-        content_type={"type": ["string", "null"]},
-        created_at=_TIME,
-    )
-    return with_optional(schema, erased={"const": True})
-
-
-def _acknowledgement_schema() -> Schema:
-    older = object_schema(last_acked_seq=integer_schema("Older name of `last_acked_sequence`."))
-    return {
-        "anyOf": [
-            ChatMessages.acknowledgement.to_schema(),
-            {**older, "not": {"required": ["last_acked_sequence"]}},
-        ]
     }

@@ -36,8 +36,8 @@ class ChatEndpoints:
         """Return the declarations."""
         service, messages = self._service, self._service.messages
         limit = service.page_sizes.to_parameter()
-        after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), parse=_parse_chat_id, default="")
-        after_user = Parameter(name="after", schema=_or_empty(USER_ID), parse=_parse_user_id, default="")
+        after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), decode=_parse_chat_id, default="")
+        after_user = Parameter(name="after", schema=_or_empty(USER_ID), decode=_parse_user_id, default="")
         after = integer_schema("Cursor: the page has the messages after this sequence.")
         before = integer_schema("The page has the messages directly before this sequence. Excludes `after`.")
         read = partial(Endpoint, api="chat", method="GET")
@@ -151,8 +151,8 @@ class ChatEndpoints:
                 ),
                 parameters=(
                     _CHAT_PARAMETER,
-                    Parameter(name="after", schema=after, parse=parse_number),
-                    Parameter(name="before", schema=before, parse=parse_number),
+                    Parameter(name="after", schema=after, decode=parse_number),
+                    Parameter(name="before", schema=before, decode=parse_number),
                     EPOCH_PARAMETER,
                     limit,
                 ),

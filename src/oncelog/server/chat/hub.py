@@ -14,11 +14,9 @@ from typing import Final, Protocol
 from oncelog.core.chat import CHAT_PREFIX, parse_chat_scope
 from oncelog.core.policy import CHAT
 from oncelog.core.values import Record
-from oncelog.engine.log import Log
+from oncelog.server.api_service import ApiService
 from oncelog.server.chat import codec
 from oncelog.server.chat.member_lookups import MemberLookups
-from oncelog.server.limits import ApiLimits
-from oncelog.server.metrics import Counts
 from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 from oncelog.storage.side_state import MEMBERSHIP
 from oncelog.storage.store import MemberChange
@@ -62,10 +60,8 @@ class _User:
 class ChatHub:
     """The hub of a server. All methods run on the thread of the event loop."""
 
-    def __init__(self, log: Log, limits: ApiLimits, counts: Counts, on_fail: Callable[[Exception], None]) -> None:
-        self._log = log
-        self._limits = limits
-        self._counts = counts
+    def __init__(self, service: ApiService, on_fail: Callable[[Exception], None]) -> None:
+        self._service = service
         self._on_fail = on_fail
         self._lanes: set[int] = set()
         self._is_member_listener = False
@@ -78,7 +74,7 @@ class ChatHub:
         self._deliveries: dict[str, dict[str, int]] = {}
         """Watermarks that are not broadcast yet, by chat and member."""
         self._delivery_timer: asyncio.TimerHandle | None = None
-        self.lookups = MemberLookups(log, limits, self)
+        self.lookups = MemberLookups(service, self)
         self.coalescer = WriteCoalescer()
 
     # --- connections
@@ -129,9 +125,9 @@ class ChatHub:
         """Load the chats of a user and apply concurrent changes. Above `live_chats_max`, use look-ups instead."""
         chats: set[str] = set()
         after, has_more = "", True
-        chats_max = self._limits.live_chats_max
+        chats_max = self._service.limits.live_chats_max
         while has_more and len(chats) < chats_max:
-            page = await self._log.state.memberships(name, prefix=CHAT_PREFIX, after=after, limit=PAGE_CHATS)
+            page = await self._service.log.state.memberships(name, prefix=CHAT_PREFIX, after=after, limit=PAGE_CHATS)
             chats.update(membership.scope for membership in page.memberships)
             has_more = page.has_more
             after = page.memberships[-1].scope if page.memberships else after
@@ -159,16 +155,16 @@ class ChatHub:
 
     async def _start_listening(self) -> None:
         """Listen to all lanes of streams. The first live reader starts this, so a server without readers reads none."""
-        lanes = self._log.settings.lanes
+        lanes = self._service.log.settings.lanes
         if len(self._lanes) == lanes and self._is_member_listener:
             return
         async with self._start_lock:
             if not self._is_member_listener:
-                await self._log.listen_members(self)
+                await self._service.log.listen_members(self)
                 self._is_member_listener = True
             for lane in range(1, lanes + 1):
                 if lane not in self._lanes:
-                    await self._log.listen(self, lane)
+                    await self._service.log.listen(self, lane)
                     self._lanes.add(lane)
 
     def fail(self, error: Exception) -> None:
@@ -177,7 +173,7 @@ class ChatHub:
         The next reader that joins starts the hub again.
         """
         for lane in self._lanes:
-            self._log.unlisten(self, lane)
+            self._service.log.unlisten(self, lane)
         self._lanes.clear()
         self._senders.clear()
         self._on_fail(error)
@@ -216,7 +212,7 @@ class ChatHub:
                 )
                 if len(readers) > len(excluded):
                     deliveries += broadcast(codec.encode_message_frame(record), readers, excluded)
-        self._counts.deliveries += deliveries
+        self._service.counts.deliveries += deliveries
 
     # --- members
 
@@ -230,7 +226,7 @@ class ChatHub:
             elif change.scope in self._live:
                 self._deliveries.setdefault(change.scope, {})[change.member] = change.acknowledged
         if self._deliveries and self._delivery_timer is None:
-            delay_s = self._limits.delivery_ms / 1000
+            delay_s = self._service.limits.delivery_ms / 1000
             self._delivery_timer = asyncio.get_running_loop().call_later(delay_s, self._broadcast_deliveries)
 
     def _change_membership(self, change: MemberChange) -> None:
@@ -253,7 +249,7 @@ class ChatHub:
             return
         if name in self.lookups.users:
             is_followed = self.lookups.set_member(scope, name, present=present)
-        elif present and scope not in user.chats and len(user.chats) >= self._limits.live_chats_max:
+        elif present and scope not in user.chats and len(user.chats) >= self._service.limits.live_chats_max:
             self._move_to_lookups(name, user)
             is_followed = False
         else:
@@ -291,7 +287,7 @@ class ChatHub:
                 names = [name for name, received in members.items() if record.sequence > received]
                 readers = [reader for name in names for reader in self._users[name].readers if reader.may_follow(scope)]
                 sender = senders.get(record.sequence)
-                self._counts.deliveries += self.coalescer.broadcast(
+                self._service.counts.deliveries += self.coalescer.broadcast(
                     codec.encode_message_frame(record), readers, (sender,)
                 )
 

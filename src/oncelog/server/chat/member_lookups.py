@@ -15,13 +15,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import Final, Protocol
 
 from oncelog.core.values import Record
-from oncelog.engine.log import Log
 from oncelog.errors import OncelogError, StoreError
-from oncelog.server.limits import ApiLimits
+from oncelog.server.api_service import ApiService
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -90,13 +89,13 @@ class _PendingChat:
 class MemberLookups:
     """Look-ups for the connected users of a hub that have too many chats to keep."""
 
-    def __init__(self, log: Log, limits: ApiLimits, receiver: LookupReceiver) -> None:
-        self._log = log
-        self._limits = limits
+    def __init__(self, service: ApiService, receiver: LookupReceiver) -> None:
+        self._log = service.log
+        self._chats_max = service.limits.live_chats_max
         self._receiver = receiver
         self.users: dict[str, int] = {}
         """Users with ascending numbers. An answer is valid for all users up to a number."""
-        self._last_number = 0
+        self._numbers = count(1)
         self._newest = 0
         """Highest number of `users`."""
         self._followed: OrderedDict[str, int] = OrderedDict()
@@ -112,8 +111,7 @@ class MemberLookups:
 
     def add_user(self, name: str, followed: Iterable[str] = ()) -> None:
         """Add a user, with the chats that it has followed so far. No cached answer is valid for the new user."""
-        self._last_number += 1
-        self.users[name] = self._newest = self._last_number
+        self.users[name] = self._newest = next(self._numbers)
         for scope in followed:
             chat = self._unanswered.get(scope) or self._missed.get(scope)
             if chat is not None:
@@ -167,8 +165,8 @@ class MemberLookups:
 
     def _evict_least_used(self) -> None:
         """Evict answers above the limits. A chat with missed messages stays until they are sent."""
-        chats_max = self._limits.live_chats_max
-        for known, limit in ((self._followed, chats_max), (self._unfollowed, UNFOLLOWED_FACTOR * chats_max)):
+        limits = (self._followed, self._chats_max), (self._unfollowed, UNFOLLOWED_FACTOR * self._chats_max)
+        for known, limit in limits:
             for scope in list(islice(known, max(0, len(known) - limit))):
                 if scope not in self._unanswered and scope not in self._missed:
                     del known[scope]

@@ -4,9 +4,9 @@ A repeated member is an error, because clients and servers could disagree on whi
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -28,7 +28,7 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.core.values import Role
 from oncelog.error_codes import INVALID_MESSAGE, MESSAGE_TOO_LARGE
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import ApiError, MalformedMessageError, field_error
+from oncelog.server.errors import ApiError, MalformedMessageError, field_error, raise_first
 from oncelog.server.json_schemas import NO_NUL, Schema, integer_schema
 from oncelog.server.limits import ApiLimits
 from oncelog.server.messages import (
@@ -134,13 +134,14 @@ def decode_chat_id(chat_id: str, path: str) -> str:
     """Return the stream of a chat. Raises ApiError for a text that cannot be the id of a chat. Cached: ids repeat."""
     if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise field_error(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
-    if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not is_storable(chat_id):
-        raise field_error(path, "must have no slash and no control characters")
-    if chat_id in (".", ".."):  # HTTP clients remove these segments from a path
-        raise field_error(path, "must not be . or ..")
-    if not chat_id.isascii() and nfc(chat_id) != chat_id:
+    is_plain = "/" not in chat_id and CONTROL_CHARACTER.search(chat_id) is None and is_storable(chat_id)
+    raise_first(
+        partial(field_error, path),
+        (not is_plain, "must have no slash and no control characters"),
+        (chat_id in (".", ".."), "must not be . or .."),  # HTTP clients remove these segments from a path
         # Grants are compared in NFC, so two spellings of a name would be two chats with the same rights.
-        raise field_error(path, "must be in NFC")
+        (not chat_id.isascii() and nfc(chat_id) != chat_id, "must be in NFC"),
+    )
     return chat_scope(chat_id)
 
 
@@ -148,10 +149,13 @@ def decode_user_id(value: JsonValue, path: str) -> str:
     """Return the actor of a member. Raises ApiError."""
     user_id = decode_text(value, path)
     kind, _, name = user_id.partition(":")
-    if kind not in ("user", "client") or not name:
-        raise field_error(path, "must be user:… (of a token) or client:… (of an API key)")
-    if len(user_id) > NAME_CHARACTERS_MAX or not is_storable(user_id):
-        raise field_error(path, f"must have at most {NAME_CHARACTERS_MAX} characters, and not U+0000")
+    is_named = kind in ("user", "client") and name != ""
+    is_valid = len(user_id) <= NAME_CHARACTERS_MAX and is_storable(user_id)
+    raise_first(
+        partial(field_error, path),
+        (not is_named, "must be user:… (of a token) or client:… (of an API key)"),
+        (not is_valid, f"must have at most {NAME_CHARACTERS_MAX} characters, and not U+0000"),
+    )
     return user_id
 
 
@@ -179,16 +183,8 @@ def _decode_client_message_id(value: JsonValue, path: str) -> tuple[str, bytes]:
     return text, key
 
 
-def _is_content_type(value: JsonValue) -> bool:
-    return type(value) is str and len(value) <= CONTENT_TYPE_CHARACTERS_MAX and bool(re.fullmatch(_CONTENT_TYPE, value))
-
-
-def _is_request_id(value: JsonValue) -> bool:
-    return type(value) is str and len(value) <= REQUEST_ID_CHARACTERS_MAX and is_storable(value)
-
-
-def _is_device_id(value: JsonValue) -> bool:
-    return type(value) is str and len(value) <= DEVICE_ID_CHARACTERS_MAX and not CONTROL_CHARACTER.search(value)
+def _new_text_decoder(characters_max: int, is_valid: Callable[[str], object], reason: str) -> Callable[[Any, str], Any]:
+    return new_decoder(lambda value: type(value) is str and len(value) <= characters_max and is_valid(value), reason)
 
 
 def _decode_role(value: JsonValue, path: str) -> Role:
@@ -203,7 +199,11 @@ _REQUEST_ID: Final = Message(
     lambda value: value,
     Field(
         name="request_id",
-        decode=new_decoder(_is_request_id, f"must be a string of at most {REQUEST_ID_CHARACTERS_MAX} characters"),
+        decode=_new_text_decoder(
+            REQUEST_ID_CHARACTERS_MAX,
+            is_storable,
+            f"must be a string of at most {REQUEST_ID_CHARACTERS_MAX} characters",
+        ),
     ),
 )
 _CHAT: Final = Field(name="chat_id", decode=_decode_chat, is_required=True)
@@ -215,8 +215,10 @@ _CLIENT_MESSAGE_ID: Final = Field(
 )
 _CONTENT_TYPE_FIELD: Final = Field(
     name="content_type",
-    decode=new_decoder(
-        _is_content_type, f"must be a media type of at most {CONTENT_TYPE_CHARACTERS_MAX} characters, like text/plain"
+    decode=_new_text_decoder(
+        CONTENT_TYPE_CHARACTERS_MAX,
+        re.compile(_CONTENT_TYPE).fullmatch,
+        f"must be a media type of at most {CONTENT_TYPE_CHARACTERS_MAX} characters, like text/plain",
     ),
     schema={
         "type": "string",
@@ -238,8 +240,9 @@ _CONNECT: Final = Message(
     Field(name="token", decode=decode_text),
     Field(
         name="device_id",
-        decode=new_decoder(
-            _is_device_id,
+        decode=_new_text_decoder(
+            DEVICE_ID_CHARACTERS_MAX,
+            lambda text: not CONTROL_CHARACTER.search(text),
             f"must be a string of at most {DEVICE_ID_CHARACTERS_MAX} characters without control characters",
         ),
         default="",
@@ -299,10 +302,11 @@ class ChatMessages:
 
     def _decode_content(self, value: JsonValue, path: str) -> str:
         content = decode_text(value, path)
-        if not content:
-            raise field_error(path, "must not be empty")
-        if not is_storable(content):
-            raise field_error(path, "must not have lone surrogates or U+0000")
+        raise_first(
+            partial(field_error, path),
+            (not content, "must not be empty"),
+            (not is_storable(content), "must not have lone surrogates or U+0000"),
+        )
         size = len(content.encode())
         if size > self._bytes_max:
             message = f"{path}: must have at most {self._bytes_max} bytes, not {size}"

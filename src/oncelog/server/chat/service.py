@@ -36,9 +36,7 @@ from oncelog.server.chat import codec
 from oncelog.server.chat.codec import Members, MessagePage
 from oncelog.server.chat.messages import ChatMessages, Send, decode_message_key
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, translate_errors
-from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome, unknown_error
-from oncelog.server.metrics import Counts
 from oncelog.storage.store import Membership
 
 _CHAT_ID_BYTES: Final = 12
@@ -56,8 +54,9 @@ _ERROR_CODES: Final = {
 class ChatService(ApiService):
     """The Chat API of a server. Calls raise ApiError, or OncelogError if the log fails."""
 
-    def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
-        super().__init__(log, auth_gate, limits=limits, counts=counts)
+    def __init__(self, log: Log, auth_gate: AuthGate) -> None:
+        super().__init__(log, auth_gate)
+        limits = self.limits
         self.messages = ChatMessages(limits)
         self.page_sizes = PageSizes(limits.page_messages_default, limits.page_messages_max)
         self._rate = new_rate(limits.user_messages_per_second_max)
@@ -235,8 +234,7 @@ class ChatService(ApiService):
 
 def refusal_error(verdict: Verdict) -> ApiError:
     """Return the error for a request that the log refused."""
-    if not isinstance(verdict, Refused):
-        raise TypeError(f"the log answered a message of the Chat API with {verdict!r}")
+    assert isinstance(verdict, Refused)  # noqa: S101 - the log answers these requests with no other verdict
     code = _ERROR_CODES.get(verdict.reason, error_codes.BAD_REQUEST)
     match verdict.reason:
         case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal is an owner, but the user not a member

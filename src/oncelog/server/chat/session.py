@@ -5,27 +5,25 @@ from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Final
 
+from aiohttp import WSCloseCode
+
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Replayed, Verdict
-from oncelog.server.auth.principal import Principal
 from oncelog.server.chat import codec
 from oncelog.server.chat.ack_queue import AckQueue, PendingAck
 from oncelog.server.chat.hub import ChatHub
 from oncelog.server.chat.messages import Ack, Connect, Frame, Ping, Send, SyncRequest
-from oncelog.server.chat.service import ChatService, refusal_error
+from oncelog.server.chat.service import ChatService, membership_error, refusal_error
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import UNREADABLE, ApiError, to_api_error, translate_errors
 from oncelog.server.send_queue import SessionTransport
-from oncelog.server.websocket_frames import CloseCode
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 
 logger: Final = logging.getLogger("oncelog.doors")
 
 RECONNECT_DELAY_MS: Final = 1000
 """Reconnect delay for clients that the server disconnects."""
-KNOWN_CHATS_MAX: Final = 1000
-"""Number of chats per connection whose write grants are cached."""
 
 
 class _PendingSend(PendingWrite):
@@ -45,12 +43,12 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
     connect_kind: ClassVar = Connect
     frame_noun: ClassVar = "frame"
     write_noun: ClassVar = "messages"
-    service: ChatService
 
     def __init__(
         self, service: ChatService, hub: ChatHub, acks: AckQueue, transport: SessionTransport, caller: Caller
     ) -> None:
-        super().__init__(service, transport, caller)
+        super().__init__(service.auth_gate, transport, caller)
+        self.service = service
         self.hub = hub
         self.acks = acks
         self.device_id = ""
@@ -84,13 +82,13 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
     async def _connect(self, request: Connect) -> None:
         try:
             self.service.check_not_stopping()
-            self.principal = self.service.auth_gate.authenticate(request.token, self.caller)
+            self._set_principal(self.auth_gate.authenticate(request.token, self.caller))
             self.device_id, self._is_live = request.device_id, request.is_live
             if request.is_live:
                 await self._join()
         except ApiError as error:
             self._send_error(error, self._get_reply_to(request))
-            self.close(CloseCode.POLICY, codec.get_code(error))
+            self.close(WSCloseCode.POLICY_VIOLATION, codec.get_code(error))
             return
         service = self.service
         members = codec.encode_connected(self.user_id, service.log.epoch, service.limits.heartbeat_ms)
@@ -120,12 +118,8 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.service.check_not_stopping()
         self.service.check_readable(request.scope, principal)
         self._count_request("ok")
-        self.acks.submit(
-            request.scope, principal.actor, PendingAck(request.sequence, partial(self._reject_ack, request))
-        )
-
-    def _reject_ack(self, request: Ack, error: ApiError) -> None:
-        self._send_error(error, self._get_reply_to(request))
+        on_refused = partial(self._send_error, reply_to=self._get_reply_to(request))
+        self.acks.submit(request.scope, principal.actor, PendingAck(request.sequence, on_refused))
 
     def _ping(self, request: Ping) -> None:
         self._get_principal()
@@ -136,8 +130,8 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         principal = self._get_principal()
         service.check_not_stopping()
         self._check_in_flight(1)
-        if send.scope not in self._writable:
-            self._check_writable(send.scope, principal)
+        if not self._may_write(send.scope):
+            raise membership_error()
         self.in_flight_count += 1
         if self._is_live:  # other connections receive no broadcasts
             self.hub.expect_message(send.scope, send.key, send.body, self)
@@ -146,27 +140,19 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
 
     handlers: ClassVar = {Connect: _connect, Send: _send, SyncRequest: _sync, Ack: _acknowledge, Ping: _ping}
 
-    def _check_writable(self, scope: str, principal: Principal) -> None:
-        self.service.check_writable(scope, principal)
-        if len(self._writable) >= KNOWN_CHATS_MAX:
-            self._writable.clear()
-        self._writable.add(scope)
-
     # --- answers to writes
 
     def _send_outcome(self, pending: _PendingSend, outcome: Verdict) -> None:
-        if isinstance(outcome, Committed | Replayed):
-            self._send_reply(pending.send, outcome)
-            self.in_flight_count -= 1
-        else:
+        send = pending.send
+        if not isinstance(outcome, Committed | Replayed):
             self.fail_write(pending, refusal_error(outcome))
-
-    def _send_reply(self, send: Send, verdict: Committed | Replayed) -> None:
-        self.service.count_verdict(verdict)
+            return
+        self.service.count_verdict(outcome)
         self._count_request("ok")
-        if isinstance(verdict, Replayed):
+        if isinstance(outcome, Replayed):
             self.hub.cancel_expected(send.scope, send.key, self)
-        self._enqueue(codec.encode_reply("send_message_ack", codec.encode_sent(send, verdict), send.request_id))
+        self._enqueue(codec.encode_reply("send_message_ack", codec.encode_sent(send, outcome), send.request_id))
+        self.in_flight_count -= 1
 
     def fail_write(self, pending: _PendingSend, error: ApiError) -> None:
         """As the base says."""
@@ -188,7 +174,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self._count_request(codec.get_code(error).lower())
         self._enqueue(codec.encode_error_frame(error, reply_to))
         if error.code in codec.CLOSING_CODES:
-            self.close(CloseCode.POLICY, codec.get_code(error))
+            self.close(WSCloseCode.POLICY_VIOLATION, codec.get_code(error))
 
     # --- the end
 
@@ -200,11 +186,11 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         if not self._is_closing:
             self._enqueue(codec.encode_error_frame(to_api_error(error, UNREADABLE)))
             self._enqueue(codec.encode_closing_frame("unavailable", RECONNECT_DELAY_MS))
-            self.close(CloseCode.SERVER_ERROR, "unavailable")
+            self.close(WSCloseCode.INTERNAL_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
         """As the base says. A client that may reconnect receives the delay first."""
-        if code == CloseCode.GOING_AWAY:
+        if code == WSCloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         super().close(code, reason)
 
@@ -224,7 +210,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.transport.write(
             codec.encode_error_frame(error) + codec.encode_closing_frame("slow consumer", RECONNECT_DELAY_MS)
         )
-        self.transport.close(CloseCode.POLICY, codec.get_code(error))
+        self.transport.close(WSCloseCode.POLICY_VIOLATION, codec.get_code(error))
 
     def _describe(self) -> Mapping[str, JsonValue]:
         return {**super()._describe(), "device_id": self.device_id}

@@ -19,14 +19,14 @@ from oncelog.server.api_service import encode_page_token, page_members
 from oncelog.server.errors import ApiError
 from oncelog.server.json_schemas import (
     NO_NUL,
+    POSITIVE_INTEGER,
     TEXT_SCHEMA,
+    TIMESTAMP,
     Schema,
     integer_schema,
     object_schema,
     page_schema,
-    positive_integer_schema,
     schema_ref,
-    timestamp_schema,
     with_optional,
 )
 from oncelog.server.limits import ApiLimits
@@ -191,7 +191,7 @@ _ANY_JSON: Final[Schema] = {"description": "Any JSON, except integers that RFC 8
 
 def build_schemas(limits: ApiLimits) -> Schema:
     """Return the schemas of requests and answers."""
-    known = object_schema(deltaId=DELTA_ID, sequence=positive_integer_schema(), duplicate={"type": "boolean"})
+    known = object_schema(deltaId=DELTA_ID, sequence=POSITIVE_INTEGER, duplicate={"type": "boolean"})
     pulled = object_schema(
         deltas={"type": "array", "maxItems": limits.page_events_max, "items": schema_ref("Delta")},
         cursor=integer_schema("`since` of the next page."),
@@ -217,10 +217,19 @@ def build_schemas(limits: ApiLimits) -> Schema:
             duplicates=integer_schema(),
             epoch=TEXT_SCHEMA,
             previousEpochs={"type": "array", "items": TEXT_SCHEMA},
-            serverTime=timestamp_schema(),
+            serverTime=TIMESTAMP,
             results={"type": "array", "items": known},
         ),
-        "Delta": _delta_schema(),
+        "Delta": object_schema(
+            sequence=POSITIVE_INTEGER,
+            deltaId=DELTA_ID,
+            op={"enum": [op.value for op in Op]},
+            table=IDENTIFIER,
+            rowId=TEXT_SCHEMA,
+            clientId=TEXT_SCHEMA,
+            columns={"type": "array", "items": object_schema(column=IDENTIFIER, value=_ANY_JSON)},
+            hlc=_HLC,
+        ),
         "DeltaOutcome": outcome_schema(delta={"anyOf": [schema_ref("Delta"), {"type": "null"}]}),
         "Pulled": with_optional(pulled, snapshot={"const": True, "description": "The deltas have been compacted."}),
         "Rows": page_schema(
@@ -290,17 +299,4 @@ def _new_delta_schema(limits: ApiLimits) -> Schema:
         clientId={**name, "maxLength": NAME_CHARACTERS_MAX, "description": "Client of the credential."},
         columns={"type": "array", "maxItems": ROW_COLUMNS_MAX, "items": column, "description": "No column twice."},
         hlc={**_HLC, "description": "Hybrid logical clock of 64 bits: 48 for milliseconds, 16 for a counter."},
-    )
-
-
-def _delta_schema() -> Schema:
-    return object_schema(
-        sequence=positive_integer_schema(),
-        deltaId=DELTA_ID,
-        op={"enum": [op.value for op in Op]},
-        table=IDENTIFIER,
-        rowId=TEXT_SCHEMA,
-        clientId=TEXT_SCHEMA,
-        columns={"type": "array", "items": object_schema(column=IDENTIFIER, value=_ANY_JSON)},
-        hlc=_HLC,
     )

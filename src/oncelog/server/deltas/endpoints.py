@@ -40,12 +40,10 @@ _parse_delta_id: Final = new_decoder(
 _parse_table: Final = new_decoder(is_identifier, "must be an identifier (letters, digits and _, no digit first)")
 
 
-def _is_row_id(text: str) -> bool:
-    return len(text) <= ROW_ID_CHARACTERS_MAX and "\0" not in text
-
-
 _parse_row_id: Final = new_decoder(
-    _is_row_id, f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000", limit=ROW_ID_CHARACTERS_MAX
+    lambda text: len(text) <= ROW_ID_CHARACTERS_MAX and "\0" not in text,
+    f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000",
+    limit=ROW_ID_CHARACTERS_MAX,
 )
 _DELTA_ID_EXAMPLE: Final = "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847"
 _DELTA_EXAMPLE: Final = {
@@ -70,7 +68,7 @@ _CURSOR_PARAMETERS: Final = (
     Parameter(
         name="since",
         schema={**integer_schema("Cursor: a `sequence` or `cursor`. The answer has later deltas."), "default": 0},
-        parse=parse_number,
+        decode=parse_number,
         default=0,
     ),
     EPOCH_PARAMETER,
@@ -93,10 +91,10 @@ class DeltasEndpoints:
         after = Parameter(
             name="after",
             schema=_row_id_schema("`nextAfter` of the previous page: the page has the rows after this one."),
-            parse=_parse_row_id,
+            decode=_parse_row_id,
             default="",
         )
-        row_id = Parameter(name="rowId", schema=_row_id_schema("Only this row."), parse=_parse_row_id)
+        row_id = Parameter(name="rowId", schema=_row_id_schema("Only this row."), decode=_parse_row_id)
         read = partial(
             Endpoint,
             method="GET",

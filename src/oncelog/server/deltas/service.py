@@ -3,12 +3,11 @@
 The service decodes a push and computes its ids. `core.plan` decides which deltas are new, known or refused.
 """
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -42,13 +41,13 @@ from oncelog.errors import CanonicalError, HistoryChangedError
 from oncelog.server.api_service import ApiService, decode_page_token, encode_page_token, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
+from oncelog.server.background_tasks import run_long
 from oncelog.server.deltas import codec
 from oncelog.server.deltas.codec import PushResult
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, translate_errors
-from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, ApiLimits
+from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
 from oncelog.server.lookups import describe_outcome, load_outcome
 from oncelog.server.messages import decode_struct
-from oncelog.server.metrics import Counts
 
 COMPACT_GRANT: Final = "compact"
 """Suffix of the stream of a gateway in a grant to compact the gateway."""
@@ -63,7 +62,6 @@ _ERROR_CODES: Final = {
 """Error codes of the Deltas API by the reason of a refusal.
 
 The other reasons can be retried (`RETRYABLE_CODES`) or are faults of the request."""
-T = TypeVar("T")
 
 _Position = tuple[Annotated[int, Meta(ge=0)], int | None, str, str]
 SNAPSHOT_POSITION: Final = msgspec.json.Decoder(_Position)
@@ -73,9 +71,9 @@ SNAPSHOT_POSITION: Final = msgspec.json.Decoder(_Position)
 class DeltasService(ApiService):
     """The Deltas API of a server. Calls raise ApiError, or OncelogError if the log cannot be read."""
 
-    def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
-        super().__init__(log, auth_gate, limits=limits, counts=counts)
-        per_second = limits.new_events_per_second_max
+    def __init__(self, log: Log, auth_gate: AuthGate) -> None:
+        super().__init__(log, auth_gate)
+        per_second = self.limits.new_events_per_second_max
         # The log admits a push as a whole. A burst below the size of a push would refuse large pushes forever.
         self._rate = new_rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX))
         self._previous_epochs: tuple[str, ...] | None = None
@@ -108,13 +106,13 @@ class DeltasService(ApiService):
 
     async def _push(self, scope: str, body: bytes, principal: Principal) -> list[PushResult]:
         own = self.auth_gate.get_client_id(principal)
-        plain = await _run_long(len(body), lambda: decode_canonical_push(body))
+        plain = await run_long(len(body), lambda: decode_canonical_push(body))
         if plain is not None:
             _check_pushable(plain.deltas, own)
             known = self.log.recall(DELTAS, scope, plain.keys)
             if known is not None:
                 return self._to_known_results(plain.deltas, known)
-        deltas, submissions = await _run_long(
+        deltas, submissions = await run_long(
             len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
         )
         if plain is None:
@@ -279,11 +277,6 @@ class DeltasService(ApiService):
         except HistoryChangedError as error:
             reason = f"must be at most {error.newest}, the newest; read the snapshot, and continue from its cursor"
             raise self._history_error("since", reason, newest=error.newest) from error
-
-
-async def _run_long(size: int, function: Callable[[], T]) -> T:
-    """Call a function; in a thread if its input is long, because other requests must not wait for it."""
-    return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
+from aiohttp import WSCloseCode
 from msgspec import Meta, Struct
 
 from oncelog import error_codes
@@ -19,7 +20,7 @@ from oncelog.server.deltas import codec
 from oncelog.server.deltas.service import DeltasService
 from oncelog.server.errors import UNREADABLE, ApiError, to_api_error
 from oncelog.server.send_queue import SessionTransport
-from oncelog.server.websocket_frames import CloseCode, encode_frame
+from oncelog.server.websocket_frames import encode_frame
 from oncelog.server.websocket_session import WebSocketSession
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -45,7 +46,6 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     connect_kind: ClassVar = "connect"
     frame_noun: ClassVar = "frame"
     write_noun: ClassVar = "deltas"
-    service: DeltasService
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         credential: str | None,
         parse_gateway_name: Callable[[], str],
     ) -> None:
-        super().__init__(service, transport, caller)
+        super().__init__(service.auth_gate, transport, caller)
+        self.service = service
         self._credential = credential
         """Credential of the request, for a `connect` without a token."""
         self._parse_gateway_name = parse_gateway_name
@@ -88,11 +89,11 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
 
     async def _connect(self, request: Connect) -> None:
         service = self.service
-        principal = service.auth_gate.authenticate(
+        principal = self.auth_gate.authenticate(
             self._credential if request.token is None else request.token, self.caller
         )
         self._scope = service.check_readable(self._parse_gateway_name(), principal)
-        self.principal = principal
+        self._set_principal(principal)
         await service.check_cursor(self._scope, request.since, request.epoch)
         if self._is_closing:  # the connection has ended during the checks
             return
@@ -113,14 +114,14 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
             async with aclosing(self.service.follow(self._scope, since)) as batches:
                 async for deltas in batches:
                     await self._send(b'{"type":"snapshot"}' if deltas is None else _encode_deltas(deltas))
-            self.close(CloseCode.NORMAL, "")
+            self.close(WSCloseCode.OK, "")
         except (ApiError, OncelogError) as error:
             self._send_error(to_api_error(error, UNREADABLE))
         except (ConnectionError, TimeoutError):
             self.on_disconnect()
         except Exception:
             logger.exception("a live reader could not be served", extra=self._describe())
-            self.close(CloseCode.SERVER_ERROR, "")
+            self.close(WSCloseCode.INTERNAL_ERROR, "")
 
     async def _send(self, message: bytes) -> None:
         """Send a message, and wait until the transport has room. Raises TimeoutError after two heartbeats."""
@@ -133,7 +134,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         if not self._is_closing:
             self._count_request(error.code)
             self.send_queue.put(encode_frame(codec.encode_error(error, type="error")))
-            self.close(CloseCode.POLICY, "")
+            self.close(WSCloseCode.POLICY_VIOLATION, "")
 
     # --- the end
 

@@ -163,10 +163,6 @@ class Dialect(ABC):
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
         """Decode a submission. Raises ApiError for a fault that refuses the whole submission."""
 
-    def decode_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
-        """Decode the payload of `connect`. Raises ApiError."""
-        return self.connect.decode(payload, "$.payload")
-
     def bind(self, connect: Connect) -> "Dialect":  # noqa: ARG002 - for the dialect with projects
         """Return the dialect of the connection after `connect`."""
         return self

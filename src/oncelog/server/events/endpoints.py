@@ -34,7 +34,7 @@ _PARTITION_PARAMETER: Final = Parameter(
         "items": {"type": "string", "minLength": 1, "maxLength": PARTITION_CHARACTERS_MAX, "pattern": NO_NUL},
         "description": f"Repeat it for each partition: at most {PARTITIONS_MAX} different partitions, compared in NFC.",
     },
-    parse=decode_partitions,
+    decode=decode_partitions,
     is_required=True,
     example=["orders/1"],
 )
@@ -46,7 +46,7 @@ _SCOPE_PARAMETERS: Final = (
             **integer_schema("Cursor: a `committed_id` or `next_since_committed_id`. The answer has later events."),
             "default": 0,
         },
-        parse=parse_number,
+        decode=parse_number,
         default=0,
     ),
     EPOCH_PARAMETER,
@@ -85,7 +85,7 @@ class EventsEndpoints:
                     Parameter(
                         name="to",
                         schema=integer_schema("Bound of the paging: `sync_to_committed_id` of its first page."),
-                        parse=parse_number,
+                        decode=parse_number,
                     ),
                 ),
                 authorize=self._authorize_read,
@@ -169,13 +169,13 @@ class EventsEndpoints:
         client_id, submit = call.body
         if client_id is None:
             raise service.auth_gate.reject_client(call.caller, "another")
-        items = service.authorize(submit, call.principal)
-        new = select_submissions(items)
+        allowed = service.authorize(submit, call.principal.grants.may_write)
+        new = select_submissions(allowed)
         if len(new) == 1:
             verdicts: Sequence[Verdict] = [await service.log.submit(new[0])]
         else:
             verdicts = await service.log.submit_many(new, is_admitted_whole=True)
-        results = merge_results(items, verdicts)
+        results = merge_results(allowed, verdicts)
         error = find_request_error(results)
         if error is not None:
             raise error

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Record, Submission
+from oncelog.server.auth_gate import AuthGate
 from oncelog.server.events.dialect import Dialect
 from oncelog.server.events.native_dialect import NATIVE
-from oncelog.server.metrics import Counts
 from oncelog.server.reply_queue import Reply, ReplyQueue
 from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 
@@ -57,26 +57,20 @@ class PendingReply(Reply):
 class EventsHub:
     """The hub of a server. All methods run on the thread of the event loop."""
 
-    def __init__(
-        self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None], native: Dialect = NATIVE
-    ) -> None:
+    def __init__(self, auth_gate: AuthGate, on_fail: Callable[[Exception], None], native: Dialect = NATIVE) -> None:
         self.position = 0
-        """Position up to which every record has been delivered."""
+        """Position up to which every record has been delivered. The server sets it when the hub begins to listen."""
         self._next_delivery: asyncio.Future[None] | None = None
         """Completed by the next delivery; None while no reader waits."""
-        self._counts = counts
+        self._counts = auth_gate.counts
         self._on_fail = on_fail
         self._native = native
-        self._now_ms = now_ms
+        self._now_ms = auth_gate.clock.wall_ms
         self._live: dict[str, set[EventReader]] = {}
         self._live_in_project: dict[str, set[EventReader]] = {}
         """Readers of the `insieme` dialect, by the partition of their project."""
         self._pending_replies: dict[bytes, list[tuple[bytes, PendingReply]]] = {}
-        self._coalescer = WriteCoalescer()
-
-    def start(self, position: int) -> None:
-        """Begin after this position."""
-        self.position = position
+        self.coalescer = WriteCoalescer()
 
     # --- scopes
 
@@ -120,7 +114,7 @@ class EventsHub:
         reply.queue.mark_ready(reply)
         if reply.placed_at is None:
             reply.reader.place_after_previous(reply.position, reply)
-        self.schedule_flush(reply.reader)
+        self.coalescer.schedule(reply.reader)
 
     def _forget_reply(self, reply: PendingReply) -> None:
         pending_replies = self._pending_replies
@@ -187,7 +181,7 @@ class EventsHub:
                         self._enqueue(frame, followers, submitters)
 
     def _enqueue(self, frame: bytes, readers: Iterable[EventReader], submitters: Collection[EventReader]) -> None:
-        self._counts.deliveries += self._coalescer.broadcast(frame, readers, submitters)
+        self._counts.deliveries += self.coalescer.broadcast(frame, readers, submitters)
 
     def _select_readers(self, record: Record) -> Collection[EventReader]:
         if len(record.partitions) == 1:
@@ -209,12 +203,6 @@ class EventsHub:
             elif reply.position <= record.position:
                 reply.reader.place(record.position, reply)
                 self._release_reply(reply)
-
-    # --- writing
-
-    def schedule_flush(self, reader: EventReader) -> None:
-        """Write the send queue of the reader at the end of this turn of the event loop."""
-        self._coalescer.schedule(reader)
 
 
 def to_reply_key(item: Submission | Record) -> bytes:

@@ -99,7 +99,11 @@ class InsiemeDialect(Dialect):
         """As the base says."""
         path = "$.payload.events"
         events = decode_events(get_required(payload, "events", "$.payload"), path, events_max)
-        ids = [_get_event_id(value, f"{path}[{index}]") for index, value in enumerate(events)]
+        # An id may be any text, because the result echoes it.
+        ids = [
+            get_text(decode_object(value, f"{path}[{index}]"), "id", f"{path}[{index}]")
+            for index, value in enumerate(events)
+        ]
         check_unique_ids(ids, ids, path)
         decode_item = partial(
             _decode_item, project=self.project, actor=actor, client=client, requested_id=self._requested_id
@@ -150,8 +154,29 @@ class InsiemeDialect(Dialect):
             return json.dumps(payload).encode()
 
     def encode_view(self, view: RecordView) -> str | None:
-        """As the base says."""
-        return encode_event_text(view, self.project, shows_actor=self.shows_actor)
+        """As the base says. The dialect does not show erased records and those of another form."""
+        project = self.project
+        position, log_time_ms, actor, client, scope, key, partitions, body = view
+        if body is None:
+            return None
+        try:
+            event = _decode_event(body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
+        if not payload.startswith("{") or not meta.startswith("{"):
+            return None
+        # `encode_json_text` caches short texts that repeat. Ids and types do not repeat, so they bypass the cache.
+        event_id, kind = _encode_text(project.to_event_id(scope, key)), _encode_text(event.type)
+        user = f'"userId":{_encode_text(event.user_id)},' if event.user_id else ""
+        if self.shows_actor:
+            user = f'{user}"actor":{encode_json_text(actor)},'
+        return (
+            f'{{"committedId":{position},"id":{event_id},'
+            f'"projectId":{encode_json_text(project.id)},{user}"partition":{encode_json_text(project.find_own_partition(partitions))},'
+            f'"type":{kind},"schemaVersion":{event.schema_version},"payload":{payload},'
+            f'"meta":{_complete_meta(meta, client, log_time_ms)},"serverTs":{log_time_ms}}}'
+        )
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - has no epoch
         """As the base says. The page omits events that the dialect cannot show; the cursor moves past them."""
@@ -167,11 +192,6 @@ class InsiemeDialect(Dialect):
 # --- items -------------------------------------------------------------------------------------------
 
 _OTHER_PROJECT: Final = "must be the project of this connection"
-
-
-def _get_event_id(value: JsonValue, path: str) -> str:
-    """Return the id of an item, which may be any text, because the result echoes it. Raises ApiError without an id."""
-    return get_text(decode_object(value, path), "id", path)
 
 
 def _check_id(id_text: str) -> None:
@@ -254,8 +274,7 @@ def _to_result(ids: Sequence[str], index: int, result: ItemResult, now_ms: int) 
     encoded: dict[str, Any] = {"id": ids[index]}
     if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
         return {**encoded, "status": "committed", "committedId": receipt.position, "serverTs": receipt.log_time_ms}
-    if not isinstance(result, Refused | RejectedItem):
-        raise TypeError(f"an event was answered with {result!r}")
+    assert isinstance(result, Refused | RejectedItem)  # noqa: S101 - the log never forgets events
     reason = get_reason(result)
     if isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED:
         blocked = {"reason": reason, "blockedById": ids[result.index], "created": now_ms}
@@ -284,31 +303,6 @@ class _ClientMeta(Struct, gc=False):
 
 _decode_event: Final = msgspec.json.Decoder(_StoredEvent).decode
 _decode_client_meta: Final = msgspec.json.Decoder(_ClientMeta).decode
-
-
-def encode_event_text(view: RecordView, project: Project, *, shows_actor: bool = True) -> str | None:
-    """Encode a record as an event of the project. Returns None for an erased record and for one of another form."""
-    position, log_time_ms, actor, client, scope, key, partitions, body = view
-    if body is None:
-        return None
-    try:
-        event = _decode_event(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
-    if not payload.startswith("{") or not meta.startswith("{"):
-        return None
-    # `encode_json_text` caches short texts that repeat. Ids and types do not repeat, so they bypass the cache.
-    event_id, kind = _encode_text(project.to_event_id(scope, key)), _encode_text(event.type)
-    user = f'"userId":{_encode_text(event.user_id)},' if event.user_id else ""
-    if shows_actor:
-        user = f'{user}"actor":{encode_json_text(actor)},'
-    return (
-        f'{{"committedId":{position},"id":{event_id},'
-        f'"projectId":{encode_json_text(project.id)},{user}"partition":{encode_json_text(project.find_own_partition(partitions))},'
-        f'"type":{kind},"schemaVersion":{event.schema_version},"payload":{payload},'
-        f'"meta":{_complete_meta(meta, client, log_time_ms)},"serverTs":{log_time_ms}}}'
-    )
 
 
 def _encode_text(text: str) -> str:

@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta, Raw, Struct
 
 from oncelog import error_codes
-from oncelog.core.builders import event, parse_uuid
+from oncelog.core.builders import event, format_uuid, parse_uuid
 from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_plain
 from oncelog.core.identity import fingerprint, normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
@@ -21,7 +21,7 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission
 from oncelog.error_codes import VALIDATION_FAILED
 from oncelog.errors import CanonicalError
-from oncelog.server.errors import field_error
+from oncelog.server.errors import field_error, raise_first
 from oncelog.server.events.dialect import (
     LIMIT,
     MSG_ID_CHARACTERS_MAX,
@@ -40,13 +40,13 @@ from oncelog.server.events.dialect import (
 from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
 from oncelog.server.json_schemas import (
     NO_NUL,
+    POSITIVE_INTEGER,
     TEXT_SCHEMA,
+    TIMESTAMP,
     Schema,
     integer_schema,
     object_schema,
-    positive_integer_schema,
     schema_ref,
-    timestamp_schema,
     with_optional,
 )
 from oncelog.server.limits import ApiLimits
@@ -181,10 +181,15 @@ _SYNC: Final = Message(
 def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ...]:
     """Return requested partitions in normal form. Raises ApiError, or CanonicalError with the path."""
     normal = normal_partitions(partitions, path)
-    if not 1 <= len(normal) <= PARTITIONS_MAX:
-        raise field_error(path, f"must have 1 to {PARTITIONS_MAX} different partitions, not {len(normal)}")
-    if not all(1 <= len(name) <= PARTITION_CHARACTERS_MAX and "\0" not in name for name in normal):
-        raise field_error(path, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000")
+    are_valid = all(1 <= len(name) <= PARTITION_CHARACTERS_MAX and "\0" not in name for name in normal)
+    raise_first(
+        partial(field_error, path),
+        (
+            not 1 <= len(normal) <= PARTITIONS_MAX,
+            f"must have 1 to {PARTITIONS_MAX} different partitions, not {len(normal)}",
+        ),
+        (not are_valid, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000"),
+    )
     return normal
 
 
@@ -239,12 +244,10 @@ class NativeDialect(Dialect):
     def encode_view(self, view: RecordView) -> str:
         """As the base says. An erased event is null. An id that is not a UUID is shown as the UUID of `projects`."""
         position, log_time_ms, actor, client, _, key, partitions, body = view
-        digits = key.hex()
-        uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
         shown_actor = f',"actor":{encode_json_text(actor)}' if self.shows_actor else ""
         erased = "" if body is not None else ',"erased":true'
         return (
-            f'{{"id":"{uuid}","client_id":{encode_json_text(client)}{shown_actor},"partitions":{partitions},"committed_id":{position},'
+            f'{{"id":"{format_uuid(key)}","client_id":{encode_json_text(client)}{shown_actor},"partitions":{partitions},"committed_id":{position},'
             f'"event":{"null" if body is None else body},"status_updated_at":{log_time_ms}{erased}}}'
         )
 
@@ -283,7 +286,6 @@ NATIVE: Final = NativeDialect()
 
 def _encode_result(id_text: str, result: ItemResult) -> bytes:
     """Encode the result of one event. It echoes the id as sent (EV-9): a UUID, which needs no escapes."""
-    # Every known event has a receipt, because the log never forgets events.
     if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
         return b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d%b}' % (
             id_text.encode(),
@@ -291,8 +293,7 @@ def _encode_result(id_text: str, result: ItemResult) -> bytes:
             receipt.log_time_ms,
             b',"erased":true' if isinstance(result, Replayed) and result.erased else b"",
         )
-    if not isinstance(result, RejectedItem | Refused):
-        raise TypeError(f"an event was answered with {result!r}")
+    assert isinstance(result, RejectedItem | Refused)  # noqa: S101 - the log never forgets events
     error: dict[str, Any] = {"field": _FIELD_NAMES.get(result.field, result.field), "message": result.message}
     if isinstance(result, Refused) and result.reason is Reason.UNEXPECTED_POSITION:
         error["current_committed_id"] = result.current
@@ -399,11 +400,26 @@ def _to_fast_submission(item: _FastItem, actor: str, client: str) -> Submission 
 
 def build_schemas(limits: ApiLimits) -> Schema:
     """Return the schemas of requests and answers."""
+    about = "Principal that wrote the event. Left out if `show_actors` is off."
     return {
         "Submission": declare_submission(limits.request_events_max).to_schema(),
         "NewEvent": NEW_EVENT.to_schema(),
         "Results": object_schema(results={"type": "array", "minItems": 1, "items": _result_schema()}),
-        "Event": _event_schema(),
+        "Event": with_optional(
+            object_schema(
+                id=UUID_SCHEMA,
+                client_id=TEXT_SCHEMA,
+                partitions={"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
+                committed_id=POSITIVE_INTEGER,
+                event={
+                    "type": ["object", "null"],
+                    "description": "The submitted event in canonical form; null if erased.",
+                },
+                status_updated_at=TIMESTAMP,
+            ),
+            erased={"const": True},
+            actor={**TEXT_SCHEMA, "description": about},
+        ),
         "EventOutcome": outcome_schema(event=schema_ref("Event")),
         "Page": object_schema(
             partitions={"type": "array", "items": TEXT_SCHEMA},
@@ -421,8 +437,8 @@ def _result_schema() -> Schema:
     committed = object_schema(
         id=identity,
         status={"const": "committed"},
-        committed_id=positive_integer_schema(),
-        status_updated_at=timestamp_schema(),
+        committed_id=POSITIVE_INTEGER,
+        status_updated_at=TIMESTAMP,
     )
     fault = with_optional(object_schema(field=TEXT_SCHEMA, message=TEXT_SCHEMA), current_committed_id=integer_schema())
     rejected = object_schema(
@@ -432,16 +448,3 @@ def _result_schema() -> Schema:
         errors={"type": "array", "minItems": 1, "items": fault},
     )
     return {"oneOf": [with_optional(committed, erased={"const": True}), rejected]}
-
-
-def _event_schema() -> Schema:
-    event = object_schema(
-        id=UUID_SCHEMA,
-        client_id=TEXT_SCHEMA,
-        partitions={"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
-        committed_id=positive_integer_schema(),
-        event={"type": ["object", "null"], "description": "The submitted event in canonical form; null if erased."},
-        status_updated_at=timestamp_schema(),
-    )
-    about = "Principal that wrote the event. Left out if `show_actors` is off."
-    return with_optional(event, erased={"const": True}, actor={**TEXT_SCHEMA, "description": about})

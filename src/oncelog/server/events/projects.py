@@ -9,18 +9,19 @@ dialect see the derived UUID, which differs between projects. `scope_of` escapes
 a project, so the scope of a project never equals that of an id in another project.
 """
 
+from functools import partial
 from hashlib import sha256
 from typing import Final
-from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from oncelog.core.builders import parse_uuid
+from oncelog.core.builders import format_uuid, parse_uuid
 from oncelog.core.canonical import nfc
 from oncelog.core.identity import normal_partitions, scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX
 from oncelog.errors import CanonicalError
+from oncelog.server.errors import raise_first
 
 PROJECT_PREFIX: Final = "project"
 EVENT_ID_CHARACTERS_MAX: Final = NAME_CHARACTERS_MAX - PARTITION_CHARACTERS_MAX - 1
@@ -63,7 +64,7 @@ class Project(Struct, frozen=True):
     def to_event_id(self, scope: str, key: bytes) -> str:
         """Return the id for a scope and a key; the UUID for an event that was written in the native dialect."""
         before = f"{self.scope}/"
-        return scope.removeprefix(before) if scope.startswith(before) else str(UUID(bytes=key))
+        return scope.removeprefix(before) if scope.startswith(before) else format_uuid(key)
 
 
 def parse_project(project_id: str, path: str = "$") -> Project:
@@ -82,14 +83,13 @@ def _check_name(partition: str, own: str, path: str) -> None:
 
     Readers receive a name as it was sent, but partitions are stored in NFC, so the name must be in NFC.
     """
-    if not own:
-        raise CanonicalError(path, "must not be empty")
-    if len(partition) > PARTITION_CHARACTERS_MAX:
-        raise CanonicalError(
-            path, f"must make a partition of at most {PARTITION_CHARACTERS_MAX} characters, not {len(partition)}"
-        )
-    if "\0" in own:
-        raise CanonicalError(path, "must not have U+0000")
+    size, size_max = len(partition), PARTITION_CHARACTERS_MAX
+    raise_first(
+        partial(CanonicalError, path),
+        (not own, "must not be empty"),
+        (size > size_max, f"must make a partition of at most {size_max} characters, not {size}"),
+        ("\0" in own, "must not have U+0000"),
+    )
     if nfc(partition) != partition:
         raise CanonicalError(path, "must be in Unicode's normal form C")
 
@@ -100,7 +100,7 @@ def _parse_canonical_uuid(text: str) -> bytes | None:
         key = parse_uuid(text)
     except CanonicalError:
         return None
-    return key if str(UUID(bytes=key)) == text else None
+    return key if format_uuid(key) == text else None
 
 
 def _derive_uuid(scope: str) -> bytes:

@@ -56,20 +56,20 @@ def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
     return None
 
 
-def select_submissions(items: Sequence[Submission | RejectedItem], mode: Mode = Mode.EACH) -> list[Submission]:
+def select_submissions(submit: Submit) -> list[Submission]:
     """Return the submissions without rejected items. In `UNTIL_REFUSED`, the first rejected item ends the list."""
-    if mode is _UNTIL_REFUSED:
+    items = submit.items
+    if submit.mode is _UNTIL_REFUSED:
         items = list(takewhile(lambda item: type(item) is Submission, items))
     return [item for item in items if type(item) is Submission]
 
 
-def merge_results(
-    items: Sequence[Submission | RejectedItem], verdicts: Sequence[Verdict], mode: Mode = Mode.EACH
-) -> Sequence[ItemResult]:
+def merge_results(submit: Submit, verdicts: Sequence[Verdict]) -> Sequence[ItemResult]:
     """Return one result for each item: the verdict of the log, or the rejection of the API."""
+    items = submit.items
     if len(verdicts) == len(items):
         return verdicts
-    if mode is not _UNTIL_REFUSED:
+    if submit.mode is not _UNTIL_REFUSED:
         following = iter(verdicts)
         return [next(following) if isinstance(item, Submission) else item for item in items]
     # Items behind the first refused one are skipped. If the log refused none, the first rejected item ended the list.

@@ -4,7 +4,7 @@ CO-18 sets the order: `decode` checks the shape, this module authorizes, and onl
 without write access to a partition receives the same answer for every id, without a look-up (CO-22).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -24,13 +24,8 @@ from oncelog.server.events.hub import EventsHub
 from oncelog.server.events.insieme_dialect import InsiemeDialect
 from oncelog.server.events.native_dialect import NATIVE, NativeDialect
 from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
-from oncelog.server.limits import ApiLimits
 from oncelog.server.lookups import describe_outcome, unknown_error
-from oncelog.server.metrics import Counts
 from oncelog.storage.store import RecordViewPage
-
-KNOWN_PARTITIONS_MAX: Final = 1000
-"""Number of partitions per connection whose write grants are cached."""
 
 
 class EventsService(ApiService):
@@ -42,14 +37,12 @@ class EventsService(ApiService):
         hub: EventsHub,
         auth_gate: AuthGate,
         *,
-        limits: ApiLimits,
-        counts: Counts,
         native: NativeDialect = NATIVE,
         insieme: Dialect | None = None,
     ) -> None:
-        super().__init__(log, auth_gate, limits=limits, counts=counts)
+        super().__init__(log, auth_gate)
         self.hub = hub
-        self._rate = new_rate(limits.new_events_per_second_max)
+        self._rate = new_rate(self.limits.new_events_per_second_max)
         self._body_bytes_max = log.limits.body_bytes_max
         self.native = native
         self._tenants = Tenants(())
@@ -61,13 +54,8 @@ class EventsService(ApiService):
 
     # --- submit
 
-    def authorize(
-        self, submit: Submit, principal: Principal, writable: set[tuple[str, ...]] | None = None
-    ) -> list[Submission | RejectedItem]:
-        """Return the items. Items that the principal may not write are replaced by rejections (EV-10).
-
-        `writable` caches partitions for which the write grants of the principal have been checked.
-        """
+    def authorize(self, submit: Submit, may_write: Callable[[str], bool]) -> Submit:
+        """Return the submission. Items with partitions that may not be written are replaced by rejections (EV-10)."""
         rate = self._rate
         have_own_ids = bool(self._tenants.event_scopes)
         items: list[Submission | RejectedItem] = []
@@ -77,9 +65,7 @@ class EventsService(ApiService):
                 if len(item.body) > bytes_max:
                     items.append(RejectedItem(VALIDATION_FAILED, "body", f"must have at most {bytes_max} bytes"))
                     continue
-                if (writable is None or item.partitions not in writable) and not self._may_write(
-                    item, principal, writable
-                ):
+                if not all(map(may_write, item.partitions)):
                     items.append(_FORBIDDEN_ITEM)
                     continue
                 if have_own_ids and not item.scope:
@@ -87,16 +73,7 @@ class EventsService(ApiService):
                 if rate is not None:
                     item = replace(item, rate=rate)  # noqa: PLW2901 - the same item, with the rate of its actor
             items.append(item)
-        return items
-
-    def _may_write(self, item: Submission, principal: Principal, writable: set[tuple[str, ...]] | None) -> bool:
-        if not all(map(principal.grants.may_write, item.partitions)):
-            return False
-        if writable is not None:
-            if len(writable) >= KNOWN_PARTITIONS_MAX:
-                writable.clear()
-            writable.add(item.partitions)
-        return True
+        return Submit(submit.ids, items, submit.mode)
 
     def count_results(self, results: Sequence[ItemResult]) -> None:
         """Count the results of a request in the metrics."""

@@ -12,9 +12,11 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar, Final
 
+from aiohttp import WSCloseCode
+
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
-from oncelog.core.values import Committed, Mode, Submission, Verdict
+from oncelog.core.values import Committed, Verdict
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, to_api_error
@@ -23,7 +25,6 @@ from oncelog.server.events.hub import PendingReply, to_reply_key
 from oncelog.server.events.insieme_dialect import detect_dialect
 from oncelog.server.events.results import (
     CLOSING_CODES,
-    RejectedItem,
     Submit,
     find_highest_position,
     find_request_error,
@@ -35,7 +36,6 @@ from oncelog.server.events.subscriber import Subscriber
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.reply_queue import CloseReason, ReplyQueue
 from oncelog.server.send_queue import SessionTransport
-from oncelog.server.websocket_frames import CloseCode
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -47,25 +47,16 @@ SubmitMessage = tuple[bytes, Submit]
 class _PendingSubmit(PendingReply, PendingWrite):
     """A `submit_events` that has no reply yet."""
 
-    __slots__ = ("ids", "items", "mode", "msg_id", "session")
+    __slots__ = ("msg_id", "session", "submit")
 
-    def __init__(
-        self,
-        session: "EventsSession",
-        msg_id: bytes,
-        ids: list[str],
-        items: list[Submission | RejectedItem],
-        mode: Mode,
-    ) -> None:
+    def __init__(self, session: "EventsSession", msg_id: bytes, submit: Submit) -> None:
         PendingReply.__init__(self, session.subscriber)
         self.session = session
         self.msg_id = msg_id
-        self.ids = ids
-        self.items = items
-        self.mode = mode
+        self.submit = submit
 
     def on_written(self) -> None:
-        self.session.in_flight_count -= len(self.ids)
+        self.session.in_flight_count -= len(self.submit.ids)
         self.queue.remove_written(self)
 
 
@@ -76,10 +67,10 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     connect_kind: ClassVar = "connect"
     frame_noun: ClassVar = "message"
     write_noun: ClassVar = "events"
-    service: EventsService
 
     def __init__(self, service: EventsService, transport: SessionTransport, caller: Caller) -> None:
-        super().__init__(service, transport, caller)
+        super().__init__(service.auth_gate, transport, caller)
+        self.service = service
         self.client_id = ""
         self.dialect: Dialect = service.native
         """Dialect of the first frame that shows one."""
@@ -124,11 +115,8 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         dialect = None if self._has_dialect else detect_dialect(data, self.service.native, self.service.insieme)
         if dialect is not None:
             self._has_dialect = True
-            self._use_dialect(dialect)
+            self.dialect = self.subscriber.dialect = dialect
         return self.dialect.decode_message(data)
-
-    def _use_dialect(self, dialect: Dialect) -> None:
-        self.dialect = self.subscriber.dialect = dialect
 
     def _get_kind(self, message: SubmitMessage | Envelope) -> str:
         return message.type if isinstance(message, Envelope) else "submit_events"
@@ -144,15 +132,16 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     # --- messages
 
     def _connect(self, message: Envelope) -> None:
-        connect = self.dialect.decode_connect(message.payload)
-        principal = self.service.auth_gate.authenticate(connect.token, self.caller)
-        client_id = self.service.auth_gate.get_event_client(principal, connect.client_id)
+        connect = self.dialect.connect.decode(message.payload, "$.payload")
+        principal = self.auth_gate.authenticate(connect.token, self.caller)
+        client_id = self.auth_gate.get_event_client(principal, connect.client_id)
         if client_id is None:
-            raise self.service.auth_gate.reject_client(self.caller, connect.client_id)
+            raise self.auth_gate.reject_client(self.caller, connect.client_id)
         if connect.project is not None:
             self.service.check_project_access(connect.project.partition, principal)
-        self.principal, self.client_id = principal, client_id
-        self._use_dialect(self.dialect.bind(connect))
+        self._set_principal(principal)
+        self.client_id = client_id
+        self.dialect = self.subscriber.dialect = self.dialect.bind(connect)
         payload = self.dialect.encode_connected(
             client_id, principal.actor, self.service.hub.position, self.service.log.epoch
         )
@@ -179,13 +168,13 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     def _submit(self, message: SubmitMessage) -> None:
         msg_id, submit = message
         service = self.service
-        principal = self._get_principal()
-        service.auth_gate.check_open()
+        self._get_principal()
+        self.auth_gate.check_open()
         self._check_in_flight(len(submit.ids))
-        items = service.authorize(submit, principal, self._writable)
-        pending = _PendingSubmit(self, msg_id, submit.ids, items, submit.mode)
-        self.in_flight_count += len(items)
-        new = select_submissions(items, submit.mode)
+        allowed = service.authorize(submit, self._may_write)
+        pending = _PendingSubmit(self, msg_id, allowed)
+        self.in_flight_count += len(allowed.ids)
+        new = select_submissions(allowed)
         pending.expected_keys = [(to_reply_key(item), item.fingerprint) for item in new]
         service.hub.expect_reply(pending)
         if not new:
@@ -202,22 +191,22 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
     def _send_outcome(self, pending: _PendingSubmit, outcome: Verdict | Sequence[Verdict]) -> None:
         service = self.service
-        if type(outcome) is Committed and len(pending.items) == 1:  # most requests of a busy server
+        if type(outcome) is Committed and len(pending.submit.items) == 1:  # most requests of a busy server
             receipt = outcome.receipt
             service.counts.events_committed += 1
             pending.frame = self.dialect.encode_committed(
-                pending.ids[0], receipt, service.clock.wall_ms(), pending.msg_id
+                pending.submit.ids[0], receipt, service.clock.wall_ms(), pending.msg_id
             )
             pending.position = receipt.position
         else:
             verdicts = outcome if isinstance(outcome, list | tuple) else (outcome,)
-            results = merge_results(pending.items, verdicts, pending.mode)
+            results = merge_results(pending.submit, verdicts)
             error = find_request_error(results)
             if error is not None:
                 self.fail_write(pending, error)
                 return
             service.count_results(results)
-            payload = self.dialect.encode_results(pending.ids, results, service.clock.wall_ms())
+            payload = self.dialect.encode_results(pending.submit.ids, results, service.clock.wall_ms())
             pending.frame = self._encode_frame(b"submit_events_result", payload, pending.msg_id)
             pending.position = find_highest_position(results)
         self._count_request("ok")
@@ -244,12 +233,15 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         translated = self.dialect.translate_error(error)
         code, close_reason = translated.code, None
         if not CLOSING_CODES.isdisjoint((error.code, code)):
-            close_reason = (CloseCode.SERVER_ERROR if code == error_codes.SERVER_ERROR else CloseCode.POLICY, code)
+            close_reason = (
+                WSCloseCode.INTERNAL_ERROR if code == error_codes.SERVER_ERROR else WSCloseCode.POLICY_VIOLATION,
+                code,
+            )
         return self._encode_frame(b"error", encode_error(translated), msg_id), close_reason
 
     def _send_reply(self, frame: bytes, close_reason: CloseReason | None = None) -> None:
         self.replies.send(frame, close_reason)
-        self.service.hub.schedule_flush(self.subscriber)
+        self.service.hub.coalescer.schedule(self.subscriber)
 
     def _send_error(self, error: ApiError, reply_to: bytes | None = None) -> None:
         if self._is_refusing:
@@ -304,7 +296,9 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self._count_request(error.code)
         frame, own_reason = self._encode_error(error)
         self.send_queue.put(frame)
-        self.close(*(close_reason or own_reason or (CloseCode.POLICY, self.dialect.translate_error(error).code)))
+        self.close(
+            *(close_reason or own_reason or (WSCloseCode.POLICY_VIOLATION, self.dialect.translate_error(error).code))
+        )
 
     def _close_untracked(self) -> None:
         """Close a connection after `OwnPositions` has dropped positions that a catch-up needs (`RANGES_MAX`).
@@ -313,7 +307,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         """
         logger.warning("a sync cycle was left open for too long; the connection is closed", extra=self._describe())
         reason = "the sync cycle was left open for too long; sync again"
-        self._fail_now(ApiError(error_codes.SERVER_ERROR, reason), (CloseCode.POLICY, reason))
+        self._fail_now(ApiError(error_codes.SERVER_ERROR, reason), (WSCloseCode.POLICY_VIOLATION, reason))
 
     def _stop_delivery(self) -> None:
         self.subscriber.stop()

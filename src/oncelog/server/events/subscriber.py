@@ -115,7 +115,8 @@ class Subscriber:
         self._service = service
         self._hub = service.hub
         self._on_error = on_error
-        self._on_abort = on_abort
+        self.abort = on_abort
+        """As `EventReader` says."""
         self._on_untracked = on_untracked
         self._delivered = 0
         self._cycle: _Cycle | None = None
@@ -166,10 +167,6 @@ class Subscriber:
         self._watch_cycle()
         return True
 
-    def abort(self) -> None:
-        """As `EventReader` says."""
-        self._on_abort()
-
     def _release_replies(self, upto: int) -> None:
         """Place the held replies up to a position. A reply that has moved also has a later entry, so skip this one."""
         while self._held_replies and self._held_replies[0][0] <= upto:
@@ -210,7 +207,7 @@ class Subscriber:
         self._release_replies(self._delivered)
         parts = self._service.encode_page(sync, page, self.dialect)
         self.send_queue.put(self.dialect.encode_frame(b"sync_response", parts, self._service.clock.wall_ms(), msg_id))
-        self._hub.schedule_flush(self)
+        self._hub.coalescer.schedule(self)
         if page.has_more:
             self._cycle = _Cycle(sync.partitions, page.next, max(page.upto, sync.since))
             self._watch_cycle()
@@ -261,7 +258,7 @@ class Subscriber:
         self._holds_replies = False
         self.mode = SubscriptionMode.LIVE if self.partitions else SubscriptionMode.IDLE
         self._hub.join(self)
-        self._hub.schedule_flush(self)
+        self._hub.coalescer.schedule(self)
 
     async def _catch_up(self) -> None:
         """Send the records of the open cycle in order, with the held replies in their places."""

@@ -21,14 +21,14 @@ from oncelog.server.api_service import page_members
 from oncelog.server.errors import ApiError, field_error
 from oncelog.server.json_schemas import (
     NO_NUL,
+    POSITIVE_INTEGER,
     TEXT_SCHEMA,
+    TIMESTAMP,
     Schema,
     integer_schema,
     object_schema,
     page_schema,
-    positive_integer_schema,
     schema_ref,
-    timestamp_schema,
     with_optional,
 )
 from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX
@@ -247,13 +247,22 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "items": schema_ref("Operation"),
         "description": "Applied as a whole or not at all. Each operation sees the effects of the previous ones.",
     }
+    batch_item = with_optional(
+        {**object_schema(operations=operations), "additionalProperties": False},
+        organization={**TEXT_SCHEMA, "description": "Organization of the batch, or left out."},
+        vault={**TEXT_SCHEMA, "description": "Vault of the batch, or left out."},
+    )
+    earlier_receipt = with_optional(
+        object_schema(assigned_sequence=POSITIVE_INTEGER, already_committed={"const": True}),
+        committed_tx_id=TX_ID,
+        block_height=POSITIVE_INTEGER,
+        erased={"const": True},
+    )
     return {
         "Write": _write_schema({"operations": operations}),
-        "BatchWrite": _write_schema(
-            {"writes": {"type": "array", "minItems": 1, "items": _batch_item_schema(operations)}}
-        ),
+        "BatchWrite": _write_schema({"writes": {"type": "array", "minItems": 1, "items": batch_item}}),
         "Operation": _operation_schema(limits),
-        "WriteAnswer": {"oneOf": [_success_schema(), _earlier_receipt_schema()]},
+        "WriteAnswer": {"oneOf": [_success_schema(), earlier_receipt]},
         "ClientState": object_schema(
             last_committed_sequence=integer_schema(),
             last_seen_ms=integer_schema(),
@@ -261,7 +270,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             last_request_hash=_HEX,
         ),
         "Entity": with_optional(
-            object_schema(key=TEXT_SCHEMA, value=_base64_schema(), version=positive_integer_schema()),
+            object_schema(key=TEXT_SCHEMA, value=_base64_schema(), version=POSITIVE_INTEGER),
             expires_at_ms=integer_schema(),
             erased={"const": True},
         ),
@@ -270,7 +279,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             entities={"type": "array", "items": schema_ref("Entity")}, next_page_token=_NEXT_PAGE_TOKEN
         ),
         "Relationship": object_schema(
-            resource=TEXT_SCHEMA, relation=TEXT_SCHEMA, subject=TEXT_SCHEMA, version=positive_integer_schema()
+            resource=TEXT_SCHEMA, relation=TEXT_SCHEMA, subject=TEXT_SCHEMA, version=POSITIVE_INTEGER
         ),
         "Relationships": page_schema(
             relationships={"type": "array", "items": schema_ref("Relationship")}, next_page_token=_NEXT_PAGE_TOKEN
@@ -279,23 +288,23 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "Transaction": object_schema(
             tx_id=TX_ID,
             client_id=TEXT_SCHEMA,
-            sequence=positive_integer_schema(),
+            sequence=POSITIVE_INTEGER,
             idempotency_key=_HEX,
             operations={"type": "array", "items": schema_ref("Operation")},
-            timestamp_ms=timestamp_schema(),
+            timestamp_ms=TIMESTAMP,
             actor=TEXT_SCHEMA,
-            block_height=positive_integer_schema(),
-            version=positive_integer_schema(),
+            block_height=POSITIVE_INTEGER,
+            version=POSITIVE_INTEGER,
             request_hash=_HASH,
             erased={"type": "boolean"},
         ),
         "TransactionOutcome": outcome_schema(transaction=schema_ref("Transaction")),
         "BlockHeader": object_schema(
             lane=integer_schema(),
-            height=positive_integer_schema(),
-            first_position=positive_integer_schema(),
-            count=positive_integer_schema(),
-            timestamp_ms=timestamp_schema(),
+            height=POSITIVE_INTEGER,
+            first_position=POSITIVE_INTEGER,
+            count=POSITIVE_INTEGER,
+            timestamp_ms=TIMESTAMP,
             previous_hash=_HASH,
             merkle_root=_HASH,
             hash=_HASH,
@@ -309,7 +318,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
             body={"type": ["string", "null"]},
             body_hash=_HASH,
             index=integer_schema(),
-            count=positive_integer_schema(),
+            count=POSITIVE_INTEGER,
             path={"type": "array", "items": _HASH},
             block=schema_ref("BlockHeader"),
         ),
@@ -320,7 +329,7 @@ def _write_schema(content: Mapping[str, Schema]) -> Schema:
     organization = {"type": "string", "minLength": 1, "maxLength": SCOPE_NAME_CHARACTERS_MAX, "pattern": NO_NUL}
     schema = object_schema(
         organization=organization,
-        sequence={**positive_integer_schema(), "description": "Sequence of this client: 1, 2, 3 and so on."},
+        sequence={**POSITIVE_INTEGER, "description": "Sequence of this client: 1, 2, 3 and so on."},
     )
     schema["required"] += content
     schema["additionalProperties"] = False
@@ -334,14 +343,6 @@ def _write_schema(content: Mapping[str, Schema]) -> Schema:
             "description": "A UUID, or its 32 hexadecimal digits, not all zero. Without a key, only the sequence "
             "identifies a retry.",
         },
-    )
-
-
-def _batch_item_schema(operations: Schema) -> Schema:
-    return with_optional(
-        {**object_schema(operations=operations), "additionalProperties": False},
-        organization={**TEXT_SCHEMA, "description": "Organization of the batch, or left out."},
-        vault={**TEXT_SCHEMA, "description": "Vault of the batch, or left out."},
     )
 
 
@@ -376,26 +377,17 @@ def _single_member_schema(name: str, schema: Schema) -> Schema:
 
 def _success_schema() -> Schema:
     proof = object_schema(
-        index=integer_schema(), count=positive_integer_schema(), path={"type": "array", "items": _HASH}, salt=_HEX
+        index=integer_schema(), count=POSITIVE_INTEGER, path={"type": "array", "items": _HASH}, salt=_HEX
     )
     return object_schema(
         committed_tx_id=TX_ID,
-        assigned_sequence=positive_integer_schema(),
-        version=positive_integer_schema(),
-        timestamp_ms=timestamp_schema(),
+        assigned_sequence=POSITIVE_INTEGER,
+        version=POSITIVE_INTEGER,
+        timestamp_ms=TIMESTAMP,
         actor=TEXT_SCHEMA,
-        block_height=positive_integer_schema(),
+        block_height=POSITIVE_INTEGER,
         block_header=schema_ref("BlockHeader"),
         transaction_proof=proof,
-    )
-
-
-def _earlier_receipt_schema() -> Schema:
-    return with_optional(
-        object_schema(assigned_sequence=positive_integer_schema(), already_committed={"const": True}),
-        committed_tx_id=TX_ID,
-        block_height=positive_integer_schema(),
-        erased={"const": True},
     )
 
 

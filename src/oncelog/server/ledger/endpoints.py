@@ -5,46 +5,28 @@ from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
+from msgspec.structs import replace
 
-from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
-from oncelog.core.transactions import format_tx_id
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
 from oncelog.server.api_service import resume_parameter
 from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody
 from oncelog.server.errors import ApiError
 from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import (
-    NO_NUL,
-    SSE_RESPONSE,
-    TEXT_SCHEMA,
-    Schema,
-    integer_schema,
-    positive_integer_schema,
-    schema_response,
-)
+from oncelog.server.json_schemas import SSE_RESPONSE, TEXT_SCHEMA, integer_schema, schema_response
 from oncelog.server.ledger import codec, reads
-from oncelog.server.ledger.codec import IDEMPOTENCY_KEY, TX_ID
-from oncelog.server.ledger.reads import Field, Read
-from oncelog.server.ledger.service import CLIENT_ID_CHARACTERS_MAX, SCOPE_NAME_CHARACTERS_MAX, LedgerService
+from oncelog.server.ledger.reads import Read
+from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.values import Members, Write, WriteAnswer
 from oncelog.server.live_streams import LiveStreams, encode_event
 
 PATH: Final = "/v1/ledger/"
-_TX_ID_EXAMPLE: Final = format_tx_id(1, 1)
-_NAME_EXAMPLES: Final = {
-    "organization": "acme",
-    "key": "stock/apples",
-    "resource": "invoice/17",
-    "relation": "owner",
-    "subject": "ann",
-}
 _EXAMPLE: Final = {
     "organization": "acme",
     "sequence": 1,
     "operations": [{"set_entity": {"key": "stock/apples", "value": "NDI="}}],
 }
-_AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the previous page. No other value is valid."}
+_SCOPE_PARAMETERS: Final = (reads.ORGANIZATION, reads.VAULT)
 
 
 class LedgerEndpoints:
@@ -79,7 +61,7 @@ class LedgerEndpoints:
                     Parameter(
                         name="after",
                         schema={**integer_schema("Cursor: the answer has blocks above this height."), "default": 0},
-                        parse=parse_number,
+                        decode=parse_number,
                         default=0,
                         previous_name="after_height",
                     ),
@@ -154,23 +136,6 @@ class LedgerEndpoints:
     # --- reading
 
     def _declare_reads(self) -> list[Endpoint]:
-        largest = self.service.page_sizes.largest
-        limit = {**integer_schema(f"Size of the page, at most {largest}. 0 is the server's default."), "default": 0}
-        limit_parameter = _declare_parameter(reads.LIMIT, limit, parse=parse_number)
-        wanted = [_declare_text(field, f"Only this {field.name}. Default: any.") for field in reads.WANTED]
-        exact = [_declare_text(field, f"The {field.name} to look up.", is_required=True) for field in reads.EXACT]
-        tx_id_schema = {**TX_ID, "description": "Id of the transaction."}
-        tx_id = _declare_parameter(reads.TX_ID, tx_id_schema, is_required=True, example=_TX_ID_EXAMPLE)
-        optional_tx_id = _declare_parameter(reads.TX_ID, tx_id_schema, example=_TX_ID_EXAMPLE)
-        key_schema = {**IDEMPOTENCY_KEY, "description": "Key of the transaction, instead of `tx_id`."}
-        height = Parameter(
-            name="height",
-            schema={**positive_integer_schema(), "description": "Height of the block."},
-            parse=lambda text, name: reads.HEIGHT.check(parse_number(text, name), name),
-            is_required=True,
-            example=1,
-        )
-        client = _declare_text(reads.CLIENT, "The client. Default: that of the credential.", CLIENT_ID_CHARACTERS_MAX)
         declare, members = self._declare_read, codec.encode_members
         return [
             declare(
@@ -178,7 +143,6 @@ class LedgerEndpoints:
                 "client-state",
                 "Read the state of a client",
                 ("ClientState", "The state; zeros for an unknown or evicted client."),
-                (client,),
                 members,
             ),
             declare(
@@ -186,7 +150,6 @@ class LedgerEndpoints:
                 "entity",
                 "Read an entity",
                 ("EntityFound", "The entity; null if it does not exist or has expired."),
-                (_declare_text(reads.KEY, "Key of the entity.", is_required=True),),
                 codec.encode_entity,
             ),
             declare(
@@ -194,11 +157,6 @@ class LedgerEndpoints:
                 "entities",
                 "List entities by key",
                 ("Entities", "A page of entities in the order of their keys."),
-                (
-                    _declare_text(reads.PREFIX, "Only keys with this prefix."),
-                    _declare_parameter(reads.ENTITY_AFTER, _AFTER),
-                    limit_parameter,
-                ),
                 codec.encode_entities,
             ),
             declare(
@@ -212,7 +170,6 @@ class LedgerEndpoints:
                         "`relation` needs `resource` or `subject` as well."
                     ),
                 ),
-                (*wanted, _declare_parameter(reads.RELATIONSHIP_AFTER, _AFTER), limit_parameter),
                 codec.encode_page,
             ),
             declare(
@@ -220,7 +177,6 @@ class LedgerEndpoints:
                 "relationship",
                 "Look a relationship up",
                 ("RelationshipFound", "Whether the relationship exists."),
-                exact,
                 members,
             ),
             declare(
@@ -228,7 +184,6 @@ class LedgerEndpoints:
                 "transaction",
                 "Read a transaction",
                 ("Transaction", "The committed transaction."),
-                (tx_id,),
                 codec.encode_transaction,
                 errors=(404,),
             ),
@@ -243,7 +198,6 @@ class LedgerEndpoints:
                         "gets the first answer. Includes the proof of the record."
                     ),
                 ),
-                (optional_tx_id, _declare_parameter(reads.IDEMPOTENCY_KEY, key_schema), client),
                 members,
                 errors=(404,),
             ),
@@ -252,7 +206,6 @@ class LedgerEndpoints:
                 "block",
                 "Read a block",
                 ("Block", "The block of the scope's lane, with the transactions of the scope."),
-                (height,),
                 members,
                 errors=(404,),
             ),
@@ -261,7 +214,6 @@ class LedgerEndpoints:
                 "proof",
                 "Prove a transaction",
                 ("ProofDocument", "The document that a verifier needs (docs/reference/proofs.md)."),
-                (tx_id,),
                 lambda proven: encode(proof_document(proven)),
                 errors=(404,),
             ),
@@ -273,11 +225,11 @@ class LedgerEndpoints:
         path: str,
         summary: str,
         response: tuple[str, str],
-        parameters: Sequence[Parameter],
         encode_answer: Callable[[Any], bytes],
         errors: tuple[int, ...] = (),
     ) -> Endpoint:
         """Declare a read, with the schema and the description of its response."""
+        largest = self.service.page_sizes.largest
         return Endpoint(
             method="GET",
             path=f"{PATH}{path}",
@@ -285,7 +237,7 @@ class LedgerEndpoints:
             name=f"get{''.join(word.capitalize() for word in path.split('-'))}",
             summary=summary,
             description=response[1],
-            parameters=(*_SCOPE_PARAMETERS, *parameters),
+            parameters=(*_SCOPE_PARAMETERS, *(_describe_limit(field, largest) for field in read.fields)),
             authorize=partial(_authorize, read),
             handle=partial(self._serve_read, read, encode_answer),
             responses={200: schema_response(*response)},
@@ -316,30 +268,8 @@ def _encode_blocks(blocks: Sequence[Members]) -> bytes:
     return b"".join([encode_event(block["header"]["height"], codec.encode_members(block)) for block in blocks])
 
 
-def _declare_parameter(field: Field, schema: Schema, **more: Any) -> Parameter:
-    """Declare the parameter of a field. HTTP and gRPC both check it with `Field.check`."""
-    return Parameter(
-        **{"parse": field.check, **more},
-        name=field.name,
-        schema=schema,
-        default=field.default,
-        previous_name=field.message_name,
-    )
-
-
-def _declare_text(
-    field: Field, description: str, characters_max: int = ENTITY_KEY_CHARACTERS_MAX, *, is_required: bool = False
-) -> Parameter:
-    schema: Schema = {"type": "string", "maxLength": characters_max, "pattern": NO_NUL, "description": description}
-    if is_required:
-        schema["minLength"] = 1
-    example = _NAME_EXAMPLES[field.name] if is_required else None
-    return _declare_parameter(field, schema, is_required=is_required, example=example)
-
-
-_SCOPE_PARAMETERS: Final = (
-    _declare_text(reads.ORGANIZATION, "The organization.", SCOPE_NAME_CHARACTERS_MAX, is_required=True),
-    _declare_text(
-        reads.VAULT, "A vault of the organization. Default: the organization itself.", SCOPE_NAME_CHARACTERS_MAX
-    ),
-)
+def _describe_limit(field: Parameter, largest: int) -> Parameter:
+    """Put the largest size of a page into the description of `LIMIT`."""
+    if field is not reads.LIMIT:
+        return field
+    return replace(field, schema={**field.schema, "description": field.schema["description"].format(largest=largest)})

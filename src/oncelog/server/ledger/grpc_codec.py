@@ -61,7 +61,7 @@ def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
     return pb.WriteSuccess(
         committed_tx_id=format_tx_id(receipt.lane, receipt.position),
         block_height=attestation.block.height,
-        block_header=_encode_cached_header(attestation.block),
+        block_header=encode_header(attestation.block),
         transaction_proof=pb.TransactionProof(
             index=proof.index, count=proof.count, path=proof.path, salt=attestation.salt
         ),
@@ -73,13 +73,8 @@ def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
 
 
 @lru_cache(maxsize=256)
-def _encode_cached_header(block: Block) -> pb.BlockHeader:
-    """Encode the header of a block. Cached, because all transactions of a group commit share it. Messages copy it."""
-    return encode_header(block)
-
-
 def encode_header(block: Block) -> pb.BlockHeader:
-    """Encode the header of a block."""
+    """Encode the header of a block. Cached, because all transactions of a group commit share it. Messages copy it."""
     return pb.BlockHeader(**to_header_members(block))
 
 

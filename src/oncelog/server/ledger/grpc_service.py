@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import lru_cache, partial
 from typing import Any, Final, NoReturn
@@ -14,14 +14,14 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
-from msgspec import Struct
 
 from oncelog import error_codes
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.auth.principal import Principal
+from oncelog.server.auth_gate import OpenConnections
 from oncelog.server.connection_limiter import Caller, CountedStream
-from oncelog.server.errors import UNREADABLE, ApiError, credential_ended_error, shutdown_error, to_api_error
+from oncelog.server.errors import UNREADABLE, ApiError, shutdown_error, to_api_error
 from oncelog.server.http_requests import check_single_authorization, parse_bearer
 from oncelog.server.ledger import grpc_codec, reads
 from oncelog.server.ledger.health_service import Health, Reflection, end_call
@@ -29,6 +29,8 @@ from oncelog.server.ledger.reads import Read
 from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.write_batcher import DecodeWrite, WriteBatcher
 from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.live_streams import LiveStream
+from oncelog.server.settings import ServerSettings
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -70,44 +72,35 @@ AddressLookup = Callable[[str | None, str | None], str]
 """Returns the address under which failed attempts are counted, by the address of the peer and `X-Forwarded-For`."""
 
 
-class LedgerGrpcService:
-    """The gRPC service. It authenticates every call."""
+class LedgerGrpcService(OpenConnections[LiveStream]):
+    """The gRPC service. It authenticates every call. Its open connections are streams of blocks."""
 
     def __init__(
         self,
         service: LedgerService,
+        settings: ServerSettings,
         *,
-        host: str,
-        port: int,
-        with_reflection: bool,
         certificate: Certificate,
         find_address: AddressLookup,
         open_stream: Callable[[str], CountedStream],
     ) -> None:
+        super().__init__(service.auth_gate)
         self._service = service
         self._write_batcher = WriteBatcher(service)
-        self._host = host
-        self._requested_port = port
-        self._with_reflection = with_reflection
+        self._settings = settings
         self._certificate = certificate
         self._lookup_address = find_address
         self._open_stream = open_stream
-        self.connections_max = service.limits.grpc_share
+        self.connections_max = min(service.limits.grpc_connections_max, service.limits.connections_max)
         self._server: Any = None
         self._health = Health(self._get_address)
-        self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._read_deadlines: dict[asyncio.Task[Any], float | None] = {}
         """Deadlines of calls that wait for their message; None once the deadline has passed."""
-        self._deadline_timer: asyncio.TimerHandle | None = None
         self._call_count = 0
         """Number of calls so far."""
         self.port = 0
-        """Port of the listener."""
-
-    def __len__(self) -> int:
-        """Return the number of streams that follow blocks."""
-        return len(self._watchers)
+        """Port of the listener; 0 while nothing listens."""
 
     # --- from start to stop
 
@@ -130,12 +123,12 @@ class LedgerGrpcService:
             ],
         )
         handlers = [self._health.new_handler()]
-        if self._with_reflection:
+        if self._settings.openapi:
             handlers.append(Reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)).new_handler())
         self._server.add_generic_rpc_handlers(handlers)
         await self.set_ready(is_ready=True)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        place = f"{host}:{self._requested_port}"
+        host = self._settings.host
+        place = f"[{host}]:{self._settings.ledger_port}" if ":" in host else f"{host}:{self._settings.ledger_port}"
         try:
             self.port = self._listen(place)
             await self._server.start()
@@ -166,14 +159,14 @@ class LedgerGrpcService:
         if self._server is None:
             return
         await self._health.enter_graceful_shutdown()
-        for watcher in list(self._watchers.values()):
+        for watcher in list(self.connections):
             watcher.stop(shutdown_error())
         # The grace period of gRPC would wait for watchers of the health service, which know the status already.
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
         await self._wait_for_quiet()
         await self._server.stop(
-            CLOSE_TIMEOUT_S if self._watchers else STOP_NOTICE_S if self._health.watcher_count else 0
+            CLOSE_TIMEOUT_S if self.connections else STOP_NOTICE_S if self._health.watcher_count else 0
         )
 
     async def _wait_for_quiet(self) -> None:
@@ -183,10 +176,6 @@ class LedgerGrpcService:
         while previous_count != self._call_count and asyncio.get_running_loop().time() < until:
             previous_count = self._call_count
             await asyncio.sleep(QUIET_S)
-
-    def renew(self) -> None:
-        """End the streams of principals whose rights have ended."""
-        self._service.auth_gate.renew_rights(self._watchers.values())
 
     # --- calls
 
@@ -230,7 +219,7 @@ class LedgerGrpcService:
         """Serve a call. Not inlined in `call`, whose frame is kept with the error that it sends (see `end_call`)."""
         principal = self._authenticate(context)
         request = await self._read_message(kind, context)
-        answer = await handle(request, self._service.auth_gate.recheck_principal(principal))
+        answer = await handle(request, self.auth_gate.recheck_principal(principal))
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def _abort(self, context: Context, error: ApiError) -> NoReturn:
@@ -247,29 +236,23 @@ class LedgerGrpcService:
 
     def _authenticate(self, context: Context) -> Principal:
         """Return the principal of a call. Raises ApiError."""
-        metadata = context.invocation_metadata() or ()  # gRPC creates a new tuple for each call of the method
-        headers = [value for name, value in metadata if name == "authorization"]
+        headers = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
         check_single_authorization(headers)
         credential = parse_bearer(headers[0]) if headers else None
-        return self._service.auth_gate.authenticate(credential, Caller(self._find_address(context, metadata)))
+        return self.auth_gate.authenticate(credential, Caller(self._get_address(context)))
 
     def _get_address(self, context: Context) -> str:
-        return self._find_address(context, context.invocation_metadata() or ())
-
-    def _find_address(self, context: Context, metadata: Iterable[tuple[str, str]]) -> str:
-        forwarded = [value for name, value in metadata if name == "x-forwarded-for"]
+        forwarded = [value for name, value in context.invocation_metadata() or () if name == "x-forwarded-for"]
         return self._lookup_address(_parse_peer(context.peer()), ",".join(forwarded) if forwarded else None)
 
     async def _read_message(self, kind: type[Message], context: Context) -> Any:
         """Read the one message of a call within MESSAGE_TIMEOUT_S. Raises ApiError.
 
-        All calls share one timer, because a timer for each call would cost as much as the read.
+        `cancel_overdue` checks all calls, because a timer for each call would cost as much as the read.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - as in `_new_handler`
         self._read_deadlines[task] = time.monotonic() + MESSAGE_TIMEOUT_S
-        if self._deadline_timer is None:
-            self._schedule_deadlines()
         try:
             data = await context.read()
         except asyncio.CancelledError:
@@ -288,23 +271,17 @@ class LedgerGrpcService:
             pass
         raise ApiError(error_codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
 
-    def _schedule_deadlines(self) -> None:
-        self._deadline_timer = asyncio.get_running_loop().call_later(MESSAGE_TIMEOUT_S / 60, self._cancel_overdue)
-
-    def _cancel_overdue(self) -> None:
-        """Cancel the reads whose deadline has passed. A deadline of None marks them."""
-        self._deadline_timer = None
+    def cancel_overdue(self) -> None:
+        """Cancel the reads whose deadline has passed. A deadline of None marks them. Called about once a second."""
         now_s = time.monotonic()
         for task, until_s in list(self._read_deadlines.items()):
             if until_s is not None and until_s < now_s:
                 self._read_deadlines[task] = None
                 task.cancel()
-        if self._read_deadlines:
-            self._schedule_deadlines()
 
     def _submit_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> Awaitable[bytes]:
         """Submit a write. The batcher encodes the answer when the verdict arrives, so a call waits only once."""
-        self._service.auth_gate.check_open()
+        self.auth_gate.check_open()
         if request.ByteSize() > LONG_FRAME_BYTES:
             self._write_batcher.flush()
             return self._submit_long_write(decode, request, principal)
@@ -319,17 +296,15 @@ class LedgerGrpcService:
     async def _read(self, read: Read, encode: Callable[[Any], Message], request: Any, principal: Principal) -> Message:
         values = {}
         for field in read.fields:
-            name = field.message_name or field.name
-            values[field.name] = field.check(getattr(request, name), name)
+            name = field.previous_name or field.name
+            values[field.name] = field.convert(getattr(request, name), name)
         scope = read.authorize(request.organization, request.vault, principal)
         return encode(await read.run(self._service, scope, principal, values))
 
     # --- watching
 
     async def _watch_blocks(self, _: object, context: Context) -> None:
-        """Follow blocks. Writes to the context instead of yielding, so that it can time out slow readers."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - gRPC runs every call in one
+        """Follow blocks."""
         stream: CountedStream | None = None
         try:
             # Streams are counted after authentication, so anonymous calls do not use up the limit of an address.
@@ -337,35 +312,38 @@ class LedgerGrpcService:
             stream = self._open_stream(self._get_address(context))
             stream.set_principal(principal)
             request = await self._read_message(pb.WatchBlocksRequest, context)
-            self._service.auth_gate.check_open()
+            self.auth_gate.check_open()
             scope = reads.BLOCKS.authorize(request.organization, request.vault, principal)
-            self._watchers[task] = _Watcher(principal, scope, task)
-            await reads.check_height(self._service, scope, request.after_height, request.epoch)
-            self._service.counts.requests["ledger", "grpc", "ok"] += 1
-            async with aclosing(reads.follow_blocks(self._service, scope, request.after_height)) as batches:
-                async for blocks in batches:
-                    for block in blocks:
-                        async with asyncio.timeout(2 * self._service.limits.heartbeat_ms / 1000):
-                            await context.write(pb.Block(**block).SerializeToString())
-        except (ApiError, OncelogError) as error:
-            await self._abort_stream(context, to_api_error(error, UNREADABLE))
-        except TimeoutError:
-            logger.warning("a slow reader is closed", extra={"actor": self._watchers[task].principal.actor})
-            self._service.counts.slow_readers_closed += 1
-            await self._abort_stream(
-                context,
-                ApiError(error_codes.SERVER_BUSY, "the client reads too slowly; follow again from the last height"),
-            )
-        except asyncio.CancelledError:
-            watcher = self._watchers.get(task)
-            if watcher is None or watcher.error is None:
-                raise  # the client has left
-            task.uncancel()
-            await self._abort_stream(context, watcher.error)
+            await self._serve_blocks(context, principal, scope, request)
+        except ApiError as error:
+            await self._abort_stream(context, error)
         finally:
-            self._watchers.pop(task, None)
             if stream is not None:
                 stream.close()
+
+    async def _serve_blocks(self, context: Context, principal: Principal, scope: str, request: Any) -> None:
+        watcher = LiveStream(principal, [scope], self._service.limits.heartbeat_ms)
+        self.connections.add(watcher)
+        try:
+            error = await watcher.run(self._send_blocks(watcher, context, scope, request))
+            if error is not None:
+                await self._abort_stream(context, error)
+        except TimeoutError:
+            logger.warning("a slow reader is closed", extra={"actor": principal.actor})
+            self._service.counts.slow_readers_closed += 1
+            reason = "the client reads too slowly; follow again from the last height"
+            await self._abort_stream(context, ApiError(error_codes.SERVER_BUSY, reason))
+        finally:
+            self.connections.discard(watcher)
+
+    async def _send_blocks(self, watcher: LiveStream, context: Context, scope: str, request: Any) -> None:
+        """Write to the context instead of yielding, to time out slow readers."""
+        await reads.check_height(self._service, scope, request.after_height, request.epoch)
+        self._service.counts.requests["ledger", "grpc", "ok"] += 1
+        async with aclosing(reads.follow_blocks(self._service, scope, request.after_height)) as batches:
+            async for blocks in batches:
+                for block in blocks:
+                    await watcher.wait_bounded(context.write(pb.Block(**block).SerializeToString()))
 
     async def _abort_stream(self, context: Context, error: ApiError) -> NoReturn:
         """End a stream with an error, which follows the sent blocks.
@@ -403,30 +381,6 @@ _READS: Final[dict[str, tuple[type[Message], Read, Callable[[Any], Message]]]] =
     "GetProof": (pb.GetProofRequest, reads.PROOF, grpc_codec.encode_proof),
 }
 """Request, operation and encoder of each method that reads."""
-
-
-class _Watcher(Struct):
-    """A stream of blocks that a client follows."""
-
-    principal: Principal
-    scope: str
-    task: asyncio.Task[Any]
-    error: ApiError | None = None
-    """Reason why the server ended the stream."""
-
-    def renew(self, principal: Principal | None) -> None:
-        """As `OpenConnection` says."""
-        if principal is None or not principal.grants.may_read(self.scope):
-            self.stop(credential_ended_error())
-
-    def fail(self, error: Exception) -> None:  # noqa: ARG002 - the caller logs it
-        """As `OpenConnection` says."""
-        self.stop(credential_ended_error())
-
-    def stop(self, error: ApiError) -> None:
-        """End the stream with an error."""
-        self.error = error
-        self.task.cancel()
 
 
 @lru_cache(maxsize=4096)  # a connection makes many calls

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
 from oncelog.core.operations import Entity
@@ -19,10 +20,14 @@ from oncelog.core.transactions import decode_operations, format_tx_id, parse_tx_
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Proven
 from oncelog.error_codes import HISTORY_CHANGED, NOT_FOUND
-from oncelog.errors import CanonicalError
 from oncelog.server.api_service import decode_page_token, encode_page_token
 from oncelog.server.auth.principal import Principal
+from oncelog.server.endpoint import Parameter
 from oncelog.server.errors import field_error
+from oncelog.server.http_requests import parse_number
+from oncelog.server.json_schemas import NO_NUL, POSITIVE_INTEGER, TEXT_SCHEMA, Schema, integer_schema
+from oncelog.server.ledger.codec import IDEMPOTENCY_KEY as IDEMPOTENCY_KEY_SCHEMA
+from oncelog.server.ledger.codec import TX_ID as TX_ID_SCHEMA
 from oncelog.server.ledger.codec import decode_key, encode_transaction
 from oncelog.server.ledger.service import (
     CLIENT_ID_CHARACTERS_MAX,
@@ -36,26 +41,15 @@ from oncelog.server.ledger.service import (
 )
 from oncelog.server.ledger.values import Members, to_header_members
 from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome
-from oncelog.server.messages import new_decoder, value_error
+from oncelog.server.messages import new_decoder
 from oncelog.storage.store import RelationshipQuery, ScopedBlock
-
-
-class Field(Struct, frozen=True, kw_only=True):
-    """A field of a request."""
-
-    name: str
-    check: Callable[[Any, str], Any]
-    """Checks the value that a client sent under a name, and converts it. Raises ApiError."""
-    default: Any = ""
-    """Converted value of a missing field."""
-    message_name: str = ""
-    """Name in gRPC messages, if it differs."""
 
 
 class Read(Struct, frozen=True, kw_only=True):
     """One operation that reads a scope."""
 
-    fields: tuple[Field, ...] = ()
+    fields: tuple[Parameter, ...] = ()
+    """Its fields besides the scope, for HTTP and gRPC. A message of gRPC has the previous names."""
     load: Callable[..., Awaitable[Any]]
     """Loads the answer, by service, scope and fields. Raises ApiError or OncelogError."""
     is_for_writers: bool = False
@@ -77,49 +71,92 @@ class Read(Struct, frozen=True, kw_only=True):
 
 # --- fields --------------------------------------------------------------------------------------------
 
+_NAME_EXAMPLES: Final = {
+    "organization": "acme",
+    "key": "stock/apples",
+    "resource": "invoice/17",
+    "relation": "owner",
+    "subject": "ann",
+}
+_AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the previous page. No other value is valid."}
 
-def _text_field(name: str, *, is_required: bool = False) -> Field:
-    check = check_name if is_required else check_text
-    return Field(name=name, check=partial(check, characters_max=ENTITY_KEY_CHARACTERS_MAX))
+
+def _text_field(
+    name: str, description: str, characters_max: int = ENTITY_KEY_CHARACTERS_MAX, *, is_required: bool = False
+) -> Parameter:
+    schema: Schema = {"type": "string", "maxLength": characters_max, "pattern": NO_NUL, "description": description}
+    return Parameter(
+        name=name,
+        schema={**schema, "minLength": 1} if is_required else schema,
+        decode=partial(check_name if is_required else check_text, characters_max=characters_max),
+        default="",
+        is_required=is_required,
+        example=_NAME_EXAMPLES[name] if is_required else None,
+    )
 
 
-def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> Field:
-    def check(token: str, name: str) -> Any:
+def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> Parameter:
+    def decode(token: str, name: str) -> Any:
         return decode_page_token(token, name, decoder) if token else first
 
-    return Field(name="after", check=check, default=first, message_name="page_token")
+    return Parameter(name="after", schema=_AFTER, decode=decode, default=first, previous_name="page_token")
 
 
-def _check_height(height: int, name: str) -> int:
+def _parse_number(value: str | int, name: str) -> int:
+    """Return a number of a query, or of a gRPC message."""
+    return value if isinstance(value, int) else parse_number(value, name)
+
+
+def _parse_height(value: str | int, name: str) -> int:
+    height = _parse_number(value, name)
     if height < 1:
         raise field_error(name, f"must be at least 1, not {height}")
     return height
 
 
-def _check_idempotency_key(text: str, _: str) -> bytes:
-    try:
-        key = decode_key(text)
-    except CanonicalError as error:
-        raise value_error(error) from error
+def _parse_idempotency_key(text: str, _: str) -> bytes:
+    key = decode_key(text)
     if key:
         check_key(key)
     return key
 
 
-ORGANIZATION: Final = Field(name="organization", check=partial(check_name, characters_max=SCOPE_NAME_CHARACTERS_MAX))
-VAULT: Final = Field(name="vault", check=partial(check_text, characters_max=SCOPE_NAME_CHARACTERS_MAX))
-CLIENT: Final = Field(name="client_id", check=partial(check_text, characters_max=CLIENT_ID_CHARACTERS_MAX))
-KEY: Final = _text_field("key", is_required=True)
-PREFIX: Final = _text_field("prefix")
-WANTED: Final = tuple(map(_text_field, ("resource", "relation", "subject")))
-EXACT: Final = tuple(_text_field(field.name, is_required=True) for field in WANTED)
+ORGANIZATION: Final = _text_field("organization", "The organization.", SCOPE_NAME_CHARACTERS_MAX, is_required=True)
+VAULT: Final = _text_field(
+    "vault", "A vault of the organization. Default: the organization itself.", SCOPE_NAME_CHARACTERS_MAX
+)
+CLIENT: Final = _text_field("client_id", "The client. Default: that of the credential.", CLIENT_ID_CHARACTERS_MAX)
 ENTITY_POSITION: Final = msgspec.json.Decoder(tuple[str])
-ENTITY_AFTER: Final = _token_field(ENTITY_POSITION, ("",))
-RELATIONSHIP_AFTER: Final = _token_field(msgspec.json.Decoder(tuple[str, str, str]), ("", "", ""))
-LIMIT: Final = Field(name="limit", check=lambda limit, _: limit, default=0, message_name="page_size")
-TX_ID: Final = Field(name="tx_id", check=new_decoder(parse_tx_id, "must have 16 hexadecimal digits, in lower case"))
-IDEMPOTENCY_KEY: Final = Field(name="idempotency_key", check=_check_idempotency_key, default=b"")
-HEIGHT: Final = Field(name="height", check=_check_height)
+LIMIT: Final = Parameter(
+    name="limit",
+    schema={**integer_schema("Size of the page, at most {largest}. 0 is the server's default."), "default": 0},
+    decode=_parse_number,
+    default=0,
+    previous_name="page_size",
+)
+"""The description is a template, because the largest size is a setting."""
+TX_ID: Final = Parameter(
+    name="tx_id",
+    schema={**TX_ID_SCHEMA, "description": "Id of the transaction."},
+    decode=new_decoder(parse_tx_id, "must have 16 hexadecimal digits, in lower case"),
+    default="",
+    is_required=True,
+    example=format_tx_id(1, 1),
+)
+IDEMPOTENCY_KEY: Final = Parameter(
+    name="idempotency_key",
+    schema={**IDEMPOTENCY_KEY_SCHEMA, "description": "Key of the transaction, instead of `tx_id`."},
+    decode=_parse_idempotency_key,
+    default=b"",
+)
+HEIGHT: Final = Parameter(
+    name="height",
+    schema={**POSITIVE_INTEGER, "description": "Height of the block."},
+    decode=_parse_height,
+    is_required=True,
+    example=1,
+)
+_RELATIONSHIP_NAMES: Final = ("resource", "relation", "subject")
 
 
 # --- entities and relationships ------------------------------------------------------------------------
@@ -163,7 +200,7 @@ async def _list_relationships(ledger: LedgerService, scope: str, **values: Any) 
     if query.relation and not (query.resource or query.subject):
         raise field_error("relation", "needs a resource or a subject as well")
     page = await ledger.log.state.relationships(query)
-    names = ("resource", "relation", "subject", "version")
+    names = (*_RELATIONSHIP_NAMES, "version")
     return {
         "relationships": [dict(zip(names, found, strict=True)) for found in page.relationships],
         "next_page_token": encode_page_token(*page.relationships[-1][:3]) if page.has_more else "",
@@ -272,12 +309,25 @@ async def follow_blocks(ledger: LedgerService, scope: str, after: int) -> AsyncG
 # --- operations ----------------------------------------------------------------------------------------
 
 CLIENT_STATE: Final = Read(fields=(CLIENT,), load=_load_client_state, is_for_writers=True)
-ENTITY: Final = Read(fields=(KEY,), load=_load_entity)
-ENTITIES: Final = Read(fields=(PREFIX, ENTITY_AFTER, LIMIT), load=_list_entities)
-RELATIONSHIPS: Final = Read(fields=(*WANTED, RELATIONSHIP_AFTER, LIMIT), load=_list_relationships)
-RELATIONSHIP: Final = Read(fields=EXACT, load=_find_relationship)
+ENTITY: Final = Read(fields=(_text_field("key", "Key of the entity.", is_required=True),), load=_load_entity)
+ENTITIES: Final = Read(
+    fields=(_text_field("prefix", "Only keys with this prefix."), _token_field(ENTITY_POSITION, ("",)), LIMIT),
+    load=_list_entities,
+)
+RELATIONSHIPS: Final = Read(
+    fields=(
+        *(_text_field(name, f"Only this {name}. Default: any.") for name in _RELATIONSHIP_NAMES),
+        _token_field(msgspec.json.Decoder(tuple[str, str, str]), ("", "", "")),
+        LIMIT,
+    ),
+    load=_list_relationships,
+)
+RELATIONSHIP: Final = Read(
+    fields=tuple(_text_field(name, f"The {name} to look up.", is_required=True) for name in _RELATIONSHIP_NAMES),
+    load=_find_relationship,
+)
 TRANSACTION: Final = Read(fields=(TX_ID,), load=_load_transaction)
-OUTCOME: Final = Read(fields=(TX_ID, IDEMPOTENCY_KEY, CLIENT), load=_load_outcome)
+OUTCOME: Final = Read(fields=(replace(TX_ID, is_required=False), IDEMPOTENCY_KEY, CLIENT), load=_load_outcome)
 BLOCK: Final = Read(fields=(HEIGHT,), load=_load_block)
 PROOF: Final = Read(fields=(TX_ID,), load=_load_proof)
 BLOCKS: Final = Read(load=check_height)

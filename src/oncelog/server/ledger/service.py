@@ -25,9 +25,7 @@ from oncelog.server.auth_gate import AuthGate
 from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, to_api_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
-from oncelog.server.limits import ApiLimits
 from oncelog.server.messages import value_error
-from oncelog.server.metrics import Counts
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
 """Longest name of an organization or a vault. Every store can hold the scope even if all characters are escaped."""
@@ -99,9 +97,9 @@ class _PendingWrite(Struct, eq=False, gc=False):
 class LedgerService(ApiService):
     """Writes of the Ledger API, and the rules for scopes and clients. A write without an outcome raises ApiError."""
 
-    def __init__(self, log: Log, auth_gate: AuthGate, *, limits: ApiLimits, counts: Counts) -> None:
-        super().__init__(log, auth_gate, limits=limits, counts=counts)
-        self._rate = new_rate(limits.new_events_per_second_max)
+    def __init__(self, log: Log, auth_gate: AuthGate) -> None:
+        super().__init__(log, auth_gate)
+        self._rate = new_rate(self.limits.new_events_per_second_max)
         self.reads = BackgroundTasks()
         """Reads of answers that are no longer in memory."""
 

@@ -45,12 +45,9 @@ class WebChat:
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of the page to a server."""
-        app.router.add_get(PATH, self._serve_page)
+        app.router.add_get(PATH, self._serve_file)
         app.router.add_get(f"{PATH}/", self._redirect)
         app.router.add_get(f"{PATH}/{{name}}", self._serve_file)
-
-    async def _serve_page(self, _: web.Request) -> web.StreamResponse:
-        return _new_file_response(self._files[PAGE_NAME])
 
     async def _redirect(self, request: web.Request) -> web.StreamResponse:
         """Redirect to the path without a trailing slash, which is the address of the page."""
@@ -58,7 +55,7 @@ class WebChat:
         return web.Response(status=308, headers={**_HEADERS, "Location": location})
 
     async def _serve_file(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
+        name = request.match_info.get("name", PAGE_NAME)
         if name == FILE_LIST_NAME:
             names = [f"{PATH}/{file_name}" for file_name in self._files if file_name != PAGE_NAME]
             return web.json_response(names, headers=_HEADERS)
