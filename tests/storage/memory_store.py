@@ -85,7 +85,6 @@ from oncelog.storage.tenants import (
     decode_tenants,
     encode_partitions,
     encode_tenants,
-    is_counted_for_stream,
     list_tenants,
 )
 
@@ -532,6 +531,6 @@ def _measure_state(snapshot: Snapshot) -> Iterator[StateRow]:
 
 def _measure_record(record: Record) -> SizeRow:
     names = sum(map(utf8_bytes, (record.scope, record.client, record.actor))) + len(record.key)
-    is_of_stream = is_counted_for_stream(record.sequence, record.policy, record.actor)
     partitions = encode_partitions(record.partitions)
-    return (record.position, is_of_stream, record.scope, partitions, len(record.body), names)
+    columns = (record.position, record.sequence, record.policy, record.actor, record.scope)
+    return (*columns, partitions, len(record.body), names)

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.proof import SALT_BYTES, Block, hash_body
+from oncelog.core.rules.quotas import reclaim_erased_bytes
 from oncelog.core.tenants import Usage
 from oncelog.core.values import STATE_TABLES, Changes, Record, Request, Settings, Snapshot, Verdict
 from oncelog.storage.store import BatchResult, seal_blocks
-from oncelog.storage.tenants import build_erased_row, compute_usage_after, measure_body
+from oncelog.storage.tenants import measure_body
 
 _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
@@ -75,8 +76,8 @@ class MemoryLog:
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
         values = self._erase_values(record)
         if self.snapshot.tenants is not None:
-            erased = [measure_body(record), build_erased_row(record.scope, values)]
-            self.keep_usage(compute_usage_after(self.snapshot.usage, self.snapshot.tenants, erased))
+            erased = [measure_body(record), (record.scope, (), values)]
+            self.keep_usage(reclaim_erased_bytes(self.snapshot.usage, self.snapshot.tenants, erased))
         client = record.client if record.client_sequence else ""
         identity = (record.policy, record.scope, client)
         for name, key in (("keys", record.key), ("sequences", record.client_sequence)):

@@ -4,16 +4,16 @@ Every transaction reads the row that contains the text, so a log without quotas 
 every erasure counts usage by the text that it finds there, so all servers agree about the quotas.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import orjson
 
 from oncelog.core.policy import AUDIT_POLICY
-from oncelog.core.rules.quotas import is_charged, reclaim_erased_bytes
+from oncelog.core.rules.quotas import is_charged
 from oncelog.core.stored_bytes import members_bytes, record_bytes, state_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage, check_own_ids_kept
 from oncelog.core.values import Record
@@ -27,11 +27,11 @@ USAGE_VERSION: Final = 2
 """Version of the counting rules (`core.stored_bytes`). Version 1 counted bodies only; a log of that version is
 recounted."""
 
-SizeRow = tuple[int, bool | int, str, str, int | None, int]
-"""Sizes of a record: place or position, whether it counts for the tenants of the stream that its scope names
-(`is_counted_for_stream`), scope, partitions as JSON, bytes of the body (None if erased), bytes of the names."""
-ErasedRow = tuple[int, bool | int, str, str, int | None]
-"""Sizes of an erased record: a `SizeRow` without the names, which stay."""
+SizeRow = tuple[int, int, str, str, str, str, int | None, int]
+"""Sizes of a record: position, sequence, policy, actor, scope, partitions as JSON, bytes of the body (None if erased),
+bytes of the names."""
+ErasedBytes = tuple[str, tuple[str, ...], int]
+"""Bytes that tenants get back after an erasure: stream (`get_counted_stream`), partitions, bytes."""
 StateRow = tuple[str, int, int, int]
 """Sizes of the entities, relationships or rows of a scope: scope, count, bytes of other names, bytes of values."""
 MemberRow = tuple[str, int, int]
@@ -65,26 +65,15 @@ def list_tenants(text: str | None) -> list[Tenant]:
     return [] if found is None else list(found.by_prefix.values())
 
 
-def is_counted_for_stream(sequence: int, policy: str, actor: str) -> bool:
-    """Return whether a record counts for the tenants of the stream that its scope names."""
-    return sequence > 0 or (policy == AUDIT_POLICY and is_charged(actor))
+def get_counted_stream(sequence: int, policy: str, actor: str, scope: str) -> str:
+    """Return the scope of a record if the record counts for the tenants of that stream; otherwise ""."""
+    return scope if sequence > 0 or (policy == AUDIT_POLICY and is_charged(actor)) else ""
 
 
-def decode_size_row(row: Sequence[Any]) -> SizeRow:
-    """Return the size of a record from its columns: place, sequence, policy, actor, scope, partitions, bytes, names."""
-    place, sequence, policy, actor, scope, partitions, size, names = row
-    return (place, is_counted_for_stream(sequence, policy, actor), scope, partitions, size, names)
-
-
-def measure_body(record: Record) -> ErasedRow:
+def measure_body(record: Record) -> ErasedBytes:
     """Return what tenants get back when the body of a record is erased."""
-    is_of_stream = is_counted_for_stream(record.sequence, record.policy, record.actor)
-    return (record.position, is_of_stream, record.scope, encode_partitions(record.partitions), len(record.body))
-
-
-def build_erased_row(scope: str, size: int) -> ErasedRow:
-    """Return what the tenants of a scope get back when values of its entities are erased."""
-    return (0, True, scope, "[]", size)
+    stream = get_counted_stream(record.sequence, record.policy, record.actor, record.scope)
+    return (stream, record.partitions, len(record.body))
 
 
 class CountStart(NamedTuple):
@@ -137,9 +126,9 @@ class UsageCount:
 
     def add(self, rows: Iterable[SizeRow]) -> None:
         """Count records. The caller passes each record once."""
-        for _, is_of_stream, scope, partitions, size, names in rows:
+        for _, sequence, policy, actor, scope, partitions, size, names in rows:
             found = decode_partitions(partitions)
-            tenants = self._uncounted.list_for(scope if is_of_stream else "", found)
+            tenants = self._uncounted.list_for(get_counted_stream(sequence, policy, actor, scope), found)
             self._add(tenants, record_bytes(names, found, size or 0) if tenants else 0, 1)
 
     def add_state(self, rows: Iterable[StateRow]) -> None:
@@ -156,21 +145,3 @@ class UsageCount:
         for tenant in tenants:
             before = self.usage[tenant.prefix]
             self.usage[tenant.prefix] = Usage(before.bytes + size, before.records + records)
-
-
-def compute_usage_after(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[ErasedRow]) -> dict[str, Usage]:
-    """Return the changed usage of tenants after the erasure of bodies."""
-    bodies = (
-        (scope if is_of_stream else "", decode_partitions(partitions), size or 0)
-        for _, is_of_stream, scope, partitions, size in erased
-    )
-    return reclaim_erased_bytes(usage, tenants, bodies)
-
-
-def find_affected_tenants(tenants: Tenants, erased: Iterable[ErasedRow]) -> set[str]:
-    """Return the prefixes of tenants whose usage an erasure changes."""
-    return {
-        tenant.prefix
-        for _, is_of_stream, scope, partitions, _ in erased
-        for tenant in tenants.list_for(scope if is_of_stream else "", decode_partitions(partitions))
-    }

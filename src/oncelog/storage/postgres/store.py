@@ -287,10 +287,6 @@ class PostgresStore(SqlStore):
 
         return await self._transact(work, lanes)
 
-    def _propose_time_ms(self) -> QuerySteps[int]:
-        mark, jumped = yield from self._propose_mark()
-        return mark.time_ms if jumped is None else 0
-
     def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
         [(database_ms, _, confirmations, elapsed_ms, time_ms)] = yield Statement("look_at_state", self._clock.boot)
         return self._clock.propose(database_ms, confirmations, (elapsed_ms, time_ms))

@@ -16,6 +16,7 @@ from oncelog.core.proof import Block
 from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
+from oncelog.storage.clock import ClockMark
 from oncelog.storage.leaps import PREVIOUS_EPOCHS_MAX, decode_previous_epochs
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries import records
@@ -90,8 +91,8 @@ class SqlStore(ABC):
         """Run a query on a connection for reads. A lost connection restarts the query on another one."""
 
     @abstractmethod
-    def _propose_time_ms(self) -> QuerySteps[int]:
-        """Return the time at which a write would be decided now; 0 while the clock is in doubt."""
+    def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
+        """Return the clock mark of a commit made now, and an error while the clock is in doubt."""
 
     @abstractmethod
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:
@@ -210,13 +211,13 @@ class SqlStore(ABC):
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
         """Load the heads before the side state, so that rows never expire by a head that is newer than they are."""
-        time_ms = yield from self._propose_time_ms()
+        mark, jumped = yield from self._propose_mark()
         heads = yield from records.load_heads()
         snapshot = Snapshot(
             settings=self.settings, heads={lane: heads.get(lane) or LaneHead() for lane in read_set.lanes}
         )
         yield from load_tables(read_set, snapshot)
-        return SideState(snapshot, time_ms)
+        return SideState(snapshot, mark.time_ms if jumped is None else 0)
 
     @shared_query
     def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> QuerySteps[EntityPage]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from oncelog.core.rules.quotas import reclaim_erased_bytes
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Request
 from oncelog.storage.queries.records import count_erasures, load_heads
@@ -10,13 +11,10 @@ from oncelog.storage.tenants import (
     COUNT_PAGE_ROWS,
     USAGE_VERSION,
     CountStart,
-    ErasedRow,
+    ErasedBytes,
     SizeRow,
     UsageCount,
-    compute_usage_after,
-    decode_size_row,
     decode_tenants,
-    find_affected_tenants,
     list_tenants,
 )
 
@@ -39,8 +37,8 @@ def load_usage() -> QuerySteps[list[tuple[Tenant, Usage]]]:
 
 def load_sizes(lane: int, after: int, upto: int) -> QuerySteps[list[SizeRow]]:
     """Return a page of record sizes, ordered by position."""
-    rows = yield Statement("record_sizes", lane, after, upto, COUNT_PAGE_ROWS)
-    return [decode_size_row(row) for row in rows]
+    rows: list[SizeRow] = yield Statement("record_sizes", lane, after, upto, COUNT_PAGE_ROWS)
+    return rows
 
 
 def replace_tenants(
@@ -79,13 +77,14 @@ def replace_tenants(
     return True
 
 
-def release_usage(erased: Sequence[ErasedRow]) -> QuerySteps[None]:
-    """Subtract erased bodies from the usage of their tenants, in the transaction of the erasure."""
+def release_usage(erased: Sequence[ErasedBytes]) -> QuerySteps[None]:
+    """Subtract erased bytes from the usage of their tenants, in the transaction of the erasure."""
     [(text, _)] = yield Statement("tenants")
     tenants = decode_tenants(text)
-    affected = set() if tenants is None else find_affected_tenants(tenants, erased)
-    if tenants is None or not affected:
+    if tenants is None:
         return
-    rows = yield Statement("lock_usage", sorted(affected))
-    usages = compute_usage_after({tenant: Usage(*numbers) for tenant, *numbers in rows}, tenants, erased)
-    yield Statement("set_bytes", list(usages), [usage.bytes for usage in usages.values()])
+    affected = {tenant.prefix for stream, partitions, _ in erased for tenant in tenants.list_for(stream, partitions)}
+    if affected:
+        rows = yield Statement("lock_usage", sorted(affected))
+        usages = reclaim_erased_bytes({tenant: Usage(*numbers) for tenant, *numbers in rows}, tenants, erased)
+        yield Statement("set_bytes", list(usages), [usage.bytes for usage in usages.values()])

@@ -17,7 +17,7 @@ from oncelog.storage.queries.statement import CommitBatch, QuerySteps, RowsState
 from oncelog.storage.queries.tenants import release_usage
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.store import build_act_request, select_new_policies
-from oncelog.storage.tenants import build_erased_row, measure_body
+from oncelog.storage.tenants import measure_body
 
 _POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
 
@@ -84,7 +84,7 @@ def erase_bodies(
     erased = [measure_body(found.record) for found in evidence]
     for values in _find_erased_values(found.record for found in evidence):
         size = yield from erase_values(lane, values)
-        erased.append(build_erased_row(values.scope, size))
+        erased.append((values.scope, (), size))
     yield from release_usage(erased)
     yield Statement("touch_lane", lane)
     yield Statement("count_erasure")

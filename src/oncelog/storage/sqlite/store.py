@@ -234,10 +234,9 @@ class SqliteStore(SqlStore):
     async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
         return await self._read(run_query, query, *arguments)
 
-    def _propose_time_ms(self) -> QuerySteps[int]:
+    def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
         [(_, _, *newest)] = yield Statement("state")
-        mark, jumped = self._file_writer.store_transaction.propose_clock(ClockMark(*newest))
-        return mark.time_ms if jumped is None else 0
+        return self._file_writer.store_transaction.propose_clock(ClockMark(*newest))
 
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:  # noqa: ARG002
         return await self._write(self._file_writer.run_write, query, *arguments)
