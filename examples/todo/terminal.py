@@ -31,7 +31,7 @@ from oncelog.client import (
     Status,
     WebSocketTransport,
 )
-from oncelog.client.runtime.websocket import normalize_url
+from oncelog.client.runtime.http import normalize_url
 from oncelog.errors import LostError, OncelogError
 
 URL: Final = "http://127.0.0.1:7171"

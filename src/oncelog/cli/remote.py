@@ -26,11 +26,16 @@ from oncelog.cli.files import read_token_file
 from oncelog.cli.terminal import EXIT_CANNOT_READ, print_message
 from oncelog.client.events import codec
 from oncelog.client.events.codec import Envelope
-from oncelog.client.runtime import websocket
 from oncelog.client.runtime.backoff import Pauses, RetryPause, run_until_first_ends
-from oncelog.client.runtime.http import HttpClient
+from oncelog.client.runtime.http import (
+    EVENTS_PATH,
+    HttpClient,
+    WebSocket,
+    normalize_url,
+    status_error,
+    translate_errors,
+)
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
-from oncelog.client.runtime.websocket import EVENTS_PATH, WebSocket, normalize_url, status_error
 from oncelog.core.canonical import is_unicode
 from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
@@ -257,7 +262,7 @@ async def connect(client: HttpClient, remote: Remote, client_id: str) -> AsyncIt
     socket = await client.open_websocket(EVENTS_PATH)
     try:
         connection = EventsConnection(remote, socket)
-        with websocket.translate_errors(remote.url):
+        with translate_errors(remote.url):
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await connection.authenticate(client_id)
         yield connection

@@ -31,7 +31,7 @@ from oncelog.cli.remote import (
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
 from oncelog.client.events.codec import SubmitResult
-from oncelog.client.runtime.websocket import EVENTS_PATH
+from oncelog.client.runtime.http import EVENTS_PATH
 from oncelog.core.builders import parse_uuid
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError

@@ -15,14 +15,13 @@ from oncelog.client.events.values import (
     Status,
 )
 from oncelog.client.runtime.values import ConnectionState
-from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from oncelog.client.events.blocking import BlockingClient, BlockingPending
     from oncelog.client.events.client import Client
     from oncelog.client.events.outbox import Draft, Pending
-    from oncelog.client.runtime.http import WebSocketTransport
+    from oncelog.client.runtime.http import Socket, Transport, WebSocketTransport
 
 __getattr__, __dir__ = import_lazily(
     __name__,
@@ -32,6 +31,8 @@ __getattr__, __dir__ = import_lazily(
         "Client": "oncelog.client.events.client",
         "Draft": "oncelog.client.events.outbox",
         "Pending": "oncelog.client.events.outbox",
+        "Socket": "oncelog.client.runtime.http",
+        "Transport": "oncelog.client.runtime.http",
         "WebSocketTransport": "oncelog.client.runtime.http",
     },
     renamed={"Rejected": "Refused", "Rejection": "RefusedEvent", "State": "ConnectionState"},

@@ -216,9 +216,14 @@ def decode_operations(record: Record) -> tuple[Operation, ...]:
     if record.erased:
         return ()
     try:
-        return operations_from_json(_BODY_DECODER.decode(record.body).operations)
+        return decode_body(record.body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CanonicalError("body", f"is not a transaction: {error}") from error
+
+
+def decode_body(body: bytes) -> tuple[Operation, ...]:
+    """Return the operations in a body. Raises CanonicalError, or an error of msgspec for another document."""
+    return operations_from_json(_BODY_DECODER.decode(body).operations)
 
 
 def operations_from_json(operations: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:

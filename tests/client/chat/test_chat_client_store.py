@@ -92,7 +92,7 @@ def test_reset_replaces_the_messages_of_the_old_history() -> None:
     assert store.load_watermarks("tea") == {}, "unknown until all members are listed"
     store.save([], [], ChangeSet(members={"tea": (Member("user:ann", 1),)}, watermarks=[("tea", "user:bob", 2)]))
     assert store.load_watermarks("tea") == {"user:ann": 1, "user:bob": 2}
-    store.save([], [], ChangeSet(is_reset=True, messages=[message(7)]))
+    store.save([], [], ChangeSet(reset_chats=["tea"], messages=[message(7)]))
     assert [one.sequence for one in store.load_messages_after("tea", 0, 10, 10)] == [7]
     assert store.load_watermarks("tea") == {}
     store.save([], [], ChangeSet(reset_chats=["other"]))

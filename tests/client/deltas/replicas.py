@@ -20,15 +20,15 @@ from oncelog.client.deltas.codec import (
     decode_push_reply,
     decode_snapshot_page,
 )
-from oncelog.client.deltas.pull_protocol import (
+from oncelog.client.deltas.protocol import (
     PullEffect,
     PullProtocol,
     PullRequest,
+    PushProtocol,
     ReadSnapshot,
     ResetRows,
     StageRows,
 )
-from oncelog.client.deltas.push_protocol import PushProtocol
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.deltas.values import DeltasLimits
 from oncelog.client.runtime.backoff import RetryPause
@@ -110,11 +110,11 @@ class Replica:
     def send(self) -> bytes | None:
         """Send the next push. A copy of it may arrive at any time."""
         if self.pushed is None:
-            bounds = self.pushing.bounds
-            batch = self.store.list_pending(bounds.before, bounds.deltas_max, self.limits.push_bytes_max)
+            held, deltas_max = self.pushing.held, self.pushing.deltas_max
+            before = None if held is None else held.number
+            batch = self.store.list_pending(before, deltas_max, self.limits.push_bytes_max)
             if not batch:
-                if self.pushing.get_held_pause() is not None:
-                    self.pushing.release()
+                self.pushing.release()
                 return None
             self.pushed = (batch, encode_push([one.body for one in batch]))
         return self.pushed[1]

@@ -19,15 +19,16 @@ from oncelog.client.deltas.codec import (
     decode_push_reply,
     decode_snapshot_page,
 )
-from oncelog.client.deltas.pull_protocol import (
+from oncelog.client.deltas.protocol import (
+    HeldDelta,
     PullProtocol,
+    PushProtocol,
     ReadDeltas,
     ReadSnapshot,
     ResetRows,
     RestartSnapshot,
     StageRows,
 )
-from oncelog.client.deltas.push_protocol import PushBounds, PushProtocol
 from oncelog.client.deltas.values import DeltasLimits, Refusal
 from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.core.merge import RowDelta
@@ -49,6 +50,10 @@ def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> Gatew
     return GatewayRefusedError(code.lower(), "because", retry_after_ms, index)
 
 
+def held_of(pushing: PushProtocol) -> HeldDelta | None:
+    return pushing.held
+
+
 def refusal_of(pushing: PushProtocol) -> Refusal | None:
     return pushing.refusal
 
@@ -58,10 +63,9 @@ def refusal_of(pushing: PushProtocol) -> Refusal | None:
 
 def test_whole_outbox_is_pushed_again_after_a_failure() -> None:
     pushing, batch = PushProtocol(100), entries(3)
-    assert pushing.bounds == PushBounds(None, 100)
-    assert pushing.get_held_pause() is None
+    assert (held_of(pushing), pushing.deltas_max) == (None, 100)
     assert pushing.handle_answer(batch, LOST) == RetryPause()
-    assert (pushing.bounds, pushing.last_error) == (PushBounds(None, 100), "lost")
+    assert (held_of(pushing), pushing.deltas_max, pushing.last_error) == (None, 100, "lost")
     assert pushing.handle_answer(batch, fault("SERVER_BUSY", None, 70)) == RetryPause(70)
     assert pushing.handle_answer(batch, PushReply(EPOCH)) is None
     assert pushing.last_error is None
@@ -72,24 +76,24 @@ def test_whole_outbox_is_pushed_again_after_a_failure() -> None:
 def test_refused_delta_is_excluded_from_the_push_of_earlier_deltas(code: str) -> None:
     pushing, batch = PushProtocol(100), entries(5)
     assert pushing.handle_answer(batch, fault(code, 2)) is None
-    assert pushing.bounds.before == batch[2].number
+    assert held_of(pushing) == HeldDelta(batch[2].number, RetryPause(0, is_long=True))
     refusal = Refusal(batch[2].delta_id.hex(), "notes", "2", code, "because")
     assert refusal_of(pushing) == refusal
     assert pushing.handle_answer(batch[:2], PushReply(EPOCH)) is None
     assert (refusal_of(pushing), pushing.last_error) == (refusal, f"{code}: because")
-    assert pushing.get_held_pause() == RetryPause(0, is_long=True)
+    assert held_of(pushing) == HeldDelta(batch[2].number, RetryPause(0, is_long=True))
     pushing.release()
-    assert pushing.bounds == PushBounds(None, 100)
+    assert (held_of(pushing), pushing.deltas_max) == (None, 100)
     assert pushing.handle_answer(batch[2:], PushReply(EPOCH)) is None
     assert (refusal_of(pushing), pushing.refused_number) == (None, 0)
-    assert (pushing.last_error, pushing.get_held_pause()) == (None, None)
+    assert (pushing.last_error, held_of(pushing)) == (None, None)
 
 
 def test_discarded_delta_blocks_no_deltas() -> None:
     pushing, batch = PushProtocol(100), entries(2)
     pushing.handle_answer(batch, fault("INVALID", 0))
     pushing.on_discarded()
-    assert (pushing.refusal, pushing.bounds.before, pushing.get_held_pause()) == (None, None, None)
+    assert (pushing.refusal, held_of(pushing)) == (None, None)
     assert pushing.discards == 1
 
 
@@ -97,15 +101,15 @@ def test_discarded_delta_blocks_no_deltas() -> None:
 def test_delta_with_clock_drift_waits_and_earlier_deltas_do_not() -> None:
     pushing, batch = PushProtocol(100), entries(3)
     assert pushing.handle_answer(batch, fault("CLOCK_DRIFT", 1, 900)) is None
-    assert (pushing.bounds.before, pushing.clock_wait_ms) == (batch[1].number, 900)
+    assert (held_of(pushing), pushing.clock_wait_ms) == (HeldDelta(batch[1].number, RetryPause(900)), 900)
     assert pushing.handle_answer(batch[:1], PushReply(EPOCH)) is None
-    assert pushing.get_held_pause() == RetryPause(900)
+    assert held_of(pushing) is not None
     assert pushing.clock_wait_ms == 900
     pushing.release()
     assert pushing.handle_answer(batch[1:], PushReply(EPOCH)) is None
     assert (pushing.clock_wait_ms, pushing.refusal) == (0, None)
     assert pushing.handle_answer(batch, fault("CLOCK_DRIFT", None, 5)) is None
-    assert pushing.bounds.before == batch[0].number
+    assert held_of(pushing) == HeldDelta(batch[0].number, RetryPause(5))
 
 
 def test_refused_credentials_cause_long_pauses() -> None:
@@ -114,7 +118,7 @@ def test_refused_credentials_cause_long_pauses() -> None:
         assert pushing.handle_answer(batch, one) == RetryPause(0, is_long=True)
         assert not pushing.is_authorized
         assert pushing.refusal is None
-        assert pushing.bounds.before is None
+        assert held_of(pushing) is None
     assert pushing.handle_answer(batch, LOST) == RetryPause()
     assert not pushing.is_authorized
     pushing.handle_answer(batch, PushReply(EPOCH))
@@ -125,15 +129,15 @@ def test_refused_credentials_cause_long_pauses() -> None:
 def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
     pushing, batch = PushProtocol(100), entries(9)
     assert pushing.handle_answer(batch, fault(code, None, 30)) == RetryPause(30)
-    assert pushing.bounds.deltas_max == 4
+    assert pushing.deltas_max == 4
     pushing.handle_answer(batch[:4], PushReply(EPOCH))
-    assert pushing.bounds.deltas_max == 8
+    assert pushing.deltas_max == 8
     assert pushing.handle_answer(batch[:8], fault("TOO_LARGE")) is None
-    assert pushing.bounds.deltas_max == 4
+    assert pushing.deltas_max == 4
     pushing.handle_answer(batch[:4], PushReply(EPOCH))
-    assert pushing.bounds.deltas_max == 4
+    assert pushing.deltas_max == 4
     assert pushing.handle_answer(batch[:1], fault(code)) == RetryPause()
-    assert pushing.bounds.deltas_max == 1
+    assert pushing.deltas_max == 1
     assert pushing.handle_answer(batch[:1], fault("TOO_LARGE")) is None
     assert pushing.refusal is not None
     assert pushing.refusal.code == "TOO_LARGE"
@@ -146,7 +150,7 @@ def test_push_is_divided_until_the_delta_at_fault_is_alone_and_grows_again_witho
     bad = outbox[13]
     sizes = []
     while (refusal := refusal_of(pushing)) is None:
-        batch = outbox[: pushing.bounds.deltas_max]
+        batch = outbox[: pushing.deltas_max]
         sizes.append(len(batch))
         if bad not in batch:
             pushing.handle_answer(batch, PushReply(EPOCH))
@@ -159,7 +163,7 @@ def test_push_is_divided_until_the_delta_at_fault_is_alone_and_grows_again_witho
     pushing.on_discarded()
     for size in (2, 4, 8, 16, 32):
         pushing.handle_answer(outbox[1:2], PushReply(EPOCH))
-        assert pushing.bounds.deltas_max == size
+        assert pushing.deltas_max == size
 
 
 # --- pulling

@@ -16,7 +16,7 @@ from client.events.event_clients import client_of, counted, take
 from deadlines import WAIT_S, turns, until
 from oncelog.client import Client, Committed, Event
 from oncelog.client.events import store as store_module
-from oncelog.client.events.handlers import EventHandlers, EventStream
+from oncelog.client.events.deliverer import EventHandlers, EventStream
 from oncelog.client.runtime import backoff
 from oncelog.errors import ClientError, StoreUnavailableError
 from server.running_server import Serving, item, serving

@@ -25,7 +25,7 @@ from client.events.protocol_frames import (
 from oncelog.client.events import protocol as protocols
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.values import Committed, OutboxEntry, Refused
-from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
+from oncelog.client.runtime.http import CLOSE_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 # --- errors --------------------------------------------------------------------------------------------------

@@ -132,14 +132,14 @@ async def test_cancelled_or_timed_out_write_stays_pending(tmp_path: Path) -> Non
         with pytest.raises(TimeoutError):
             await ledger.write(set_entity("a", b"1"), key=UUID(int=1), timeout_s=0.01)
         cancelled = asyncio.create_task(ledger.write(set_entity("b", b"1")))
-        await until(lambda: len(ledger._stream._protocol) == 2)  # type: ignore[union-attr]
+        await until(lambda: len(ledger._stream._protocol.entries) == 2)  # type: ignore[union-attr]
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)
         assert [one.sequence for one in await ledger.pending()] == [1, 2]
         with pytest.raises(IdReusedError):
             await ledger.write(set_entity("a", b"2"), key=UUID(int=1))
         waiting = asyncio.create_task(ledger.write(set_entity("c", b"1")))
-        await until(lambda: len(ledger._stream._protocol) == 3)  # type: ignore[union-attr]
+        await until(lambda: len(ledger._stream._protocol.entries) == 3)  # type: ignore[union-attr]
     with pytest.raises(ClosedError, match="sends pending writes"):
         await waiting
     with pytest.raises(ClosedError):

@@ -42,7 +42,7 @@ class Driven:
 
     def submit(self, count: int = 1) -> None:
         for _ in range(count):
-            number = len(self.settled) + len(self.protocol) + 1
+            number = len(self.settled) + len(self.protocol.entries) + 1
             self.protocol.submit(QueuedWrite(number, _key(number), operations_of(str(number)), b"", self.now_ms))
 
     def save(self) -> None:

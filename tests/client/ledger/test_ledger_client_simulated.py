@@ -245,7 +245,7 @@ class World:
         for _ in range(100_000):
             self.act()
             self.begin_save()
-            if not len(self.protocol) and self.saving is None:
+            if not len(self.protocol.entries) and self.saving is None:
                 break
         else:
             pytest.fail(f"does not finish: {list(self.protocol.entries)}")

@@ -46,7 +46,7 @@ def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
     assert (scope.state, scope.pending) == (ScopeState(), [])
     first, second = entry(1, 5), entry(2, 6)
     store.save(scope.id, StoreChanges([SavedEntry(first, 5, 5), SavedEntry(second, 6, 6)], [], ScopeState(4, 0, 6)))
-    settled = [SettledWrite(first, Written("tx", 5))]
+    settled: list[SettledWrite] = [SettledWrite(first, Written("tx", 5))]
     store.save(scope.id, StoreChanges([SavedEntry(second, 5, 3)], settled, ScopeState(5, 4, 6)))
     store.close()
     again = LedgerStore(str(tmp_path / "client.db"))

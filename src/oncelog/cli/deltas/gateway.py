@@ -67,7 +67,7 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
         Raises GaveUpError or GatewayRefusedError.
         """
         query = {name: str(value) for name, value in parameters.items() if value is not None}
-        answer = await self.retrier.run(lambda: self.transport.request(path, query, bytes, body))
+        answer = await self.retrier.run(lambda: self.transport.call(path, query, bytes, body))
         with translate_decode_errors(self.remote):
             return msgspec.json.decode(answer, type=kind)
 
@@ -84,7 +84,7 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
             nonlocal limited_s
             sent_s = loop.time()
             try:
-                return await self.transport.request("push", {}, bytes, body)
+                return await self.transport.call("push", {}, bytes, body)
             except GatewayRefusedError as error:
                 is_too_much = error.code == TOO_LARGE
                 if error.code == RATE_LIMITED:

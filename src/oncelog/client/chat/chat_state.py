@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from oncelog.client.chat.codec import MessageBatch
-from oncelog.client.chat.values import HistoryChange, Member, Message, OutboxMessage, SettledMessage, Update
+from oncelog.client.chat.values import Member, Message, OutboxMessage, SettledMessage, Update
 from oncelog.errors import ProtocolError
 
 
@@ -84,10 +84,6 @@ class ChatState:
         self.in_flight.clear()
         self.is_synced, self.is_catching_up, self.sync_id = False, True, None
 
-    def start_sync(self, sync_id: str) -> None:
-        """Record that the client requests a page of a sync."""
-        self.sync_id, self.is_catching_up, self.asked_heard_to = sync_id, True, self.heard_to
-
     def reset(self) -> None:
         """Begin a new history. Keep the outbox."""
         self.complete_to = self.fetched_to = self.received_to = self.heard_to = self.acked_to = 0
@@ -156,9 +152,8 @@ class ChatState:
 class ChangeSet(Struct):
     """Changes to save and report, in the order of the fields."""
 
-    is_reset: bool = False
-    """Whether the store first removes all messages and watermarks."""
     reset_chats: list[str] = field(default_factory=list)
+    """Chats whose messages and watermarks the store first removes."""
     user_and_epoch: tuple[str, str] | None = None
     """User and epoch."""
     messages: list[Message] = field(default_factory=list)
@@ -177,17 +172,11 @@ class ChangeSet(Struct):
         """Add the current numbers of a chat."""
         self.chats[chat.chat_id] = chat.to_saved()
 
-    def reset(self, change: HistoryChange) -> None:
-        """Drop changes of the old history, but no outcomes: the server has committed or refused those messages."""
-        self.is_reset = True
-        self.messages, self.watermarks, self.members = [], [], {}
-        self.updates.append(change)
-
-    def reset_chat(self, chat: ChatState, change: HistoryChange) -> None:
-        """Drop changes of the old history of one chat."""
+    def reset_chat(self, chat: ChatState) -> None:
+        """Begin a chat again. Drop its changes, but no outcomes: the server has committed or refused those messages."""
+        chat.reset()
         self.reset_chats.append(chat.chat_id)
         self.messages = [message for message in self.messages if message.chat_id != chat.chat_id]
         self.watermarks = [message for message in self.watermarks if message[0] != chat.chat_id]
         self.members.pop(chat.chat_id, None)
-        self.updates.append(change)
         self.save_chat(chat)

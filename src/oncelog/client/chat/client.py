@@ -24,9 +24,8 @@ from oncelog.client.chat.connector import ChatConnector
 from oncelog.client.chat.delivery import DeliveryCounts, get_mark
 from oncelog.client.chat.http_client import ChatHttpClient, ChatTransport
 from oncelog.client.chat.message_stream import MessageStream
-from oncelog.client.chat.outbox import Outbox, Pending, check_chat_id, prepare
+from oncelog.client.chat.outbox import ChatRuntime, Outbox, Pending, check_chat_id, now_ms, prepare
 from oncelog.client.chat.protocol import ChatProtocol
-from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
@@ -45,6 +44,7 @@ from oncelog.client.chat.values import (
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import get_wall_ms
 from oncelog.client.runtime.connector import ConnectedClient
+from oncelog.client.runtime.http import normalize_url
 from oncelog.client.runtime.options import (
     Token,
     check_client_id,
@@ -54,7 +54,6 @@ from oncelog.client.runtime.options import (
     check_token,
 )
 from oncelog.client.runtime.values import ConnectionState
-from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.errors import (
     CanonicalError,
@@ -336,7 +335,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         pending, refused = len(self._outbox.pending), len(self._outbox.refused)
         if not runtime.is_open:
             state = ConnectionState.CLOSED
-            return Status(state=state, pending=pending, refused=refused, last_error=runtime.failure_text)
+            return Status(state=state, pending=pending, refused=refused, last_error=self._find_last_error())
         protocol = runtime.protocol
         state = ConnectionState.LIVE if protocol.is_live else ConnectionState.CATCHING_UP
         if not connector.is_admitted:
@@ -350,7 +349,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             refused=refused,
             epoch=protocol.epoch,
             history_change=runtime.history_change,
-            last_error=runtime.store_error or connector.last_error or protocol.blocked_writes.last_error,
+            last_error=self._find_last_error(),
         )
 
     def _is_live(self) -> bool:

@@ -7,7 +7,7 @@ import orjson
 from msgspec import Struct
 
 from oncelog.client.chat.values import Message, OutboxMessage
-from oncelog.client.events.values import Number
+from oncelog.client.runtime.values import Number
 from oncelog.errors import ProtocolError
 
 PATH: Final = "/v1/chat"

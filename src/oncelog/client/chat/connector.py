@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from oncelog.client.chat.http_client import ChatTransport
-from oncelog.client.chat.outbox import Outbox
+from oncelog.client.chat.outbox import ChatRuntime, Outbox, now_ms
 from oncelog.client.chat.protocol import WRONG_USER, ChatProtocol
-from oncelog.client.chat.runtime import ChatRuntime, now_ms
 from oncelog.client.chat.sender import ChatPhase
 from oncelog.client.runtime.connector import ACCESS_DENIED_CODES, BaseConnector, ConnectionPart
-from oncelog.client.runtime.websocket import Socket
+from oncelog.client.runtime.http import Socket
 from oncelog.errors import OncelogError
 
 
@@ -53,7 +52,6 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         self._runtime.wake_waiters()
 
     async def _connect(self) -> Socket:
-        self._reconnect_ms = 0
         token = await self._transport.get_token()
         socket = await self._transport.connect()
         self._protocol.connect(token, self._wall_ms() - now_ms())
@@ -74,7 +72,6 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
             try:
                 protocol.receive(data, now_ms())
             finally:
-                self._reconnect_ms = protocol.reconnect_ms
                 self._process_changes()
             await self._outbox.wait_for_capacity()
 

@@ -7,8 +7,7 @@ from functools import partial
 
 from oncelog.client.chat.connector import ChatConnector
 from oncelog.client.chat.http_client import ChatHttpClient
-from oncelog.client.chat.outbox import Outbox
-from oncelog.client.chat.runtime import ChatRuntime
+from oncelog.client.chat.outbox import ChatRuntime, Outbox
 from oncelog.client.chat.values import Mark, Message
 from oncelog.client.runtime.backoff import Pauses, RetryPause
 from oncelog.errors import LostError, OncelogError, ProtocolError, ServerRefusedError
@@ -85,9 +84,10 @@ class DeliveryCounts:
         if self._is_counted(chat_id):
             return True
         try:
-            protocol.set_members(chat_id, await self._http.get_delivery(chat_id))
+            members = await self._http.get_delivery(chat_id)
         except (LostError, ProtocolError, ServerRefusedError):
             return False
+        protocol.changes.members[chat_id] = members
         self._counted_connections[chat_id] = connection
         await self._outbox.save()  # the client reports watermarks once they are saved
         return True

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from oncelog.client.chat.codec import PATH
 from oncelog.client.chat.values import ChatDetails, ListedChat, Member, Message
-from oncelog.client.runtime.http import HttpClient, HttpResponse
-from oncelog.client.runtime.websocket import Socket, status_error
+from oncelog.client.runtime.http import DECODE_ERRORS, HttpClient, HttpResponse, Socket, decode_answer, status_error
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError
 
 T = TypeVar("T")
@@ -121,11 +120,7 @@ class ChatHttpClient(HttpClient):
     async def _request_json(
         self, method: str, path: str, kind: type[T], query: dict[str, str] | None = None, body: bytes | None = None
     ) -> T:
-        answer = await self._send(method, path, query, body)
-        try:
-            return msgspec.json.decode(answer.body, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"malformed answer of the server: {error}") from error
+        return decode_answer((await self._send(method, path, query, body)).body, kind)
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None = None, body: bytes | None = None
@@ -139,7 +134,7 @@ class ChatHttpClient(HttpClient):
 def _to_error(response: HttpResponse) -> ServerRefusedError | LostError:
     try:
         body = msgspec.json.decode(response.body, type=_ErrorResponse).error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return status_error(response.status)
     retry_after_ms = body.details.get("retry_after_ms", 0)
     retry_after_ms = retry_after_ms if type(retry_after_ms) is int else 0

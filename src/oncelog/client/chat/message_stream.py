@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from oncelog.client.chat.runtime import ChatRuntime
+from oncelog.client.chat.outbox import ChatRuntime
 from oncelog.client.chat.values import Message
 from oncelog.errors import ClosedError, HistoryChangedError
 

@@ -19,7 +19,6 @@ from oncelog.client.chat.values import (
     Delivery,
     HistoryChange,
     ListedChat,
-    Member,
     Membership,
     Message,
     OutboxMessage,
@@ -83,10 +82,6 @@ class ChatProtocol(ChatSender):
             chat.is_catching_up, chat.acked_to = True, 0
             self.changes.save_chat(chat)
             self.changes.updates.append(Membership(chat_id, self.user_id, present=False))
-
-    def set_members(self, chat_id: str, members: tuple[Member, ...]) -> None:
-        """Store all members of a chat, as the server lists them over HTTP."""
-        self.changes.members[chat_id] = members
 
     # --- the list of chats
 
@@ -175,10 +170,9 @@ class ChatProtocol(ChatSender):
         self.answer_count += 1
         if self.epoch not in ("", frame.epoch):
             logger.warning("the history on the server has changed: all chats are loaded again")
-            self.changes.reset(HistoryChange(self.epoch, frame.epoch))
+            self.changes.updates.append(HistoryChange(self.epoch, frame.epoch))
             for chat in self.chats.values():
-                chat.reset()
-                self.changes.save_chat(chat)
+                self.changes.reset_chat(chat)
         if (self.user_id, self.epoch) != (frame.user_id, frame.epoch):
             self.user_id, self.epoch = frame.user_id, frame.epoch
             self.changes.user_and_epoch = (frame.user_id, frame.epoch)
@@ -256,8 +250,8 @@ class ChatProtocol(ChatSender):
     def _reset_chat(self, chat: ChatState) -> None:
         """Begin a chat again: the server has fewer messages than the client, in the same history."""
         logger.warning("the server has lost messages of %s: they are loaded again", chat.chat_id)
-        chat.reset()
-        self.changes.reset_chat(chat, HistoryChange(self.epoch, self.epoch, chat.chat_id))
+        self.changes.updates.append(HistoryChange(self.epoch, self.epoch, chat.chat_id))
+        self.changes.reset_chat(chat)
         self._schedule_sync(chat.chat_id)
 
     def _handle_delivery(self, frame: codec.DeliveryFrame) -> None:

@@ -15,8 +15,8 @@ from oncelog.client.chat import codec
 from oncelog.client.chat.chat_state import ChangeSet, ChatState
 from oncelog.client.chat.values import EXPIRED, ChatLimits, Outcome, Progress, Refused, SettledMessage
 from oncelog.client.runtime.backoff import Pauses, RetryPause
+from oncelog.client.runtime.http import CLOSE_TOO_LARGE
 from oncelog.client.runtime.protocol import BaseProtocol
-from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 
 logger: Final = logging.getLogger("oncelog.client.chat")
 
@@ -59,8 +59,6 @@ class ChatSender(BaseProtocol):
         self.chats = {chat.chat_id: chat for chat in chats}
         self.wants_list = False
         """Whether the connector has to request the list of chats over HTTP."""
-        self.reconnect_ms = 0
-        """Pause that the server asked for before it closed the connection."""
         self.changes = ChangeSet()
         """Changes to save and report."""
         self._device_id = device_id
@@ -100,7 +98,6 @@ class ChatSender(BaseProtocol):
             self._refuse_largest()
         self.phase = ChatPhase.NONE
         self.wants_list = False
-        self.reconnect_ms = 0
         self._last_ack_id = ""
         for chat in self.chats.values():
             chat.disconnect()
@@ -185,11 +182,10 @@ class ChatSender(BaseProtocol):
             del self._sync_queue[chat.chat_id]
             self._due_ms[Work.SYNC].pop(chat.chat_id, None)
             if chat.sync_id is None:
-                request_id = self._next_id()
-                chat.start_sync(request_id)
-                self._syncs[request_id] = chat
                 limit = self._limits.page_messages
-                self.outgoing.append(codec.encode_sync(chat.chat_id, chat.fetched_to, limit, self.epoch, request_id))
+                chat.sync_id = self._append_request(codec.encode_sync, chat.chat_id, chat.fetched_to, limit, self.epoch)
+                chat.is_catching_up, chat.asked_heard_to = True, chat.heard_to
+                self._syncs[chat.sync_id] = chat
 
     # --- messages
 
@@ -206,11 +202,9 @@ class ChatSender(BaseProtocol):
                 reason = "it has been in the outbox for longer than a server remembers its id (remembered_ms)"
                 self._refuse(chat, name, EXPIRED, reason)
                 continue
-            request_id = self._next_id()
             chat.in_flight.add(name)
             queued.attempts += 1
-            self._sends[request_id] = (chat, name)
-            self.outgoing.append(codec.encode_send(queued.entry, request_id))
+            self._sends[self._append_request(codec.encode_send, queued.entry)] = (chat, name)
 
     def _handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> None:
         """Send a message again later, or refuse it."""
@@ -272,5 +266,4 @@ class ChatSender(BaseProtocol):
         if self.phase is ChatPhase.READY and chat.has_unacknowledged:
             chat.acked_to = chat.received_to
             self._acked_since_list.add(chat.chat_id)
-            self._last_ack_id = self._next_id()
-            self.outgoing.append(codec.encode_ack(chat.chat_id, chat.acked_to, self._last_ack_id))
+            self._last_ack_id = self._append_request(codec.encode_ack, chat.chat_id, chat.acked_to)

@@ -15,7 +15,6 @@ from oncelog.client.chat.chat_state import ChangeSet, ChatState
 from oncelog.client.chat.values import Message, OutboxMessage, Refused, RefusedMessage, to_refused_message
 from oncelog.client.runtime.outbox import OutboxStore
 from oncelog.client.runtime.store_file import StoreSchema
-from oncelog.errors import SettingsError
 
 SCHEMA: Final = StoreSchema("chat client", "oncelog.client.chat", 1, application_id=0x4F4C4343)  # "OLCC"
 SQL: Final = SCHEMA.load_queries()
@@ -52,8 +51,7 @@ class ChatStore(OutboxStore):
 
     def _load(self, connection: sqlite3.Connection, device_id: str | None) -> StoredChatClient:
         user_id, known, epoch = connection.execute(SQL["client"]).fetchone()
-        if device_id not in (None, known):
-            raise SettingsError(f"{self._file.path} belongs to the device {known!r}, not to {device_id!r}")
+        self._check_owner("device", known, device_id or known)
         self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
         chats = [
             ChatState(
@@ -76,13 +74,10 @@ class ChatStore(OutboxStore):
             (*astuple(entry), *astuple(outcome)) for entry, outcome in changes.settled if isinstance(outcome, Refused)
         ]
         # If a crash loses the other changes, it loses the whole transaction, and the server sends them again.
-        is_durable = bool(accepted or withdrawn or refused or changes.is_reset or changes.reset_chats)
+        is_durable = bool(accepted or withdrawn or refused or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
             connection.executemany(SQL["accept"], map(astuple, accepted))
             connection.executemany(SQL["forget_refused"], [(number,) for number in withdrawn])
-            if changes.is_reset:
-                connection.execute(SQL["forget_all_messages"])
-                connection.execute(SQL["forget_all_watermarks"])
             for chat_id in changes.reset_chats:
                 connection.execute(SQL["forget_messages"], (chat_id,))
                 connection.execute(SQL["forget_watermarks"], (chat_id,))

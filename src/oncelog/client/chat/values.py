@@ -5,8 +5,7 @@ from typing import ClassVar, Final
 
 from msgspec import Struct
 
-from oncelog.client.events.values import Number
-from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Settled
+from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Number, Settled
 
 EXPIRED: Final = "EXPIRED"
 """Code of the client for a message that was in the outbox for longer than a server remembers ids."""

@@ -5,8 +5,8 @@
         async for change in client.changes("products"):
             print(change.row_id, change.after)
 
-Two tasks run independently: the `pusher` empties the outbox, and the `puller` reads the gateway. `push_protocol` and
-`pull_protocol` decide, and the `store` saves.
+Two tasks run independently: the `pusher` empties the outbox, and the `puller` reads the gateway. The
+`protocol` decides, and the `store` saves.
 """
 
 import asyncio
@@ -15,15 +15,13 @@ import os
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from functools import cached_property
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from oncelog.client.deltas.edits import Edits, check_identifier, check_names
-from oncelog.client.deltas.puller import Puller
-from oncelog.client.deltas.pusher import Pusher
 from oncelog.client.deltas.store import DeltasRuntime, DeltasStore
+from oncelog.client.deltas.tasks import Puller, Pusher
 from oncelog.client.deltas.transport import DeltasTransport
 from oncelog.client.deltas.values import (
     DELETE,
@@ -39,9 +37,9 @@ from oncelog.client.deltas.values import (
 )
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import BaseClient, get_wall_ms
+from oncelog.client.runtime.http import normalize_url
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.client.runtime.values import ConnectionState
-from oncelog.client.runtime.websocket import normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import find_gateway_fault
 from oncelog.deprecation import alias_method
@@ -84,7 +82,10 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         if checked_id is None:
             raise SettingsError("client_id must be given: it decides between writes with equal clocks")
         self.url = normalize_url(url)
-        self.gateway = _check_gateway(gateway)
+        fault = find_gateway_fault(gateway)
+        if fault is not None:
+            raise SettingsError(f"gateway {fault}")
+        self.gateway = gateway
         self.client_id = checked_id
         self._wall_ms = wall_ms or get_wall_ms
         store = DeltasStore(check_path(path), self.limits)
@@ -98,20 +99,13 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     async def _open(self) -> None:
         runtime = self._runtime
         await runtime.call_store(runtime.store.open, self.client_id, self.gateway)
+        self._puller = Puller(runtime, self._transport)
+        self._pusher = Pusher(runtime, self._transport, self._puller.check_epoch)
         runtime.start_task("push", self._pusher.run)
         runtime.start_task("pull", self._puller.run)
 
     async def _release(self) -> None:
         await self._transport.close()
-
-    @cached_property
-    def _pusher(self) -> Pusher:
-        return Pusher(self._runtime, self._transport, self._puller.check_epoch)
-
-    @cached_property
-    def _puller(self) -> Puller:
-        """The puller, which reads its cursor from the open store."""
-        return Puller(self._runtime, self._transport)
 
     # --- editing
 
@@ -346,10 +340,3 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self._puller.skip_pause()
 
     retry = alias_method("DeltasClient.retry", "reconnect_now")
-
-
-def _check_gateway(gateway: str) -> str:
-    problem = find_gateway_fault(gateway)
-    if problem is not None:
-        raise SettingsError(f"gateway {problem}")
-    return gateway

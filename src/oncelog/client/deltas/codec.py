@@ -6,8 +6,8 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
-from oncelog.client.events.values import Number
-from oncelog.client.runtime.websocket import status_error
+from oncelog.client.runtime.http import DECODE_ERRORS, decode_answer, status_error
+from oncelog.client.runtime.values import Number
 from oncelog.core.canonical import canonical_text, utf16_sort_key
 from oncelog.core.deltas import DeltaJson, decode_delta
 from oncelog.core.hlc import parse_hlc
@@ -16,9 +16,9 @@ from oncelog.core.merge import NEVER, Row, RowDelta, Stamp
 from oncelog.error_codes import CLOCK_DRIFT, TOO_LARGE
 from oncelog.errors import CanonicalError, ClientError, ProtocolError, ServerRefusedError
 
-T = TypeVar("T")
 DeltaT = TypeVar("DeltaT")
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+GATEWAY: Final = "gateway"
+"""Name of the server in errors."""
 
 
 class GatewayRefusedError(ServerRefusedError):
@@ -53,7 +53,7 @@ class OutboxEntry(Struct, frozen=True, gc=False):
     """A delta in the outbox."""
 
     number: int
-    """Place in the outbox. Deltas are pushed in this order."""
+    """Place in the outbox. Deltas are pushed in this order. 0 before the delta has a place."""
     delta_id: bytes
     body: bytes
 
@@ -177,7 +177,7 @@ class _LiveJson(Struct, rename="camel"):
 
 def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
     """Decode the answer to a push. Raises ProtocolError, also if it acknowledges other deltas."""
-    reply = _decode_json(body, PushReply)
+    reply = decode_answer(body, PushReply, GATEWAY)
     if [result.delta_id for result in reply.results] != [entry.delta_id.hex() for entry in entries]:
         raise ProtocolError("the gateway acknowledged other deltas than the pushed ones")
     return reply
@@ -185,7 +185,7 @@ def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
 
 def decode_delta_page(body: bytes) -> DeltaPage[RowDelta]:
     """Decode the answer to a pull. Raises ProtocolError."""
-    return decode_deltas(_decode_json(body, DeltaPage[Raw]))
+    return decode_deltas(decode_answer(body, DeltaPage[Raw], GATEWAY))
 
 
 def decode_deltas(page: DeltaPage[Raw]) -> DeltaPage[RowDelta]:
@@ -199,7 +199,7 @@ def decode_deltas(page: DeltaPage[Raw]) -> DeltaPage[RowDelta]:
 
 def decode_snapshot_page(body: bytes) -> SnapshotPage:
     """Decode a page of a snapshot. Raises ProtocolError."""
-    page = _decode_json(body, _SnapshotJson)
+    page = decode_answer(body, _SnapshotJson, GATEWAY)
     try:
         rows = tuple(row.to_snapshot_row() for row in page.rows)
         horizon = None if page.horizon is None else parse_hlc(page.horizon)
@@ -215,7 +215,7 @@ def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefuse
     """
     try:
         error = msgspec.json.decode(body, type=_ErrorJson).to_error()
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         code = TOO_LARGE if status == 413 else status_error(status).code
         error = GatewayRefusedError(code, f"no gateway answers at this address (HTTP status {status})")
     error.retry_after_ms = max(error.retry_after_ms, retry_after_ms)
@@ -238,16 +238,9 @@ def decode_live(text: str, epoch: str) -> DeltaPage[Raw]:
 
 
 def _decode_live_message(text: str, *kinds: str) -> _LiveJson:
-    message = _decode_json(text.encode(), _LiveJson)
+    message = decode_answer(text.encode(), _LiveJson, GATEWAY)
     if message.type == "error":
-        raise _decode_json(text.encode(), _ErrorJson).to_error()
+        raise decode_answer(text.encode(), _ErrorJson, GATEWAY).to_error()
     if message.type not in kinds:
         raise ProtocolError(f"the gateway sent a message of the unexpected type {message.type!r}")
     return message
-
-
-def _decode_json(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except _DECODE_ERRORS as error:
-        raise ProtocolError(f"malformed answer of the gateway: {error}") from error

@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from oncelog.client.deltas.codec import OutboxEntry
 from oncelog.client.deltas.values import Change, DeltasLimits, parse_columns
 from oncelog.core.canonical import JsonValue, canonical_text
 from oncelog.core.deltas import (
@@ -26,13 +27,6 @@ _NESTING_CHECK_MIN: Final = 256
 """Number of arrays and objects in a delta below which the nesting limit of a push cannot be exceeded."""
 
 
-class NewDelta(Struct, frozen=True):
-    """A delta that an edit created."""
-
-    delta_id: bytes
-    body: bytes
-
-
 class OutboxUsage(Struct, frozen=True):
     """Number and size of the deltas in the outbox."""
 
@@ -50,7 +44,7 @@ class Edits(Struct):
     load: Callable[[str, str], Row]
     limits: DeltasLimits
     outbox_usage: OutboxUsage
-    new_deltas: list[NewDelta] = field(default_factory=list)
+    new_deltas: list[OutboxEntry] = field(default_factory=list)
     rows: dict[RowKey, tuple[Row, Row]] = field(default_factory=dict)
     """Rows that the transaction has loaded: before and after its edits."""
     _bytes: int = 0
@@ -113,7 +107,7 @@ class Edits(Struct):
             return None
         first, current = self.rows[table, row_id]
         row = merge(current, delta)
-        new_delta = NewDelta(delta.delta_id, encode_delta(delta))
+        new_delta = OutboxEntry(0, delta.delta_id, encode_delta(delta))
         self._check_acceptable(delta, row, new_delta.body)
         self.hlc = hlc
         self.rows[table, row_id] = (first, row)

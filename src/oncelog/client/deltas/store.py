@@ -4,7 +4,8 @@ It is an SQLite file. All methods block, and one thread at a time calls them.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,12 +15,11 @@ from oncelog.client.deltas.codec import OutboxEntry, PushReply, SnapshotRow
 from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_visible_columns, list_changes
 from oncelog.client.deltas.values import Change, DeltasLimits, LocalRow, parse_columns
 from oncelog.client.runtime.client import ClientRuntime
-from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.client.runtime.store_file import BaseStore, StoreSchema
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import decode_delta
 from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, merge
 from oncelog.core.rules.compaction import build_row_without_state
-from oncelog.errors import SettingsError
 from oncelog.sql_files import split_script
 
 T = TypeVar("T")
@@ -45,16 +45,18 @@ class SyncState(Struct):
     """Highest number that a delta in the outbox ever had."""
 
 
-class DeltasStore:
+class DeltasStore(BaseStore):
     """One file, open in one process."""
 
+    _schema = SCHEMA
+
     def __init__(self, path: str, limits: DeltasLimits) -> None:
-        self._file = StoreFile(path, SCHEMA)
+        super().__init__(path)
         self._limits = limits
         self._client_id = ""
         self.sync_state = SyncState()
 
-    # --- opening and closing
+    # --- opening
 
     def open(self, client_id: str, gateway: str) -> None:
         """Open the file.
@@ -64,28 +66,30 @@ class DeltasStore:
         with self._file.open() as (connection, is_new):
             if is_new:
                 connection.execute(SQL["make_client"], (client_id, gateway))
-            self._check_owner(connection, client_id, gateway)
+            known_client, known_gateway, *_ = connection.execute(SQL["client"]).fetchone()
+            self._check_owner("client", known_client, client_id)
+            self._check_owner("gateway", known_gateway, gateway)
             for statement in split_script(SCHEMA.read_script("staging.sql")):
                 connection.execute(statement)
-            sync_state = self._load_sync_state(connection)
+            sync_state = self._load_sync_state(connection, counts_outbox=True)
         self.sync_state = sync_state
         self._client_id = client_id
 
-    def _check_owner(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:
-        known = connection.execute(SQL["client"]).fetchone()
-        for name, stored, requested in (("client", known[0], client_id), ("gateway", known[1], gateway)):
-            if stored != requested:
-                raise SettingsError(f"{self._file.path} belongs to the {name} {stored!r}, not to {requested!r}")
+    @contextmanager
+    def _transaction(self, *, is_durable: bool, changes_outbox: bool = False) -> Iterator[sqlite3.Connection]:
+        """Run a transaction, and load the copy of the values that it changes."""
+        with self._file.transaction(is_durable=is_durable) as connection:
+            yield connection
+            after = self._load_sync_state(connection, counts_outbox=changes_outbox)
+        self.sync_state = after
 
-    def _load_sync_state(self, connection: sqlite3.Connection) -> SyncState:
+    def _load_sync_state(self, connection: sqlite3.Connection, *, counts_outbox: bool) -> SyncState:
         _, _, hlc, cursor, epoch, is_reset_wanted = connection.execute(SQL["client"]).fetchone()
-        pending, pending_bytes, oldest = connection.execute(SQL["outbox_counts"]).fetchone()
-        (newest,) = connection.execute(SQL["newest_number"]).fetchone()
-        return SyncState(int(hlc), cursor, epoch, bool(is_reset_wanted), pending, pending_bytes, oldest, newest)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        before = self.sync_state
+        counts = before.pending, before.pending_bytes, before.oldest_number, before.newest_number
+        if counts_outbox:  # slow for a long outbox
+            counts = connection.execute(SQL["outbox_counts"]).fetchone()
+        return SyncState(int(hlc), cursor, epoch, bool(is_reset_wanted), *counts)
 
     # --- rows
 
@@ -168,13 +172,11 @@ class DeltasStore:
         epoch = answer.epoch
         if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
             return False
-        with self._file.transaction(is_durable=False) as connection:
+        with self._transaction(is_durable=False, changes_outbox=True) as connection:
             connection.execute(SQL["acknowledge"], (epoch, number))
             connection.execute(SQL["save_first_epoch"], (epoch,))
             if not self.sync_state.is_reset_wanted:
                 connection.execute(SQL["forget_acknowledged"])
-            after = self._load_sync_state(connection)
-        self.sync_state = after
         return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
@@ -182,12 +184,10 @@ class DeltasStore:
 
         Return their number.
         """
-        with self._file.transaction(is_durable=True) as connection:
+        with self._transaction(is_durable=True, changes_outbox=True) as connection:
             count = sum(connection.execute(SQL["discard"], (delta_id,)).rowcount for delta_id in delta_ids)
             if count:
                 connection.execute(SQL["want_reset"])
-            after = self._load_sync_state(connection)
-        self.sync_state = after
         return count
 
     # --- data of the gateway
@@ -196,7 +196,7 @@ class DeltasStore:
         """Merge deltas and move the cursor, in one transaction."""
         # A crash may lose the transaction as a whole. Then the gateway sends the deltas again.
         rows: dict[RowKey, tuple[Row, Row]] = {}
-        with self._file.transaction(is_durable=False) as connection:
+        with self._transaction(is_durable=False) as connection:
             for delta in deltas:
                 name = (delta.table, delta.row_id)
                 if name not in rows:
@@ -205,45 +205,40 @@ class DeltasStore:
                 first, current = rows[name]
                 rows[name] = (first, merge(current, delta))
             _save_rows(connection, rows)
-            after = self._save_cursor(connection, (delta.hlc for delta in deltas), cursor, epoch)
-        self.sync_state = after
+            self._save_cursor(connection, (delta.hlc for delta in deltas), cursor, epoch)
         return list_changes(rows, is_local=False)
 
     def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
         """Merge a page of a snapshot. The last page has the cursor."""
         rows: dict[RowKey, tuple[Row, Row]] = {}
-        with self._file.transaction(is_durable=False) as connection:
+        with self._transaction(is_durable=False) as connection:
             for snapshot_row in snapshot:
                 loaded = self._load_state(connection, snapshot_row.table, snapshot_row.row_id)
                 rows[snapshot_row.table, snapshot_row.row_id] = (loaded, join_rows(loaded, snapshot_row.row))
             _save_rows(connection, rows)
             clocks = (get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot)
-            after = self._save_cursor(connection, clocks, self.sync_state.cursor if cursor is None else cursor, epoch)
-        self.sync_state = after
+            self._save_cursor(connection, clocks, self.sync_state.cursor if cursor is None else cursor, epoch)
         return list_changes(rows, is_local=False)
 
     def request_reset(self) -> None:
         """Record that all rows are to be read again."""
-        with self._file.transaction(is_durable=True) as connection:
+        with self._transaction(is_durable=True) as connection:
             connection.execute(SQL["want_reset"])
-            after = self._load_sync_state(connection)
-        self.sync_state = after
 
     def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool, horizon: int | None = None) -> None:
         """Stage a page of a snapshot. Staged rows are temporary: after a crash the snapshot is read again."""
-        with self._file.transaction(is_durable=False) as connection:
+        with self._transaction(is_durable=False) as connection:
             if is_first:
                 connection.execute(SQL["clear_staged"])
             _stage(
                 connection, [((snapshot_row.table, snapshot_row.row_id), snapshot_row.row) for snapshot_row in snapshot]
             )
             clocks = (horizon or 0, *(get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot))
-            after = self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
-        self.sync_state = after
+            self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
 
     def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> list[Change] | None:
         """Replace all rows by the staged ones and apply the outbox. Return the changes; None if there are too many."""
-        with self._file.transaction(is_durable=True) as connection:
+        with self._transaction(is_durable=True, changes_outbox=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
                 with self._file.translate_damage():
                     delta = decode_delta(body)
@@ -257,8 +252,6 @@ class DeltasStore:
             connection.execute(
                 SQL["save_cursor"], (str(self._compute_clock_after_reset(connection, horizon)), cursor, epoch)
             )
-            after = self._load_sync_state(connection)
-        self.sync_state = after
         return replaced
 
     def _compute_clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
@@ -286,11 +279,10 @@ class DeltasStore:
                 return None
         return changes
 
-    def _save_cursor(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> SyncState:
+    def _save_cursor(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> None:
         """Move the cursor, and the clock to the highest received one, however far it is ahead (DE-8)."""
         hlc = max(self.sync_state.hlc, max(clocks, default=0))
         connection.execute(SQL["save_cursor"], (str(hlc), cursor, epoch))
-        return msgspec.structs.replace(self.sync_state, hlc=hlc, cursor=cursor, epoch=epoch)
 
 
 DeltasRuntime = ClientRuntime[DeltasStore, DeltasLimits]

@@ -27,9 +27,8 @@ from oncelog.client.deltas.codec import (
     decode_snapshot_page,
 )
 from oncelog.client.deltas.values import DeltasLimits
-from oncelog.client.runtime.http import HttpClient
+from oncelog.client.runtime.http import HttpClient, WebSocket, translate_errors
 from oncelog.client.runtime.options import Token
-from oncelog.client.runtime.websocket import WebSocket, translate_errors
 from oncelog.core.deltas import encode_push
 from oncelog.core.merge import RowDelta
 from oncelog.errors import ServerRefusedError
@@ -65,8 +64,8 @@ class LiveStream:
         await self._socket.close()
 
 
-class DeltasTransport:
-    """Connection to a gateway. Tests subclass it."""
+class DeltasTransport(HttpClient):
+    """HTTP client of one gateway. Tests subclass it."""
 
     def __init__(
         self,
@@ -78,30 +77,29 @@ class DeltasTransport:
         headers: Mapping[str, str] | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._caller = HttpClient(url, token=token, limits=limits, headers=headers, tls=tls)
+        super().__init__(url, token=token, limits=limits, headers=headers, tls=tls)
         self._base = f"/v1/sync/{quote(gateway, safe='')}"
-        self._limits = limits
 
     async def push(self, entries: Sequence[OutboxEntry]) -> PushReply:
         """Push deltas in this order."""
         body = encode_push([entry.body for entry in entries])
-        return await self.request("push", {}, lambda answer: decode_push_reply(answer, entries), body)
+        return await self.call("push", {}, lambda answer: decode_push_reply(answer, entries), body)
 
     async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage[RowDelta]:
         """Read deltas after a cursor."""
         query = {"since": str(since), "limit": str(limit), **({"epoch": epoch} if epoch else {})}
-        return await self.request("pull", query, decode_delta_page)
+        return await self.call("pull", query, decode_delta_page)
 
     async def snapshot(self, page: str, limit: int) -> SnapshotPage:
         """Read a page of all rows."""
         query = {"limit": str(limit), **({"page": page} if page else {})}
-        return await self.request("snapshot", query, decode_snapshot_page)
+        return await self.call("snapshot", query, decode_snapshot_page)
 
     async def follow(self, since: int, epoch: str) -> LiveStream:
         """Connect to the deltas after a cursor as the gateway commits them."""
-        token = await self._caller.get_token()
+        token = await self.get_token()
         try:
-            socket = await self._caller.open_websocket(f"{self._base}/live")
+            socket = await self.open_websocket(f"{self._base}/live")
         except ServerRefusedError as error:
             raise GatewayRefusedError(error.code, str(error), error.retry_after_ms) from error
         live = LiveStream(socket)
@@ -114,15 +112,11 @@ class DeltasTransport:
             raise
         return live
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._caller.close()
-
-    async def request(
+    async def call(
         self, name: str, query: Mapping[str, str], decode: Callable[[bytes], T], body: bytes | None = None
     ) -> T:
         """Return the decoded answer: to a POST request if there is a body, otherwise to a GET request."""
-        answer = await self._caller.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
+        answer = await self.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
         if answer.status != 200:
             raise decode_error(answer.status, answer.body, answer.retry_after_ms)
         return decode(answer.body)

@@ -21,8 +21,8 @@ from oncelog.client.events.client import Client
 from oncelog.client.events.outbox import Draft, Pending
 from oncelog.client.events.store import Apply, Reset
 from oncelog.client.events.values import ClientLimits, Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
+from oncelog.client.runtime.http import Transport
 from oncelog.client.runtime.options import Token
-from oncelog.client.runtime.websocket import Transport
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method
 from oncelog.portal import Portal

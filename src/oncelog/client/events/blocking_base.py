@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 from uuid import UUID
 
-from oncelog.client.events.handlers import get_handler_name
+from oncelog.client.events.deliverer import get_handler_name
 from oncelog.client.runtime.blocking_base import BlockingBaseClient
 from oncelog.client.runtime.client import call_in_thread
 from oncelog.deprecation import warn_renamed

@@ -18,14 +18,13 @@ from typing import Any, Final
 from uuid import UUID
 
 from oncelog.client.events.connector import Connector
-from oncelog.client.events.deliverer import Deliverer
-from oncelog.client.events.handlers import EventHandler, EventHandlers, EventStream, get_handler_name
+from oncelog.client.events.deliverer import Deliverer, EventHandler, EventHandlers, EventStream, get_handler_name
 from oncelog.client.events.outbox import Draft, EventsRuntime, Outbox, Pending
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol, logger
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
 from oncelog.client.events.values import ClientLimits, Event, HistoryChange, RefusedEvent, SetAside, Status
 from oncelog.client.runtime.connector import ConnectedClient
-from oncelog.client.runtime.http import WebSocketTransport
+from oncelog.client.runtime.http import Transport, WebSocketTransport, normalize_url
 from oncelog.client.runtime.options import (
     Token,
     check_client_id,
@@ -37,7 +36,6 @@ from oncelog.client.runtime.options import (
     check_token,
 )
 from oncelog.client.runtime.values import ConnectionState
-from oncelog.client.runtime.websocket import Transport, normalize_url
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method, warn_renamed
 from oncelog.errors import ClientError, SettingsError
@@ -272,7 +270,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
             set_aside=deliverer.set_aside_count,
             cursor=deliverer.cursor,
             server_last_committed_id=max(server_last, deliverer.cursor),
-            last_error=self._find_last_error() if runtime.is_open else runtime.failure_text,
+            last_error=self._find_last_error(),
         )
 
     def _get_state(self) -> ConnectionState:
@@ -282,15 +280,6 @@ class Client(ConnectedClient[EventsRuntime, Status]):
             state = ConnectionState.LIVE  # it only submits, and is ready for that
         is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         return ConnectionState.REFUSED if is_refused or protocol.read_error is not None else state
-
-    def _find_last_error(self) -> str | None:
-        protocol = self._runtime.protocol
-        return (
-            self._runtime.store_error
-            or protocol.read_error
-            or self._connector.last_error
-            or protocol.blocked_writes.last_error
-        )
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
         """Call the function with each new status."""

@@ -7,7 +7,8 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.client.events.values import Event, Fault, Number, OutboxEntry
+from oncelog.client.events.values import Event, Fault, OutboxEntry
+from oncelog.client.runtime.values import Number
 from oncelog.error_codes import PROTOCOL_VERSION
 from oncelog.errors import ProtocolError
 

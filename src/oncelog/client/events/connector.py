@@ -7,8 +7,8 @@ from oncelog.client.events.outbox import EventsRuntime
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.runtime.backoff import RetryPause
 from oncelog.client.runtime.connector import BaseConnector, ConnectionPart
+from oncelog.client.runtime.http import Socket, Transport
 from oncelog.client.runtime.options import Token, resolve_token
-from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.errors import LostError
 
 

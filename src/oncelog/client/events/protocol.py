@@ -39,8 +39,8 @@ from oncelog.client.events.values import (
     Refused,
     SettledEntry,
 )
+from oncelog.client.runtime.http import CLOSE_TOO_LARGE
 from oncelog.client.runtime.protocol import BaseProtocol
-from oncelog.client.runtime.websocket import CLOSE_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 logger: Final = logging.getLogger("oncelog.client")
@@ -120,8 +120,6 @@ class EventsProtocol(BaseProtocol):
         """Id of the page request that has no answer yet."""
         self.is_page_due = False
         """Whether the server has further events and the client has no room for them."""
-        self.read_error: str | None = None
-        """Why this connection receives no events: the client may not read all partitions."""
         self._request_events_max = REQUEST_EVENTS_MAX
         """Largest number of events in a request that the server is expected to accept."""
         self._accepted_requests = 0
@@ -132,7 +130,7 @@ class EventsProtocol(BaseProtocol):
         """Begin a connection."""
         self.disconnect()
         self.phase = EventsPhase.CONNECTING
-        self.outgoing.append(codec.encode_connect(token, self.client_id, self._next_id()))
+        self._append_request(codec.encode_connect, token, self.client_id)
 
     def disconnect(self, close_code: int | None = None) -> None:
         """End the connection. The next one sends unanswered submissions again, under the same ids."""
@@ -415,10 +413,9 @@ class EventsProtocol(BaseProtocol):
 
     def _request_page(self) -> None:
         self.page_count += 1
-        self._page_request_id = self._next_id()
         self.is_page_due = False
-        self.outgoing.append(
-            codec.encode_sync(self.partitions, self._cursor, PAGE_EVENTS, self.epoch, self._page_request_id)
+        self._page_request_id = self._append_request(
+            codec.encode_sync, self.partitions, self._cursor, PAGE_EVENTS, self.epoch
         )
 
     def _send_request(self) -> None:
@@ -428,9 +425,8 @@ class EventsProtocol(BaseProtocol):
             self._request = self._build_request()
         request = self._request
         if request is not None and not request.is_under_way:
-            request.msg_id = self._next_id()
+            request.msg_id = self._append_request(codec.encode_submit, request.entries)
             request.is_under_way = True
-            self.outgoing.append(codec.encode_submit(request.entries, request.msg_id))
 
     def _build_request(self) -> _Request:
         entries: list[OutboxEntry] = []

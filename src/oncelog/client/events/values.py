@@ -1,14 +1,11 @@
 """Values of the client of events: limits, events, outcomes and status."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Settled
+from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Number, Settled
 from oncelog.deprecation import alias_property
-
-Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-"""A number of a server: committed ids, sequences and times."""
 
 
 class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):

@@ -15,10 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.client.ledger.outbox import LedgerRuntime
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import LedgerLimits, Status
+from oncelog.client.ledger.write_stream import LedgerRuntime, logger
 from oncelog.client.runtime.client import BaseClient
 from oncelog.client.runtime.options import Token, check_client_id, check_limits, check_path, check_token
 from oncelog.errors import SettingsError
@@ -67,10 +67,10 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         self.client_id = checked_id
         roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
 
-        transport = _build_transport(
+        runtime = LedgerRuntime("ledger", logger, LedgerStore(check_path(path)), self.limits, chance)
+        runtime.transport = _build_transport(
             address, client_id=checked_id, token=token, tls=roots, limits=self.limits, is_verifying=verify
         )
-        runtime = LedgerRuntime(LedgerStore(check_path(path)), transport, self.limits, chance)
         LedgerScope.__init__(self, runtime, _check_name(organization, "organization"), _check_vault(vault))
         self._scopes: dict[tuple[str, str], LedgerScope] = {(self.organization, self.vault): self}
 

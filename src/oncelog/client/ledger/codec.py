@@ -1,4 +1,4 @@
-"""Encoding and decoding of the messages of the ledger's gRPC service."""
+"""Decoding of the answers of the ledger's gRPC service."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,20 +18,10 @@ from oncelog.core.policy import LEDGER
 from oncelog.core.proof import Block, Proof
 from oncelog.core.values import Record
 from oncelog.errors import CanonicalError, ProtocolError
-from oncelog.ledger.operation_codec import decode_operation, encode_operation
+from oncelog.ledger.operation_codec import decode_operation
 from oncelog.ledger.v1 import ledger_pb2 as pb
 
 REFUSAL_CODES: Final = frozenset(map(int, RefusalCode))
-
-# --- requests ----------------------------------------------------------------------------------------
-
-
-def encode_operations(operations: Sequence[Operation]) -> list[pb.Operation]:
-    """Encode the operations of a write."""
-    return [encode_operation(operation) for operation in operations]
-
-
-# --- answers -----------------------------------------------------------------------------------------
 
 
 def decode_refusal(error: pb.WriteError) -> Refused:

@@ -6,7 +6,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from oncelog.client.ledger.values import Outcome, Refused, Written
-from oncelog.client.runtime.values import BaseEntry
+from oncelog.client.runtime.values import BaseEntry, Settled
 from oncelog.core.operations import Operation
 from oncelog.errors import LostError, ServerRefusedError
 
@@ -24,10 +24,9 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
     sent_sequence: int = 0
     """Sequence under which the write may have been sent, as long as it has that sequence."""
     highest_sequence: int = 0
-    """Highest sequence that the write was sent under. A delayed copy of the request may carry it."""
+    """Highest sequence that the write was sent under; 0 before that. A delayed copy of the request may carry it."""
     lowest_unknown: int | None = None
     """Lowest sequence under which the write was sent and not answered. None: every answer is known."""
-    was_sent: bool = False
     is_probe: bool = False
     """The server has used its sequence. The writes behind it wait until its outcome is known."""
     call: "WriteCall | None" = None
@@ -109,11 +108,8 @@ WriteAnswer = Written | Refused | ProofFailure | SequenceGap | SequenceTaken | L
 # --- outcomes and saves ------------------------------------------------------------------------------
 
 
-class SettledWrite(NamedTuple):
-    """A write and its outcome: an error if the server refused to process it, None if the application withdrew it."""
-
-    entry: QueuedWrite
-    outcome: Outcome | Exception | None
+SettledWrite = Settled[QueuedWrite, Outcome | Exception | None]
+"""A write and its outcome: an error if the server refused to process it, None if the application withdrew it."""
 
 
 class SavedEntry(NamedTuple):

@@ -12,7 +12,7 @@ it, saves its changes and makes its calls. The rules:
   committed write, however often its sequence has changed.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Final
 
@@ -83,23 +83,13 @@ class LedgerProtocol:
         for entry in entries:
             entry.saved_sequence = entry.sent_sequence = entry.sequence
             entry.highest_sequence = max(state.highest, entry.sequence)
-            entry.was_sent = True
             entry.mark_unknown(entry.sequence)
             self._queue[entry.number] = entry
 
-    def __len__(self) -> int:
-        """Return the number of writes without an outcome."""
-        return len(self._queue)
-
     @property
-    def entries(self) -> Iterable[QueuedWrite]:
+    def entries(self) -> Collection[QueuedWrite]:
         """The writes without an outcome, in order."""
         return self._queue.values()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of calls without an answer."""
-        return self._in_flight
 
     @property
     def needs_state(self) -> bool:
@@ -204,7 +194,6 @@ class LedgerProtocol:
             entry.call = call
             entry.sent_sequence = entry.sequence
             entry.highest_sequence = max(entry.highest_sequence, entry.sequence)
-            entry.was_sent = True
             entry.denied = None
             self._in_flight += 1
             calls.append(call)
@@ -323,7 +312,7 @@ class LedgerProtocol:
         self._is_first_question = False
         self.refusal = error
         for entry in list(self._queue.values()):
-            if not entry.was_sent:
+            if not entry.highest_sequence:
                 self._settle(entry, error)
             else:
                 self._reports.append(SettledWrite(entry, entry.denied or error))
@@ -340,7 +329,7 @@ class LedgerProtocol:
         if self._is_adopting:
             self._adopt_sequence(last)
         elif last < requested_from or (last == 0 and self._has_old(now_ms)):
-            if last == 0 and not any(entry.was_sent for entry in self._queue.values()):
+            if last == 0 and not any(entry.highest_sequence for entry in self._queue.values()):
                 self.was_adopted = True  # no write was sent that could be executed twice
                 self._adopt_sequence(last)
             else:

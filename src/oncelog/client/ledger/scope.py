@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from oncelog.client.ledger.outbox import LedgerRuntime
 from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
@@ -21,7 +20,7 @@ from oncelog.client.ledger.values import (
     TransactionProof,
     UnverifiedError,
 )
-from oncelog.client.ledger.write_stream import WriteStream
+from oncelog.client.ledger.write_stream import LedgerRuntime, WriteStream
 from oncelog.client.runtime.backoff import Backoff, RetryPause
 from oncelog.client.runtime.client import StatusSource
 from oncelog.client.runtime.values import ConnectionState

@@ -5,24 +5,13 @@ It is an SQLite file. All methods block, and one thread at a time calls them.
 
 from typing import Final, NamedTuple
 
-import msgspec
-from msgspec import Struct
-
 from oncelog.client.ledger.entries import QueuedWrite, ScopeState, StoreChanges
 from oncelog.client.runtime.outbox import OutboxStore
 from oncelog.client.runtime.store_file import StoreSchema
-from oncelog.core.transactions import OperationJson, operations_from_json
-from oncelog.errors import SettingsError
+from oncelog.core.transactions import decode_body
 
 SCHEMA: Final = StoreSchema("ledger client", "oncelog.client.ledger", 2, application_id=0x4F4C4C43)  # "OLLC"
 SQL: Final = SCHEMA.load_queries()
-
-
-class _Body(Struct, frozen=True):
-    operations: tuple[OperationJson, ...]
-
-
-_BODY_DECODER: Final = msgspec.json.Decoder(_Body)
 
 
 class StoredScope(NamedTuple):
@@ -47,9 +36,7 @@ class LedgerStore(OutboxStore):
             if is_new:
                 connection.execute(SQL["make_client"], (client_id,))
             (known,) = connection.execute(SQL["client"]).fetchone()
-            if known != client_id:
-                # The stored sequences belong to that client. Under another client id they would identify other writes.
-                raise SettingsError(f"{self._file.path} belongs to the client {known!r}, not to {client_id!r}")
+            self._check_owner("client", known, client_id)
             self._next_number = connection.execute(SQL["highest_number"]).fetchone()[0] + 1
             return connection.execute(SQL["scopes_pending"]).fetchall()
 
@@ -82,7 +69,7 @@ class LedgerStore(OutboxStore):
         self, number: int, key: bytes, sequence: int, lowest: int, body: bytes, made_at_ms: int
     ) -> QueuedWrite:
         with self._file.translate_damage():
-            operations = operations_from_json(_BODY_DECODER.decode(body).operations)
+            operations = decode_body(body)
         entry = QueuedWrite(number, key, operations, body, made_at_ms)
         entry.sequence = sequence
         entry.mark_unknown(lowest)

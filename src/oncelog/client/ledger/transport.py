@@ -22,6 +22,7 @@ from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import format_tx_id, ledger_scope
 from oncelog.errors import LostError, ServerRefusedError, SettingsError
+from oncelog.ledger.operation_codec import encode_operation
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1.ledger_pb2_grpc import LedgerStub
 
@@ -162,7 +163,7 @@ class LedgerTransport:
     @staticmethod
     def compute_size(operations: Sequence[Operation]) -> int:
         """Return the size of a transaction on the wire, without the fields that identify the write."""
-        return pb.WriteRequest(operations=codec.encode_operations(operations)).ByteSize()
+        return pb.WriteRequest(operations=map(encode_operation, operations)).ByteSize()
 
     async def write(self, organization: str, vault: str, call: WriteCall) -> WriteAnswer:
         """Send a write. Raises LostError or ServerRefusedError."""
@@ -172,7 +173,7 @@ class LedgerTransport:
             client_id=self._client_id,
             sequence=call.sequence,
             idempotency_key=call.entry.key,
-            operations=codec.encode_operations(call.entry.operations),
+            operations=map(encode_operation, call.entry.operations),
         )
         response = await self.call("Write", request, waits=False)
         if response.HasField("success"):

@@ -1,21 +1,23 @@
-"""The writes of one scope, with asyncio: makes the calls of the protocol, and reports outcomes.
+"""The writes of one scope, with asyncio: saves what the protocol changes, makes its calls, and reports outcomes.
 
-The task of the `outbox` saves. Another task waits before a retry. Each call to the server is a separate task.
+The task of the outbox saves. Another task waits before a retry. Each call to the server is a separate task.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, WriteAnswer, WriteCall
-from oncelog.client.ledger.outbox import LedgerOutbox, LedgerRuntime, logger
-from oncelog.client.ledger.store import StoredScope
-from oncelog.client.ledger.values import ForgottenError, Outcome, Recovered
-from oncelog.client.runtime.backoff import RetryPause, RetryTask, iterate_pauses_s
-from oncelog.client.runtime.client import get_wall_ms
+from oncelog.client.ledger.entries import QueuedWrite, SequenceGap, SettledWrite, WriteAnswer, WriteCall
+from oncelog.client.ledger.protocol import LedgerProtocol
+from oncelog.client.ledger.store import LedgerStore, StoredScope
+from oncelog.client.ledger.values import ForgottenError, LedgerLimits, Outcome, PendingWrite, Recovered
+from oncelog.client.runtime.backoff import RetryPause, RetryTask
+from oncelog.client.runtime.client import ClientRuntime, get_wall_ms
+from oncelog.client.runtime.outbox import BaseOutbox, BasePending
 from oncelog.client.runtime.values import ConnectionState
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, encode_operations
@@ -25,10 +27,97 @@ from oncelog.errors import (
     LimitExceededError,
     LostError,
     ServerRefusedError,
+    StoreError,
 )
 
+if TYPE_CHECKING:
+    from oncelog.client.ledger.transport import LedgerTransport
+
+logger: Final = logging.getLogger("oncelog.client.ledger")
 CONNECTION_POLL_S: Final = 0.1
 """Interval at which the stream checks for a connection. A check sends nothing."""
+
+
+class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
+    """State that the scopes of one ledger client share: a store, and a channel to the server."""
+
+    transport: "LedgerTransport"
+
+
+class Pending(BasePending[QueuedWrite, Outcome]):
+    """A write, and the callers that wait for its outcome."""
+
+    __slots__ = ()
+
+    @property
+    def entry(self) -> QueuedWrite:
+        """The write as it was submitted."""
+        return self._entry
+
+
+class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
+    """Outbox of one scope. The protocol keeps its changes until they are saved."""
+
+    reused_text = "a write with other operations is pending under the key {draft}"
+
+    def __init__(self, runtime: LedgerRuntime, stored: StoredScope, on_saved: Callable[[], None]) -> None:
+        """Call `on_saved` when the protocol may have new calls to make."""
+        limits = runtime.limits
+        super().__init__(
+            runtime,
+            Pending,
+            count_max=("pending_writes_max", limits.pending_writes_max),
+            bytes_max=("pending_bytes_max", limits.pending_bytes_max),
+        )
+        self.protocol = LedgerProtocol(stored.state, stored.pending, in_flight_max=limits.in_flight_max)
+        self.denied: dict[int, ServerRefusedError] = {}
+        """Refusals of pending writes, by number."""
+        self._scope_id = stored.id
+        self._on_saved = on_saved
+        # A key is stored twice if the first write was reported and not removed before a power failure.
+        self.load({entry.key: entry for entry in stored.pending}.values())
+
+    def _take_changes(self) -> bool:
+        return True  # the protocol has them, and those of a failed save
+
+    async def _save_batch(self, entries: Sequence[QueuedWrite], withdrawn: Sequence[object], changes: bool) -> None:
+        del withdrawn, changes
+        protocol = self.protocol
+        for entry in entries:
+            protocol.submit(entry)
+        unsaved = protocol.take_changes()
+        if unsaved is None:
+            return
+        try:
+            await self._runtime.save(self._runtime.store.save, self._scope_id, unsaved)
+        except StoreError:
+            protocol.revert_unsaved(unsaved)
+            raise
+        protocol.confirm_saved(unsaved)
+        for settled in unsaved.settled:
+            self.report(settled)
+        self._on_saved()
+
+    def list_pending(self) -> list[PendingWrite]:
+        """Return the writes without an outcome, in their order, also the ones that are not saved yet."""
+        known = {entry.key for entry in self.protocol.entries}
+        drafts = [pending.entry for key, pending in self.pending.items() if key not in known]
+        found = [(entry.sequence, entry) for entry in self.protocol.entries]
+        found += enumerate(drafts, self.protocol.next_sequence)
+        return [PendingWrite(UUID(bytes=entry.key), sequence, entry.operations) for sequence, entry in found]
+
+    def report(self, settled: SettledWrite) -> None:
+        """Report an outcome once: a committed write is reported before it is saved, and settled again after that."""
+        entry, outcome = settled
+        if not entry.is_reported:
+            entry.is_reported, entry.outcome = True, outcome
+            self.denied.pop(entry.number, None)
+            self._settle(entry, outcome or ClientError(f"the application withdrew the write {UUID(bytes=entry.key)}"))
+
+    def fail_callers(self, entry: QueuedWrite, error: Exception) -> None:
+        """Raise an error to the callers that wait for a write. It stays pending, and can have new callers."""
+        self._settle(entry, error)
+        self.load([entry])
 
 
 class WriteStream(RetryTask[LedgerRuntime]):
@@ -52,8 +141,6 @@ class WriteStream(RetryTask[LedgerRuntime]):
         self._pause_event = asyncio.Event()
         self._retry_after_ms = 0
         self._answered_at = time.monotonic()
-        self.last_error: str | None = None
-        """Reason for the last failed call; None after a successful one."""
         self._tasks = [runtime.start_task("save", self.outbox.run), runtime.start_task("pause", self.run)]
         self._advance()
 
@@ -236,9 +323,6 @@ class WriteStream(RetryTask[LedgerRuntime]):
         if isinstance(error, ServerRefusedError):
             self._retry_after_ms = max(self._retry_after_ms, error.retry_after_ms)
 
-    def _record_error(self, error: str) -> None:
-        self.last_error = error
-
     # --- pauses
 
     def skip_pause(self) -> None:
@@ -264,7 +348,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         pause_s = poll_s = backoff.next_pause_s(pause)
         end_s = loop.time() + pause_s
         if not pause.is_long and not self._transport.is_connected:
-            reconnect_s = next(iterate_pauses_s(reconnect_ms_max, reconnect_ms_max, self._runtime.random_source))
+            reconnect_s = reconnect_ms_max * self._runtime.random_source.uniform(0.5, 1) / 1000
             poll_s = max(min(pause_s, reconnect_s), pause.least_ms / 1000)
         while not await backoff.sleep(poll_s) and loop.time() < end_s and not self._transport.is_connected:
             poll_s = min(CONNECTION_POLL_S, end_s - loop.time())

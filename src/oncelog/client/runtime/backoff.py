@@ -6,7 +6,7 @@ Pauses grow and are random. They are not shorter than the pause that the server 
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable
 from typing import Final, Generic
 
 from msgspec import Struct
@@ -33,16 +33,11 @@ async def wait_for_store() -> None:
     await asyncio.sleep(STORE_PAUSE.least_ms / 1000)
 
 
-def iterate_pauses_s(shortest_ms: int, longest_ms: int, random_source: random.Random) -> Iterator[float]:
-    """Yield the pauses before further attempts. They are random, so that clients do not return at the same time."""
-    pause_ms = shortest_ms
-    while True:
-        yield pause_ms * random_source.uniform(0.5, 1) / 1000
-        pause_ms = min(2 * pause_ms, longest_ms)
-
-
 class Pauses:
-    """Pauses between the attempts of one task. They grow until an attempt succeeds."""
+    """Pauses between the attempts of one task. They grow until an attempt succeeds.
+
+    They are random, so that clients do not return at the same time.
+    """
 
     def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
         self._limits = limits
@@ -51,14 +46,17 @@ class Pauses:
 
     def reset(self) -> None:
         """Begin with short pauses again after a success."""
-        limits = self._limits
-        self._short = iterate_pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._random)
-        self._long = iterate_pauses_s(limits.refused_pause_ms_min, limits.refused_pause_ms_max, self._random)
+        self._short_ms, self._long_ms = self._limits.pause_ms_min, self._limits.refused_pause_ms_min
 
     def next_pause_s(self, pause: RetryPause) -> float:
         """Return the time to wait before the next attempt."""
-        least_ms = min(pause.least_ms, self._limits.retry_after_ms_max)
-        return max(next(self._long if pause.is_long else self._short), least_ms * self._random.uniform(1, 1.2) / 1000)
+        limits = self._limits
+        if pause.is_long:
+            pause_ms, self._long_ms = self._long_ms, min(2 * self._long_ms, limits.refused_pause_ms_max)
+        else:
+            pause_ms, self._short_ms = self._short_ms, min(2 * self._short_ms, limits.pause_ms_max)
+        least_ms = min(pause.least_ms, limits.retry_after_ms_max)
+        return max(pause_ms * self._random.uniform(0.5, 1), least_ms * self._random.uniform(1, 1.2)) / 1000
 
 
 class Backoff(Pauses):
@@ -114,15 +112,17 @@ class RetryTask(ABC, Generic[Runtime]):
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.last_error: str | None = None
+        """Reason for the last failed attempt; None after a successful one."""
         self._backoff = Backoff(runtime.limits, runtime.random_source)
 
     @abstractmethod
     async def _step(self) -> RetryPause | None:
         """Make one attempt. Return the pause before the next step, or None."""
 
-    @abstractmethod
     def _record_error(self, error: str) -> None:
         """Store the reason for the pause, for the status of the client."""
+        self.last_error = error
 
     def skip_pause(self) -> None:
         """Make the next attempt at once."""

@@ -11,23 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from oncelog.client.runtime.bounded_stream import BoundedStream
+from oncelog.client.runtime.store_file import BaseStore
 from oncelog.client.runtime.values import BaseLimits, BaseStatus, ConnectionState
 from oncelog.errors import ClientError, ClosedError, OncelogError, StoreError
 
 T = TypeVar("T")
 
 
-class ClosableStore(Protocol):
-    """Store of a client, as its runtime uses it."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
-StoreType = TypeVar("StoreType", bound=ClosableStore)
+StoreType = TypeVar("StoreType", bound=BaseStore)
 LimitsType = TypeVar("LimitsType", bound=BaseLimits)
 
 

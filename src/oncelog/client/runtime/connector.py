@@ -11,9 +11,9 @@ from typing import Any, Final, Generic, TypeVar
 from oncelog import error_codes
 from oncelog.client.runtime.backoff import RetryPause, RetryTask, run_until_first_ends
 from oncelog.client.runtime.client import BaseClient, ProtocolRuntime, StatusType
+from oncelog.client.runtime.http import Socket, Transport
 from oncelog.client.runtime.outbox import BaseOutbox
 from oncelog.client.runtime.protocol import BaseProtocol
-from oncelog.client.runtime.websocket import Socket, Transport
 from oncelog.errors import LostError, ServerRefusedError
 
 ACCESS_DENIED_CODES: Final = frozenset(
@@ -45,12 +45,8 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         self._may_renew_token = may_renew_token
         self._was_admitted = False
         """Whether the server has admitted the client over the current connection."""
-        self._reconnect_ms = 0
-        """Pause that the server asked for before it closed the connection."""
         self._write_wakeup = asyncio.Event()
         self._drained_event = asyncio.Event()
-        self.last_error: str | None = None
-        """Reason why the client is not connected; None while it is connected."""
         self.is_admitted = True
         """False while the server denies access."""
 
@@ -96,12 +92,12 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
     async def _step(self) -> RetryPause:
         """Run one connection, which always ends with an error."""
         before = self._protocol.answer_count
-        self._was_admitted = False
+        self._was_admitted, self._protocol.reconnect_ms = False, 0
         try:
             await self._run_connection()
         except LostError as error:
             self._record_error(str(error))
-            return RetryPause(self._reconnect_ms)
+            return RetryPause(self._protocol.reconnect_ms)
         except ServerRefusedError as error:
             self._record_error(str(error))
             # The token of an admitted connection has expired; the token function may return a new one.
@@ -117,7 +113,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
     def _record_error(self, error: str) -> None:
         if error != self.last_error:
             self._runtime.logger.info("not connected: %s", error)
-        self.last_error = error
+        super()._record_error(error)
 
     def _mark_admitted(self) -> None:
         """Record that the server has admitted the client."""
@@ -174,6 +170,15 @@ class ConnectedClient(BaseClient[Runtime, StatusType]):
         """End the pause before the next attempt: the application knows that the network is back."""
         self._runtime.check_open()
         self._connector.skip_pause()
+
+    def _find_last_error(self) -> str | None:
+        """Return why the client is not connected, or why writes wait."""
+        runtime = self._runtime
+        if not runtime.is_open:
+            return runtime.failure_text
+        protocol = runtime.protocol
+        connection_error = protocol.read_error or self._connector.last_error
+        return runtime.store_error or connection_error or protocol.blocked_writes.last_error
 
     def _start_tasks(self) -> None:
         self._runtime.start_task("save", self._outbox.run)

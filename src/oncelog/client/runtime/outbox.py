@@ -5,7 +5,6 @@ the store go into the next transaction.
 """
 
 import asyncio
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -14,7 +13,7 @@ from msgspec import structs
 
 from oncelog.client.runtime.backoff import wait_for_store
 from oncelog.client.runtime.client import Runtime
-from oncelog.client.runtime.store_file import StoreFile, StoreSchema
+from oncelog.client.runtime.store_file import BaseStore
 from oncelog.client.runtime.values import LIMIT_MAX, Entry
 from oncelog.errors import IdReusedError, LimitExceededError, StoreError
 
@@ -62,18 +61,10 @@ class BasePending(Generic[Entry, OutcomeType]):
             self._waiter.set()
 
 
-class OutboxStore:
+class OutboxStore(BaseStore):
     """Base of stores with an outbox."""
 
-    _schema: StoreSchema
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = StoreFile(path, self._schema)
-        self._next_number = 1
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    _next_number = 1
 
     def assign_numbers(self, drafts: Iterable[Entry]) -> list[Entry]:
         """Return the drafts with the next numbers. They are in the outbox once the store has saved them."""

@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 
 class BlockedWrites:
@@ -41,6 +42,10 @@ class BaseProtocol(ABC):
         self.answer_count = 0
         """Number of awaited answers that have arrived. If it does not grow while `is_waiting`, the server is silent."""
         self.blocked_writes = BlockedWrites(logger)
+        self.reconnect_ms = 0
+        """Pause that the server asked for before it closed the connection."""
+        self.read_error: str | None = None
+        """Why this connection receives no data: the client may not read all of it."""
         self._last_request_number = 0
 
     @property
@@ -52,10 +57,12 @@ class BaseProtocol(ABC):
     def disconnect(self, close_code: int | None = None) -> None:
         """End the connection. The next one sends the writes without an answer again, under the same ids."""
 
-    def _next_id(self) -> str:
-        """Return the id of the next request."""
+    def _append_request(self, encode: Callable[..., bytes], *arguments: object) -> str:
+        """Encode a request with a new id as its last argument, send it, and return the id."""
         self._last_request_number += 1
-        return str(self._last_request_number)
+        request_id = str(self._last_request_number)
+        self.outgoing.append(encode(*arguments, request_id))
+        return request_id
 
 
 def _format_queue(queue: str) -> str:

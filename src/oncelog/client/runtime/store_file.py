@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,7 @@ from oncelog.errors import (
     CorruptError,
     NewerSchemaError,
     NotALogError,
+    SettingsError,
     StoreError,
     StoreInUseError,
     StoreUnavailableError,
@@ -213,6 +214,24 @@ class StoreFile:
             yield
         except (msgspec.MsgspecError, CanonicalError) as error:
             raise CorruptError(f"{self.path} is damaged: {error}") from error
+
+
+class BaseStore:
+    """Base of stores."""
+
+    _schema: ClassVar[StoreSchema]
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = StoreFile(path, self._schema)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _check_owner(self, kind: str, known: str, requested: str) -> None:
+        """Raise SettingsError for a file of another owner: it has the writes and cursors of that one."""
+        if known != requested:
+            raise SettingsError(f"{self._file.path} belongs to the {kind} {known!r}, not to {requested!r}")
 
 
 def create_store_file(path: str) -> None:

@@ -2,15 +2,17 @@
 
 from collections.abc import Hashable, Mapping
 from enum import Enum
-from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oncelog.core.limits import check_whole_numbers
 from oncelog.errors import SettingsError
 
 LIMIT_MAX: Final = 2**40
 MIB: Final = 2**20
+Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""A number of a server: committed ids, sequences and times."""
 
 # --- limits
 

@@ -35,9 +35,6 @@ DELETE FROM messages WHERE chat_id = ?;
 -- name: forget_messages_to
 DELETE FROM messages WHERE chat_id = ? AND sequence <= ?;
 
--- name: forget_all_messages
-DELETE FROM messages;
-
 -- name: outbox
 SELECT number, client_message_id, chat_id, content, content_type, accepted_at_ms FROM outbox ORDER BY number;
 
@@ -79,9 +76,6 @@ DELETE FROM watermarks WHERE chat_id = ? AND user_id = ?;
 
 -- name: forget_watermarks
 DELETE FROM watermarks WHERE chat_id = ?;
-
--- name: forget_all_watermarks
-DELETE FROM watermarks;
 
 -- name: watermarks
 SELECT user_id, last_acked_sequence FROM watermarks WHERE chat_id = ? ORDER BY user_id;

@@ -34,11 +34,9 @@ INSERT INTO row_states (table_name, row_id, is_there, state) VALUES (?, ?, ?, ?)
 ON CONFLICT (table_name, row_id) DO UPDATE SET is_there = excluded.is_there, state = excluded.state;
 
 -- name: outbox_counts
-SELECT count(*), coalesce(sum(length(body)), 0), coalesce(min(number), 0) FROM outbox
+SELECT count(*), coalesce(sum(length(body)), 0), coalesce(min(number), 0),
+    coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'outbox'), 0) FROM outbox
 WHERE acknowledged_epoch IS NULL;
-
--- name: newest_number
-SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'outbox'), 0);
 
 -- name: append
 INSERT INTO outbox (delta_id, body) VALUES (?, ?);

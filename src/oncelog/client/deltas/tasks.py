@@ -1,13 +1,25 @@
-"""The task that reads the gateway: pages until it has caught up, then live messages."""
+"""The two tasks of a deltas client.
+
+The pusher empties the outbox. The puller reads the gateway: pages until it has caught up, then live messages.
+"""
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 
-from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError, SnapshotPage
-from oncelog.client.deltas.pull_protocol import (
+from oncelog.client.deltas.codec import (
+    DeltaPage,
+    GatewayRefusedError,
+    OutboxEntry,
+    PushReply,
+    SnapshotPage,
+    describe_failure,
+)
+from oncelog.client.deltas.protocol import (
     PullEffect,
     PullProtocol,
     PullRequest,
+    PushProtocol,
     ReadDeltas,
     ReadSnapshot,
     ResetRows,
@@ -22,12 +34,104 @@ from oncelog.core.merge import RowDelta
 from oncelog.errors import ClientError, LostError, ProtocolError
 
 
-class Puller(RetryTask[DeltasRuntime]):
-    """Makes one request, or receives one live message, at a time."""
+class SyncTask(RetryTask[DeltasRuntime]):
+    """Base of the tasks."""
+
+    protocol: PushProtocol | PullProtocol
 
     def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport) -> None:
         super().__init__(runtime)
         self._transport = transport
+
+    def _record_error(self, error: str) -> None:
+        self.protocol.last_error = error
+
+
+class Pusher(SyncTask):
+    """Pushes one batch at a time."""
+
+    protocol: PushProtocol
+
+    def __init__(
+        self, runtime: DeltasRuntime, transport: DeltasTransport, on_acknowledged: Callable[[str], None]
+    ) -> None:
+        super().__init__(runtime, transport)
+        self._on_acknowledged = on_acknowledged
+        self._work_event = asyncio.Event()
+        self.protocol = PushProtocol(runtime.limits.push_deltas_max)
+
+    def notify(self) -> None:
+        """Wake the task: the outbox may have a new delta."""
+        self._work_event.set()
+
+    def skip_pause(self) -> None:
+        """End the pause, and push a held delta too."""
+        self.protocol.release()
+        super().skip_pause()
+        self._work_event.set()
+
+    def on_discarded(self) -> None:
+        """Process the withdrawal of deltas."""
+        self.protocol.on_discarded()
+        self.skip_pause()
+
+    async def _step(self) -> RetryPause | None:
+        """Make one push. If there is nothing to push, wait for a new delta, or return the pause of a held one."""
+        runtime, protocol = self._runtime, self.protocol
+        self._work_event.clear()
+        held = protocol.held
+        # Read before the batch: the application may withdraw deltas while the store lists them.
+        discards, refusal = protocol.discards, protocol.refusal
+        batch = await runtime.call_store(
+            runtime.store.list_pending,
+            None if held is None else held.number,
+            protocol.deltas_max,
+            runtime.limits.push_bytes_max,
+        )
+        if not batch:
+            if protocol.held is not None:
+                return protocol.held.pause
+            await self._work_event.wait()
+            return None
+        if protocol.discards != discards:
+            return None
+        self._backoff.clear_skip()
+        answer: PushReply | ClientError
+        try:
+            answer = await self._push(batch)
+        except (LostError, ProtocolError, GatewayRefusedError) as error:
+            if protocol.discards != discards:
+                return None
+            if protocol.last_error is None:
+                runtime.logger.info("not pushed: %s", describe_failure(error))
+            answer = error
+        pause = protocol.handle_answer(batch, answer)
+        if protocol.refusal is not None and protocol.refusal != refusal:
+            runtime.logger.warning("the gateway refuses a delta: %s", protocol.refusal)
+        return pause
+
+    async def _push(self, batch: Sequence[OutboxEntry]) -> PushReply:
+        runtime = self._runtime
+        reply = await self._transport.push(batch)
+        is_ours = await runtime.call_store(runtime.store.acknowledge, batch[-1].number, reply)
+        self._on_acknowledged(reply.epoch)
+        if not is_ours:
+            raise LostError(f"the push was acknowledged in another history, of epoch {reply.epoch}")
+        self._backoff.reset()
+        return reply
+
+    async def _wait(self, pause: RetryPause) -> None:
+        await super()._wait(pause)
+        self.protocol.release()
+
+
+class Puller(SyncTask):
+    """Makes one request, or receives one live message, at a time."""
+
+    protocol: PullProtocol
+
+    def __init__(self, runtime: DeltasRuntime, transport: DeltasTransport) -> None:
+        super().__init__(runtime, transport)
         self._live_stream: LiveStream | None = None
         self._live_since_s = 0.0
         self._receive_task: asyncio.Task[DeltaPage[RowDelta]] | None = None
@@ -189,6 +293,3 @@ class Puller(RetryTask[DeltasRuntime]):
     async def _wait(self, pause: RetryPause) -> None:
         await self._disconnect()
         await super()._wait(pause)
-
-    def _record_error(self, error: str) -> None:
-        self.protocol.last_error = error
