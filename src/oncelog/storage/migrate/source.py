@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -15,15 +15,14 @@ from oncelog.errors import CorruptError, StoreUnavailableError
 from oncelog.sql_files import parse_statements
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.inspect.inspector import RowTuple
+from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.key_hash import hash_identity
 from oncelog.storage.leaps import NO_GAPS, LaneGaps, count_records
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.records import load_gaps, load_heads
-from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 from oncelog.storage.sqlite.database_file import SqliteDriver
 from oncelog.storage.sqlite.moved_marker import MovedMarker, save_marker
-from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import load_current_metadata, open_existing
 from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.writer import make_durable
@@ -43,8 +42,6 @@ _COUNTED: Final = {
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
 """Bytes of bodies in a slice. A longer body is a slice alone."""
-_FETCH_ROWS: Final = 200
-T = TypeVar("T")
 
 
 class RecordSlice(NamedTuple):
@@ -88,26 +85,21 @@ def open_source(path: str) -> Iterator["MigrationSource"]:
         yield MigrationSource(path, connection, load_current_metadata(connection, path))
 
 
-class MigrationSource:
-    """The file. Only one thread at a time may use it."""
+class MigrationSource(FileView):
+    """The file, outside of a transaction except under the lock. Only one thread at a time may use it."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
-        self._path = path
+        super().__init__(connection, path, metadata)
+        self._name = path
         self._file_id = SqliteDriver().get_file_id(path)
-        self.connection = connection
-        self.metadata = metadata
 
     def load_state(self) -> SourceState:
         """Load the state of the log."""
         with self._read_transaction() as connection:
             [(_, erasures, *clock)] = connection.execute(SQL["state"])
             [log_state] = connection.execute(_MIGRATION_SQL["log_state"])
-            heads, gaps = run_query(connection, load_heads), run_query(connection, load_gaps)
+            heads, gaps = self.run_query(load_heads), self.run_query(load_gaps)
             return SourceState(heads, erasures, ClockMark(*clock), log_state, gaps)
-
-    def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """Return the result of a shared query."""
-        return run_query(self.connection, query, *arguments)
 
     def make_durable(self) -> None:
         """Make all commits durable, so that a loss of power cannot undo a copied commit."""
@@ -117,8 +109,8 @@ class MigrationSource:
 
     def lock(self) -> None:
         """Block other writers until `save_marker` or `unlock`."""
-        if SqliteDriver().get_file_id(self._path) != self._file_id:
-            raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
+        if SqliteDriver().get_file_id(self._name) != self._file_id:
+            raise StoreUnavailableError(f"{self._name} has been removed or replaced since it was opened")
         self.connection.execute("BEGIN IMMEDIATE")
 
     def unlock(self) -> None:
@@ -183,10 +175,6 @@ class MigrationSource:
         columns = ", ".join(table.columns)
         return _iterate_pages(self.connection.execute(f"SELECT {columns} FROM oncelog_{table.name}"))  # noqa: S608
 
-    def iterate_rows(self, statement: str) -> Iterator[RowTuple]:
-        """Yield the rows of a statement of `source.sql`, or of the store."""
-        return iter(self.connection.execute(_MIGRATION_SQL.get(statement) or SQL[statement]))
-
     def count_rows(self) -> dict[str, int]:
         """Count the rows of everything that is copied, by name."""
         return dict(self.connection.execute(build_count_sql("stream_records")))
@@ -214,12 +202,11 @@ def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:
     """Return rows up to the limit of bytes for bodies, at least one."""
     rows: list[RowTuple] = []
     size = 0
-    while found := cursor.fetchmany(_FETCH_ROWS):
-        for row in found:
-            size += len(row[-1] or b"")
-            if rows and size > SLICE_BYTES:
-                return rows
-            rows.append(row)
+    for row in cursor:
+        size += len(row[-1] or b"")
+        if rows and size > SLICE_BYTES:
+            break
+        rows.append(row)
     return rows
 
 

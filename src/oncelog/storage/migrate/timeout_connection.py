@@ -38,10 +38,6 @@ class TimeoutConnection:
         """As the method of asyncpg."""
         return await self._await_answer(self._connection.fetch(statement, *parameters))
 
-    async def fetchrow(self, statement: str, *parameters: Any) -> Any:
-        """As the method of asyncpg."""
-        return await self._await_answer(self._connection.fetchrow(statement, *parameters))
-
     async def fetchval(self, statement: str, *parameters: Any) -> Any:
         """As the method of asyncpg."""
         return await self._await_answer(self._connection.fetchval(statement, *parameters))

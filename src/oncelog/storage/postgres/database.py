@@ -62,7 +62,8 @@ async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
     if schema_version is None:
         raise CorruptError(f"{name} contains a log, but its table oncelog_log has no row")
     check_schema_version(name, schema_version, SCHEMA_VERSION)
-    return LogMetadata.from_columns(name, await connection.fetchrow(SQL["log"]))
+    [columns] = await connection.fetch(SQL["log"])
+    return LogMetadata.from_columns(name, columns)
 
 
 async def create_log(
@@ -90,7 +91,7 @@ async def create_log(
 
 async def check_database(connection: Any, name: str) -> None:
     """Raise SettingsError for a database that cannot contain a log, or that is a standby."""
-    encoding, is_standby = await connection.fetchrow(SQL["encoding"])
+    [(encoding, is_standby)] = await connection.fetch(SQL["encoding"])
     if encoding != "UTF8":
         raise SettingsError(f"{name} is encoded in {encoding}; a log needs a database in UTF8")
     if is_standby:

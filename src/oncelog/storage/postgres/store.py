@@ -147,13 +147,11 @@ class PostgresStore(SqlStore):
             await self._notifier.close()
         self._sessions.close()
         await self._writer.close()
-        timer = asyncio.get_running_loop().call_later(self._timeouts.connect_ms / 1000, pool.terminate)
         try:
-            await pool.close()
+            with terminate_after(pool, self._timeouts.connect_ms):
+                await pool.close()
         except POSTGRES_ERRORS:
             pool.terminate()
-        finally:
-            timer.cancel()
 
     def create_sibling(self) -> "PostgresStore":
         """As `Store` says: with separate sessions, as another server has them. It does not wake other servers."""

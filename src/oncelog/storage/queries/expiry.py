@@ -27,7 +27,8 @@ EXPIRY_BATCH_ROWS: Final = 128
 """Rows per slice of a table, or twice the rows that were written since the last slice, so that the sweep keeps up."""
 EXPIRING_TABLES: Final = [table for table in TABLES if table.expires]
 
-_decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
+decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
+"""Decodes the declaration of a policy."""
 
 
 class ExpiryCheck:
@@ -38,7 +39,7 @@ class ExpiryCheck:
         self._policies: dict[str, Policy] = {}
         for name, declaration in declarations:
             with suppress(msgspec.MsgspecError, PolicyError):  # declared by a newer version, which expires its rows
-                self._policies[name] = _decode_policy(declaration)
+                self._policies[name] = decode_policy(declaration)
         self._checks: Mapping[type, Callable[[tuple[Any, ...], Any, LaneHead], bool]] = {
             Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
             Entity: lambda _, entity, head: not entity.is_live(head.log_time_ms),

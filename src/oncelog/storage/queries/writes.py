@@ -1,7 +1,7 @@
 """Parts of write transactions that both engines share: read sets, policies, leaps and erasures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import orjson
@@ -13,13 +13,12 @@ from oncelog.core.rules.duplicates import collect_event_identities
 from oncelog.core.rules.quotas import collect_usage_keys
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import Record, RecordAct, Request
+from oncelog.storage.queries.expiry import decode_policy
 from oncelog.storage.queries.statement import CommitBatch, QuerySteps, RowsStatement, Statement
 from oncelog.storage.queries.tenants import release_usage
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.store import build_act_request, select_new_policies
 from oncelog.storage.tenants import measure_body
-
-_POLICY_DECODER: Final = msgspec.json.Decoder(Policy)
 
 
 def complete_read_set(
@@ -41,7 +40,7 @@ def encode_policy(policy: Policy) -> str:
 def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
     """Save new policies, and return all policies by name. Raises PolicyError for a name with a different policy."""
     rows = yield Statement("policies")
-    known = {name: _POLICY_DECODER.decode(declaration) for name, declaration in rows}
+    known = {name: decode_policy(declaration) for name, declaration in rows}
     declared = select_new_policies(known, policies)
     for name, policy in declared.items():
         yield Statement("declare_policy", name, encode_policy(policy))

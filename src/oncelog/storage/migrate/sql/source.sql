@@ -15,11 +15,6 @@ FROM oncelog_blocks WHERE lane = ? AND height > ? AND height <= ? ORDER BY heigh
 -- Erased records, with the hashes of their bodies.
 SELECT place >> 48, place & 281474976710655, body_hash FROM oncelog_records WHERE body IS NULL;
 
--- name: tables_of_others
--- Tables of an application in the file.
-SELECT name FROM sqlite_schema
-WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
-
 -- name: log_state
 -- State of the log besides heads, clock and side state.
 SELECT erasures, tenants, usage_version, leaps FROM oncelog_state;

@@ -417,3 +417,8 @@ SELECT type, name, tbl_name, sql FROM sqlite_schema
 WHERE (name LIKE 'oncelog\_%' ESCAPE '\' OR tbl_name LIKE 'oncelog\_%' ESCAPE '\')
     AND NOT (type = 'index' AND sql IS NULL AND name LIKE 'sqlite\_autoindex\_%' ESCAPE '\')
 ORDER BY type, name;
+
+-- name: tables_of_others
+-- Tables of an application in the file.
+SELECT name FROM sqlite_schema
+WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
