@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec import Struct
 
 from oncelog.cli.files import open_input, write_new_file
 from oncelog.cli.record_lookup import (
@@ -158,45 +157,39 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
             document = decode(opened.read(DOCUMENT_BYTES_MAX + 1))  # one byte more than `decode` accepts
     except ProofError as error:
         raise OncelogError(f"not a proof: {error}") from error
-    anchor = _find_anchor(document, expected_hash, exported)
-    result = verify(document, block_hash=anchor.block_hash)
+    trusted_hash, comparison = _find_anchor(document, expected_hash, exported)
+    result = verify(document, block_hash=trusted_hash)
     lines = (
-        _format_proof(document, result, anchor)
+        _format_proof(document, result, trusted_hash, comparison)
         if result.is_valid
         else ["not proven:", *(f"- {finding}" for finding in result.findings)]
     )
     typer.echo("\n".join(lines))
-    if not result.is_valid or (exported is not None and anchor.block_hash is None):
+    if not result.is_valid or (exported is not None and trusted_hash is None):
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
-class _Anchor(Struct, frozen=True):
-    """Comparison of a document's block with a trusted hash."""
-
-    block_hash: bytes | None
-    """None without a trusted hash."""
-    message: str
-    """Result of the comparison, for a valid document."""
-
-
-def _find_anchor(document: ProofDocument, expected_hash: bytes | None, head: ExportedHead | None) -> _Anchor:
+def _find_anchor(
+    document: ProofDocument, expected_hash: bytes | None, head: ExportedHead | None
+) -> tuple[bytes | None, str]:
+    """Return the trusted hash of the document's block, None without one, and how a valid block compares with it."""
     block = document.block
     if expected_hash is not None:
-        return _Anchor(expected_hash, "it has the given hash")
+        return expected_hash, "it has the given hash"
     if head is None:
         message = "not compared: compare its hash with one from a trusted source (--block-hash, --head)"
-        return _Anchor(None, message)
+        return None, message
     mark = next((exported_lane for exported_lane in head.lanes if exported_lane.lane == block.lane), None)
     if mark is None:
-        return _Anchor(None, f"not confirmed: the head has no lane {block.lane}")
+        return None, f"not confirmed: the head has no lane {block.lane}"
     if block.height > mark.height:
-        return _Anchor(None, f"not confirmed: it is newer than the block of the head, which has height {mark.height}")
+        return None, f"not confirmed: it is newer than the block of the head, which has height {mark.height}"
     if block.height < mark.height:
         message = (
             "not confirmed: it is older than the block of the head, and only the chain between them would connect them"
         )
-        return _Anchor(None, f"{message} (heights {block.height} and {mark.height})")
-    return _Anchor(bytes.fromhex(mark.block_hash), "it is the block of the head")
+        return None, f"{message} (heights {block.height} and {mark.height})"
+    return bytes.fromhex(mark.block_hash), "it is the block of the head"
 
 
 def _parse_hash(text: str) -> bytes:
@@ -206,7 +199,9 @@ def _parse_hash(text: str) -> bytes:
     return found
 
 
-def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:
+def _format_proof(
+    document: ProofDocument, result: Verification, trusted_hash: bytes | None, comparison: str
+) -> list[str]:
     record, block = document.record, document.block
     body = f"{len(document.body or b'')} bytes, as committed"
     if result.is_erased:
@@ -214,7 +209,7 @@ def _format_proof(document: ProofDocument, result: Verification, anchor: _Anchor
     elif record.policy == LEDGER.name:
         body += "; the operations match the fingerprint"
     first = "proven: the record is in the block"
-    if not anchor.block_hash:
+    if trusted_hash is None:
         first = "the record is in the document's block"
-    more = [("body", body), ("block", f"height {block.height}, {block.hash}"), ("", anchor.message)]
+    more = [("body", body), ("block", f"height {block.height}, {block.hash}"), ("", comparison)]
     return [first, *format_fields(record, record.key, record.fingerprint, more)]

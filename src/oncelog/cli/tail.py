@@ -155,5 +155,4 @@ def _format_line(raw: Raw) -> bytes:
     if event.event is not None:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
         rest = msgspec.json.encode(event.event).decode()
-    columns = [str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest]
-    return format_columns(columns)
+    return format_columns([str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest])

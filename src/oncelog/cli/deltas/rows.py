@@ -3,11 +3,11 @@
 import asyncio
 import csv
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from itertools import chain
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -73,6 +73,9 @@ class _RowPage(Struct, frozen=True):
     next: str
 
 
+Page = TypeVar("Page", bound=_RowPage)
+
+
 class _RowJson(Struct, frozen=True, rename="camel"):
     row_id: str
     columns: dict[str, Any]
@@ -83,43 +86,47 @@ _ROW_DECODER: Final = msgspec.json.Decoder(_RowJson)
 
 async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_format: Format) -> int:
     count = 0
-    async with gateway, aclosing(_iterate_pages(gateway, table, row_id)) as pages:  # type: ignore[type-var]
+    parameters: dict[str, Any] = {"limit": PAGE_ROWS} if row_id is None else {"rowId": row_id}
+    path = f"rows/{quote(table, safe='')}"
+    async with gateway, aclosing(_iterate_pages(gateway, _RowPage, path, "after", **parameters)) as pages:
         if output_format != "json":
             return await _print_in_columns(gateway, pages, output_format)
         async for page in pages:
-            write_lines(map(encode_raw_line, page))
-            count += len(page)
+            write_lines(map(encode_raw_line, page.rows))
+            count += len(page.rows)
     return count
 
 
-async def _iterate_pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
-    parameters: dict[str, Any] = {"limit": PAGE_ROWS} if row_id is None else {"rowId": row_id}
+async def _iterate_pages(
+    gateway: Gateway, kind: type[Page], path: str, next_name: str, **parameters: Any
+) -> AsyncGenerator[Page, None]:
+    """Yield all pages. `next_name` is the parameter that requests the next one."""
     while True:
-        page = await gateway.request(_RowPage, f"rows/{quote(table, safe='')}", **parameters)
-        yield page.rows
+        page = await gateway.request(kind, path, **parameters)
+        yield page
         if not page.next:
             return
-        parameters["after"] = page.next
+        parameters[next_name] = page.next
 
 
 # --- in columns -------------------------------------------------------------------------------------------
 
 
-async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], output_format: Format) -> int:
+async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[_RowPage], output_format: Format) -> int:
     """Print rows as a table or as CSV. The columns are known after the last row, so all rows are kept until then."""
     widths: dict[str, int] = {}
     id_width = len(ROW_ID)
     count = 0
     with SpooledTemporaryFile(SPOOL_BYTES) as spool:
         async for page in pages:
-            for raw in page:
+            for raw in page.rows:
                 with translate_decode_errors(gateway.remote):
                     row = _ROW_DECODER.decode(raw)
                 spool.write(encode_raw_line(raw))
                 id_width = max(id_width, len(_format_cell(row.row_id)))
                 for name, value in row.columns.items():
                     widths[name] = max(widths.get(name, len(name)), len(_format_cell(_format_value(value))))
-            count += len(page)
+            count += len(page.rows)
         spool.seek(0)
         names = list(widths)
         stored = map(_ROW_DECODER.decode, spool)
@@ -177,23 +184,20 @@ class _SnapshotPage(_RowPage, frozen=True):
 
 
 async def _run_snapshot(gateway: Gateway) -> None:
-    following, epoch = "", ""
-    async with gateway:
-        while True:
-            try:
-                page = await gateway.request(_SnapshotPage, "snapshot", limit=PAGE_ROWS, page=following or None)
-            except GatewayRefusedError as error:
-                if not error.is_compacted:
-                    raise
-                message = "deleted rows were dropped in the middle of the snapshot: run the same command again"
-                raise OncelogError(message) from error
-            if epoch and page.epoch != epoch:
-                raise OncelogError(
-                    "the log has another history now, in the middle of the snapshot: run the same command again"
-                )
-            write_lines(map(encode_raw_line, page.rows))
-            following, epoch = page.next, page.epoch
-            if not following:
-                break
+    epoch = ""
+    async with gateway, aclosing(_iterate_pages(gateway, _SnapshotPage, "snapshot", "page", limit=PAGE_ROWS)) as pages:
+        try:
+            async for page in pages:
+                if epoch and page.epoch != epoch:
+                    raise OncelogError(
+                        "the log has another history now, in the middle of the snapshot: run the same command again"
+                    )
+                write_lines(map(encode_raw_line, page.rows))
+                epoch = page.epoch
+        except GatewayRefusedError as error:
+            if not error.is_compacted:
+                raise
+            message = "deleted rows were dropped in the middle of the snapshot: run the same command again"
+            raise OncelogError(message) from error
     write_lines([encode_json_line({"cursor": page.cursor, "epoch": epoch})])
     print_message(f"continue with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")
