@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 import oncelog
+from deadlines import until
 from oncelog.core.canonical import canonical
 from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
 from oncelog.core.rules.audit import AuditEntry
@@ -38,7 +39,7 @@ class FullStore(MemoryStore):
 
 
 async def acts(log: Log, wanted: AuditFilter | None = None) -> list[AuditEntry]:
-    await log._act_queue.wait_idle()
+    await until(lambda: not log._act_queue.waiting)
     return (await log.audit(limit=1000, wanted=wanted)).entries
 
 

@@ -74,14 +74,18 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
 
     def compute_id(self) -> bytes:
         """Return the id of the content, whether or not `delta_id` equals it."""
-        identity = {
-            "clientId": self.client_id,
-            "columns": self.columns,
-            "hlc": self.hlc,
-            "rowId": self.row_id,
-            "table": self.table,
-        }
+        identity = _IdentityJson(self.client_id, self.columns, self.hlc, self.row_id, self.table)
         return sha256(msgspec.json.encode(identity)).digest()
+
+
+class _IdentityJson(Struct, frozen=True, gc=False, rename="camel"):
+    """Members of a delta that determine its id."""
+
+    client_id: str
+    columns: Raw
+    hlc: str
+    row_id: str
+    table: str
 
 
 class DecodedPush(Struct, frozen=True):

@@ -79,8 +79,7 @@ def fingerprint_from_json(value: JsonValue) -> bytes:
     partitions = get_required(members, "partitions")
     if type(partitions) is not list:
         raise CanonicalError("$.partitions", f"must be an array, not {_json_type_name(partitions)}")
-    event = canonical_at(get_required(members, "event"), "$.event")
-    return fingerprint(partitions, event)
+    return fingerprint(partitions, canonical_at(get_required(members, "event"), "$.event"))
 
 
 # --- deltas ------------------------------------------------------------------------------------------

@@ -77,11 +77,6 @@ class ActQueue:
             with suppress(RuntimeError):  # the event loop of the log has ended
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def wait_idle(self) -> None:
-        """Wait until no act waits."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
-
     async def close(self) -> None:
         """Try once more to record the waiting acts, for a short time."""
         self._is_closing = True

@@ -69,13 +69,18 @@ RELEASE_WAIT_S: Final = 1.0
 """How long a caller waits for the release of its lease. The release is retried until the lease expires."""
 T = TypeVar("T")
 Submit = Callable[[Item], Awaitable[Verdict]]
-CacheResult = Callable[[KeyIdentity, WorkResult, int], None]
 
 
 class LeaseManager:
     """All the work of one log in one process. It runs on the log's event loop; any thread may call `recall`."""
 
-    def __init__(self, submit: Submit, store: Store, results: ResultCache, cache_result: CacheResult) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        store: Store,
+        results: ResultCache,
+        cache_result: Callable[[KeyIdentity, WorkResult, int], None],
+    ) -> None:
         self._submit = submit
         self._store = store
         self._results = results

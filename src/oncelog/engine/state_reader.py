@@ -80,8 +80,7 @@ class StateReader:
 
     async def newest(self, scope: str) -> int:
         """Return the newest sequence of a stream; 0 if it is empty."""
-        found = await self._load(ReadSet(lanes={self.lane(scope)}, streams={scope}))
-        return found.streams.get(scope, 0)
+        return (await self._load(ReadSet(lanes={self.lane(scope)}, streams={scope}))).streams.get(scope, 0)
 
     async def horizon(self, scope: str) -> int | None:
         """Return the tombstone horizon of a gateway, as a clock reading; None if no tombstones were dropped."""

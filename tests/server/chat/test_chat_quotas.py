@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from databases import BOTH_STORES
+from deadlines import until
 from oncelog.core.tenants import Tenant
 from oncelog.engine.write_gate import RETRY_AFTER_MS
 from oncelog.testing.clock import ManualClock
@@ -95,7 +96,7 @@ async def test_read_only_server_refuses_new_chats_members_and_roles_but_no_remov
         log = door.served.server.log
         await door.create("c", "ann", "bob", "cyd")
         log.set_read_only()
-        await log._act_queue.wait_idle()
+        await until(lambda: not log._act_queue.waiting)
         before = (await log.audit()).after
         assert await member_refusals(door) == [(503, "READ_ONLY", RETRY_AFTER_MS)] * 4
         await assert_repeated_requests_are_answered(door)
