@@ -98,7 +98,6 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         self._outbox: Outbox = Outbox(
             self._runtime,
             lambda entry: Pending(entry, self._delivery_counts.wait_until_delivered),
-            lambda: self._connector.wake(),  # noqa: PLW0108 - the connector is created below
         )
         self._connector: ChatConnector = ChatConnector(
             self._runtime, self._outbox, wire or self._transport, self._wall_ms
@@ -283,7 +282,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         details = await self._transport.create(name, members)
         own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)
         protocol.join(name, own)
-        self._connector.wake_all()
+        self._runtime.wake_tasks()
         return details
 
     async def details(self, chat_id: str) -> ChatDetails:
@@ -308,7 +307,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         protocol = self._runtime.protocol
         if user_id == protocol.user_id:
             protocol.leave(chat_id)
-            self._connector.wake_all()
+            self._runtime.wake_tasks()
 
     async def history(
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100

@@ -38,17 +38,17 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         """Whether the server has admitted the client."""
         return self._protocol.phase in (ChatPhase.LISTING, ChatPhase.READY)
 
-    def wake(self) -> None:
-        """Wake the parts of the connection: the protocol may have frames, want the list, or have a new due time."""
+    def wake_all(self) -> None:
+        """Wake all tasks and waiting callers after a change of the protocol.
+
+        It may have changes to save, frames, or a new due time, or want the list.
+        """
+        if self._protocol.changes:
+            self._outbox.wake()
         self.wake_writer()
         self._timer_wakeup.set()
         if self._protocol.wants_list:
             self._list_wakeup.set()
-
-    def wake_all(self) -> None:
-        """Wake all tasks and waiting callers after a change of the protocol."""
-        self._outbox.wake()
-        self.wake()
         self._runtime.wake_waiters()
 
     async def _connect(self) -> Socket:
@@ -59,11 +59,6 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
 
     def _list_parts(self) -> Sequence[ConnectionPart]:
         return self._run_timer, self._load_lists
-
-    def _process_changes(self) -> None:
-        if self._protocol.phase is ChatPhase.READY:
-            self._mark_admitted()
-        self.wake_all()
 
     async def _read(self, socket: Socket) -> None:
         protocol = self._protocol

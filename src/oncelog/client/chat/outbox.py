@@ -51,8 +51,6 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
         self.watermarks: dict[str, dict[str, int]] = {}
         """Acknowledged sequences of the members, of chats whose members were requested."""
         self.history_change: HistoryChange | None = None
-        self.wake_tasks: Callable[[], None] = self.wake_waiters
-        """Wakes the tasks after a call that changes the protocol. The client sets it."""
 
     def publish_changes(self, changes: ChangeSet) -> None:
         """Report changes that are saved, to readers of updates and callers that wait."""
@@ -183,13 +181,9 @@ class Pending(BasePending[OutboxMessage, Outcome]):
 class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
     """Outbox of a chat client. Its task saves messages that arrive, too."""
 
-    def __init__(
-        self, runtime: ChatRuntime, new_pending: Callable[[OutboxMessage], Pending], on_saved: Callable[[], None]
-    ) -> None:
-        """`on_saved` is called when the protocol may have something new to send."""
+    def __init__(self, runtime: ChatRuntime, new_pending: Callable[[OutboxMessage], Pending]) -> None:
         limit = ("outbox_messages_max", runtime.limits.outbox_messages_max)
         super().__init__(runtime, new_pending, count_max=limit)
-        self._on_saved = on_saved
         self._capacity_event = asyncio.Event()
         self.refused: dict[int, RefusedMessage] = {}
         """Refused messages by their numbers."""
@@ -217,4 +211,4 @@ class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
                 self.refused[entry.number] = to_refused_message(entry, outcome)
             self._settle(entry, outcome)
         self._runtime.publish_changes(changes)
-        self._on_saved()
+        self._runtime.wake_tasks()

@@ -115,6 +115,11 @@ class ChatSender(BaseProtocol):
         return self.phase is ChatPhase.CONNECTING or bool(self._syncs or self._sends)
 
     @property
+    def is_submitting(self) -> bool:
+        """Whether the server has admitted the client, and the connection is ready for writes."""
+        return self.phase is ChatPhase.READY
+
+    @property
     def is_live(self) -> bool:
         """Whether everything that the client has heard of has arrived."""
         is_syncing = self._syncs or self._sync_queue or self._due_ms[Work.SYNC]

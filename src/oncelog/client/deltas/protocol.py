@@ -181,13 +181,8 @@ PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | Restar
 """A page is merged into the rows. Deltas, and the last page of a snapshot, also move the cursor."""
 
 
-class _SnapshotProgress(Struct, frozen=True):
-    """How much of a snapshot has been read."""
-
-    next: str = ""
-    cursor: int | None = None
-    """None before the first page."""
-    epoch: str = ""
+_NO_PAGE: Final = SnapshotPage((), 0, "", "")
+"""Stands for the last page of a snapshot before its first page."""
 
 
 class PullProtocol:
@@ -200,13 +195,14 @@ class PullProtocol:
         self.is_caught_up = False
         self.is_authorized = True
         self.last_error: str | None = None
-        self._snapshot: _SnapshotProgress | None = None
+        self._snapshot: SnapshotPage | None = None
+        """Last page of the snapshot that is being read."""
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
         """Return the next request. `is_reset_wanted` is stored in the file: all rows are to be replaced."""
         if is_reset_wanted and not self.is_resetting:
             self.is_resetting = True
-            self._snapshot = _SnapshotProgress()
+            self._snapshot = _NO_PAGE
         if self._snapshot is not None:
             return ReadSnapshot(self._snapshot.next)
         return ReadDeltas(self.cursor, self.epoch, self.is_caught_up)
@@ -257,7 +253,7 @@ class PullProtocol:
             case ResetRows():
                 self.is_caught_up = False
             case RestartSnapshot():
-                self._snapshot = _SnapshotProgress()
+                self._snapshot = _NO_PAGE
 
     def _handle_delta_page(self, request: PullRequest, page: DeltaPage[RowDelta]) -> PullEffect:
         if self._is_of_other_history(page.epoch):
@@ -274,7 +270,7 @@ class PullProtocol:
         snapshot = self._snapshot
         if snapshot is None:
             raise ProtocolError("the gateway sent a snapshot that the client did not request")
-        is_first = snapshot.cursor is None
+        is_first = snapshot is _NO_PAGE
         if not is_first and (page.cursor, page.epoch) != (snapshot.cursor, snapshot.epoch):
             return RestartSnapshot()  # a backup was restored in the meantime
         if self.is_resetting:
@@ -287,7 +283,7 @@ class PullProtocol:
 
     def _advance_snapshot(self, page: SnapshotPage) -> None:
         if page.next:
-            self._snapshot = _SnapshotProgress(page.next, page.cursor, page.epoch)
+            self._snapshot = page
             return
         self.cursor, self.epoch = page.cursor, page.epoch
         self.is_resetting = self.is_caught_up = False
@@ -300,7 +296,7 @@ class PullProtocol:
         if error.is_transient:
             return pause
         if isinstance(request, ReadSnapshot) and request.page:
-            self._snapshot = _SnapshotProgress()  # a gateway that was restarted may not know its page tokens
+            self._snapshot = _NO_PAGE  # a gateway that was restarted may not know its page tokens
             return pause
         self.is_authorized = False
         return RetryPause(error.retry_after_ms, is_long=True)

@@ -93,9 +93,10 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._reset = reset
         self._transport = transport or WebSocketTransport(self.url, self.limits, headers, tls)
         self._runtime = EventsRuntime("events", logger, ClientStore(check_path(path)), self.limits, chance)
-        self._connector: Connector = Connector(self._runtime, self._transport, token, self._wake_tasks)
-        self._outbox: Outbox = Outbox(self._runtime, self._wake_all)
-        self._deliverer = Deliverer(self._runtime, apply, self._connector.wake_writer)
+        self._connector: Connector = Connector(self._runtime, self._transport, token)
+        self._outbox: Outbox = Outbox(self._runtime)
+        self._deliverer = Deliverer(self._runtime, apply)
+        self._runtime.wake_tasks = self._wake_tasks
         self._handlers: dict[type, list[Callable[[Any], Awaitable[None] | None]]] = {Status: [], HistoryChange: []}
         """Functions of the application that the client calls with each new status and each change of the history."""
 
@@ -117,16 +118,13 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._runtime.finish_streams()
 
     def _wake_tasks(self) -> None:
-        """Wake the tasks that have work after a frame or a change of the connection."""
+        """Wake the tasks that have work after a change of the protocol."""
+        self._connector.wake_writer()
         if self._runtime.protocol.has_settled:
             self._outbox.wake()
         if self._deliverer.has_undelivered:
             self._deliverer.wake()
         self._runtime.wake_waiters()
-
-    def _wake_all(self) -> None:
-        self._connector.wake_writer()
-        self._wake_tasks()
 
     @property
     def client_id(self) -> str:

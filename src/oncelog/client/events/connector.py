@@ -1,7 +1,7 @@
 """Task that keeps a client of events connected to a server."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from oncelog.client.events.outbox import EventsRuntime
 from oncelog.client.events.protocol import EventsPhase, EventsProtocol
@@ -13,19 +13,17 @@ from oncelog.errors import LostError
 
 
 class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
-    """Connector of a client of events. It calls `on_change` after every frame and after changes of the connection."""
+    """Connector of a client of events."""
 
     def __init__(
         self,
         runtime: EventsRuntime,
         transport: Transport,
         token: Token,
-        on_change: Callable[[], None],
     ) -> None:
         super().__init__(runtime, may_renew_token=callable(token))
         self._transport = transport
         self._token = token
-        self._on_change = on_change
         self._restart_event = asyncio.Event()
         self._busy_event = asyncio.Event()
 
@@ -45,11 +43,6 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
     def _list_parts(self) -> Sequence[ConnectionPart]:
         return self._watch_delivery, self._retry_read, self._resume_requests, self._wait_for_restart
 
-    def _process_changes(self) -> None:
-        if self._protocol.is_submitting:
-            self._mark_admitted()
-        self._on_change()
-
     async def _wait(self, pause: RetryPause) -> None:
         if self._protocol.phase is EventsPhase.HISTORY_CHANGED:
             await self._backoff.sleep(None)
@@ -64,7 +57,6 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 raise LostError(protocol.history_change.message)
             if protocol.busy_ms:
                 self._busy_event.set()
-            self.wake_writer()
             self._process_changes()
             if protocol.is_flooded:
                 self._yield_to_submissions()

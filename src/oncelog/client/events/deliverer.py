@@ -127,11 +127,9 @@ def get_handler_name(handler: Callable[..., object]) -> str:
 class Deliverer:
     """Delivers events one after the other, each to all handlers and loops."""
 
-    def __init__(self, runtime: EventsRuntime, apply: Apply | None, on_taken: Callable[[], None]) -> None:
-        """Call `on_taken` when the protocol may have room for further events."""
+    def __init__(self, runtime: EventsRuntime, apply: Apply | None) -> None:
         self._runtime = runtime
         self._apply = apply
-        self._on_taken = on_taken
         self._wakeup = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -217,8 +215,7 @@ class Deliverer:
                 async with self._lock:
                     if self.has_undelivered:
                         await self._deliver_batch()
-                self._on_taken()
-                runtime.wake_waiters()
+                runtime.wake_tasks()  # the protocol may have room for further events
 
     async def _deliver_batch(self) -> None:
         runtime, protocol = self._runtime, self._runtime.protocol

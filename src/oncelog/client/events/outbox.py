@@ -1,6 +1,6 @@
 """Outbox of a client of events: drafts, and submissions without an outcome."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -75,8 +75,7 @@ class Pending(BasePending[OutboxEntry, Outcome]):
 class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]):
     """Outbox of a client of events."""
 
-    def __init__(self, runtime: EventsRuntime, on_saved: Callable[[], None]) -> None:
-        """Call `on_saved` when the protocol may have new frames to send."""
+    def __init__(self, runtime: EventsRuntime) -> None:
         limits = runtime.limits
         super().__init__(
             runtime,
@@ -84,7 +83,6 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
             count_max=("outbox_events_max", limits.outbox_events_max),
             bytes_max=("outbox_bytes_max", limits.outbox_bytes_max),
         )
-        self._on_saved = on_saved
         self.refused_count = 0
 
     async def submit_drafts(self, drafts: Iterable[Draft], withdrawn: Sequence[str] = ()) -> list[Pending]:
@@ -105,4 +103,4 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
             if isinstance(outcome, Refused):
                 self._runtime.logger.warning("the %s was refused: %s", entry, outcome)
             self._settle(entry, outcome)
-        self._on_saved()
+        self._runtime.wake_tasks()

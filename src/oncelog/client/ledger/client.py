@@ -100,10 +100,7 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
         return self._add_scope(_check_name(organization, "organization"), _check_vault(vault))
 
     def _add_scope(self, organization: str, vault: str) -> LedgerScope:
-        names = (organization, vault)
-        if names not in self._scopes:
-            self._scopes[names] = LedgerScope(self._runtime, *names)
-        return self._scopes[names]
+        return self._scopes.setdefault((organization, vault), LedgerScope(self._runtime, organization, vault))
 
     @property
     def scopes(self) -> list[LedgerScope]:

@@ -328,7 +328,9 @@ class LedgerProtocol:
         last = state.last_sequence
         if self._is_adopting:
             self._adopt_sequence(last)
-        elif last < requested_from or (last == 0 and self._has_old(now_ms)):
+        elif last < requested_from or (
+            last == 0 and any(self._is_old(entry, now_ms) for entry in self._queue.values())
+        ):
             if last == 0 and not any(entry.highest_sequence for entry in self._queue.values()):
                 self.was_adopted = True  # no write was sent that could be executed twice
                 self._adopt_sequence(last)
@@ -346,9 +348,6 @@ class LedgerProtocol:
                     ):  # other writes wait for it, so its place in the queue does not matter
                         self._unsaved[entry.number] = entry
             self._renumber()
-
-    def _has_old(self, now_ms: int) -> bool:
-        return any(self._is_old(entry, now_ms) for entry in self._queue.values())
 
     @staticmethod
     def _is_old(entry: QueuedWrite, now_ms: int) -> bool:

@@ -45,10 +45,8 @@ class LedgerStore(OutboxStore):
     def load_scope(self, organization: str, vault: str) -> StoredScope:
         """Return a scope. A new scope has no pending writes."""
         with self._file.transaction(is_durable=False) as connection:
+            connection.execute(SQL["make_scope"], (organization, vault))
             found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
-            if found is None:
-                connection.execute(SQL["make_scope"], (organization, vault))
-                found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
             rows = connection.execute(SQL["pending"], (found[0],)).fetchall()
             return StoredScope(found[0], ScopeState(*found[1:]), [self._decode_entry(*row) for row in rows])
 

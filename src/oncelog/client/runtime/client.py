@@ -253,6 +253,8 @@ class ProtocolRuntime(ClientRuntime[StoreType, LimitsType], Generic[StoreType, L
 
     loaded_protocol: ProtocolType | None = None
     """The protocol, once the store is open."""
+    wake_tasks: Callable[[], None]
+    """Wakes the tasks that have work after a change of the protocol, and waiting callers. The client sets it."""
 
     @property
     def protocol(self) -> ProtocolType:

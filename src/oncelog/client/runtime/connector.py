@@ -69,10 +69,6 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
     def _list_parts(self) -> Sequence[ConnectionPart]:
         """Return further loops of a connection, in addition to reading, writing and watching for answers."""
 
-    @abstractmethod
-    def _process_changes(self) -> None:
-        """Wake the tasks that have work after a frame or a change of the connection."""
-
     # --- calls
 
     def wake_writer(self) -> None:
@@ -115,15 +111,16 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             self._runtime.logger.info("not connected: %s", error)
         super()._record_error(error)
 
-    def _mark_admitted(self) -> None:
-        """Record that the server has admitted the client."""
-        self._was_admitted = self.is_admitted = True
-        self.last_error = None
+    def _process_changes(self) -> None:
+        """Wake the tasks that have work after a frame or a change of the connection."""
+        if self._protocol.is_submitting:
+            self._was_admitted = self.is_admitted = True
+            self.last_error = None
+        self._runtime.wake_tasks()
 
     async def _run_connection(self) -> None:
         socket = await self._connect()
         try:
-            self.wake_writer()
             self._process_changes()
             parts = (self._read, self._write, self._watch_answers, *self._list_parts())
             await run_until_first_ends(part(socket) for part in parts)

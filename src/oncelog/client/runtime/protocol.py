@@ -53,6 +53,11 @@ class BaseProtocol(ABC):
     def is_waiting(self) -> bool:
         """Whether the server owes an answer."""
 
+    @property
+    @abstractmethod
+    def is_submitting(self) -> bool:
+        """Whether the server has admitted the client, and the connection is ready for writes."""
+
     @abstractmethod
     def disconnect(self, close_code: int | None = None) -> None:
         """End the connection. The next one sends the writes without an answer again, under the same ids."""

@@ -11,7 +11,7 @@ SELECT organization, vault FROM scopes WHERE id IN (SELECT scope_id FROM pending
 SELECT id, last_sequence, freed_sequence, highest_sequence FROM scopes WHERE organization = ? AND vault = ?;
 
 -- name: make_scope
-INSERT INTO scopes (organization, vault, last_sequence) VALUES (?, ?, 0);
+INSERT INTO scopes (organization, vault, last_sequence) VALUES (?, ?, 0) ON CONFLICT DO NOTHING;
 
 -- name: save_state
 UPDATE scopes SET last_sequence = ?, freed_sequence = ?, highest_sequence = ? WHERE id = ?;
