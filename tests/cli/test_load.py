@@ -74,7 +74,7 @@ def test_load_prints_a_summary(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"\d+ events in \d\.\d s: \d+ events/s\n"
         r"latency: p50 [\d.]+ ms, p90 [\d.]+ ms, p99 [\d.]+ ms, max [\d.]+ ms\n"
-        r"retries: 0 sent a second time, 0 with another number\n"
+        r"retries: 0 sent a second time, 0 with a different committed_id\n"
         r"lost: 0\n"
         r"errors: none\n",
         done.stdout,
@@ -205,7 +205,7 @@ def test_load_detects_a_retry_with_another_number() -> None:
         status, figures = figures_of(url, "--retries", "100")
     assert status == 1
     assert figures["differing"] == figures["retried"] > 0
-    assert re.fullmatch(r"[0-9a-f-]{36} has the number \d+, and \d+ after a retry", figures["problems"][0])
+    assert re.fullmatch(r"[0-9a-f-]{36} got committed_id \d+, but \d+ after a retry", figures["problems"][0])
 
 
 def test_load_detects_two_events_with_one_number() -> None:
@@ -213,7 +213,7 @@ def test_load_detects_two_events_with_one_number() -> None:
         status, figures = figures_of(url, "--retries", "0")
     assert status == 1
     assert figures["differing"] == figures["events"] - 1 > 0
-    assert "7 is the committed_id of " in figures["problems"][0]
+    assert "committed_id 7 was given to " in figures["problems"][0]
 
 
 def test_load_detects_results_of_other_events() -> None:
@@ -237,7 +237,7 @@ def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) 
     with faulty_server(lambda *_: None) as url:
         status, figures = figures_of(url, "--batch", "4", clock=lambda: 0.2 if requests else 0.0)
     assert (status, figures["events"], figures["lost"]) == (1, 0, 4)
-    assert figures["problems"][0].endswith(" has no answer")
+    assert figures["problems"][0].endswith(" got no answer")
 
 
 def test_load_counts_busy_answers_without_failing() -> None:
@@ -263,4 +263,4 @@ def test_load_counts_a_last_refusal_that_comes_too_late_for_a_retry(monkeypatch:
     with faulty_server(refuse) as url:
         status, figures = figures_of(url, "--retries", "0", clock=lambda: 0.2 if requests else 0.0)
     assert (status, figures["errors"], figures["events"]) == (1, {"server_busy": 1}, 0)
-    assert "no answer but server_busy" in figures["problems"][0]
+    assert "was not committed: server_busy" in figures["problems"][0]

@@ -1,4 +1,4 @@
-"""A gRPC client that knows the service from the server's reflection, and so nothing of the product's modules."""
+"""A gRPC client that discovers the service through server reflection and imports nothing from oncelog."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,14 +27,14 @@ class LedgerStub:
         self.services: list[str] = sorted(database.get_services())
 
     def describe(self) -> str:
-        """Return the services, and the description of the ledger's messages and methods as the server gives it."""
+        """Return the service names, and the server's description of the ledger's messages and methods."""
         found = self._service.file
         proto = _new_file_proto()
         found.CopyToProto(proto)
         return "".join(f"# service {name}\n" for name in self.services) + text_format.MessageToString(proto)
 
     def call(self, name: str, message: Any, metadata: Sequence[tuple[str, str]], count: int) -> tuple[str, list[str]]:
-        """Return the request in text form, and lines about the answers, the status and the trailing metadata."""
+        """Return the request as text, and lines that describe the answers, the status and the trailing metadata."""
         method = self._service.methods_by_name[name]
         request = json_format.ParseDict(message, GetMessageClass(method.input_type)())
         answer_type = GetMessageClass(method.output_type)
@@ -84,6 +84,6 @@ def _status(call: Any) -> list[str]:
 
 @contextmanager
 def ledger_stub(address: str) -> Iterator[LedgerStub]:
-    """Connect to a server."""
+    """Connect to a server at `address`."""
     with grpc.insecure_channel(address) as channel:
         yield LedgerStub(channel)

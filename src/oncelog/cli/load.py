@@ -1,4 +1,4 @@
-"""`oncelog load`: a quick load test of a running server, which also checks that retries commit nothing."""
+"""`oncelog load`: a quick load test of a running server, which also checks that a retry does not commit again."""
 
 import asyncio
 import sys
@@ -37,32 +37,32 @@ from oncelog.errors import LostError, OncelogError, ServerRefusedError
 PREFIX: Final = "load/"
 SIZE_BYTES_MIN: Final = 64
 GRACE_S: Final = 10.0
-"""How long the command waits for answers after the test time. Events without an answer by then are lost."""
+"""How long the command waits for outstanding answers after the test. Events that are still unanswered count as lost."""
 PROBLEMS_SHOWN_MAX: Final = 10
 
 
 @uses_server
-def load(  # noqa: PLR0913 - each one is an option
+def load(  # noqa: PLR0913 - one argument per option
     *,
     remote: Remote,
     client_id: ClientId = None,
-    connections: Annotated[int, typer.Option(min=1, max=1000, help="Number of WebSockets.")] = 16,
-    in_flight: Annotated[int, typer.Option(min=1, max=1000, help="Concurrent requests of a connection.")] = 16,
+    connections: Annotated[int, typer.Option(min=1, max=1000, help="Number of WebSocket connections.")] = 16,
+    in_flight: Annotated[int, typer.Option(min=1, max=1000, help="Concurrent requests per connection.")] = 16,
     batch: Annotated[int, typer.Option(min=1, max=1000, help="Events per request.")] = 1,
     seconds: Annotated[float, typer.Option(min=0, help="Duration of the test.")] = 10.0,
-    size: Annotated[int, typer.Option(min=SIZE_BYTES_MIN, max=1_000_000, help="Size of an event in bytes.")] = 300,
+    size: Annotated[int, typer.Option(min=SIZE_BYTES_MIN, max=1_000_000, help="Size of each event in bytes.")] = 300,
     partitions: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of partitions.")] = 100,
     retries: Annotated[
-        float, typer.Option(metavar="PERCENT", min=0, max=100, help="Share of events that are sent twice.")
+        float, typer.Option(metavar="PERCENT", min=0, max=100, help="Percentage of events to send twice.")
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Put load on a server for some time and print the figures.
+    """Run a load test against a server and print the results.
 
-    It writes real events, into partitions load/0, load/1, ….
+    It writes real events into the partitions load/0, load/1, ….
 
-    Some events are sent twice, and must get the same committed_id again. The exit status is 1 if an event got another
-    number, if two events got the same number, or if an event was rejected or never answered.
+    Some events are sent twice and must get the same committed_id both times. The exit status is 1 if an event gets two
+    different ids, if two events get the same id, or if an event is rejected or never answered.
 
     Example:  oncelog load --connections 4 --seconds 5
     """
@@ -104,7 +104,7 @@ class _Tally:
         self.committed = 0
         self.retried = 0
         self.latencies_s = array("d")
-        """Latency of each request that was answered without a retry."""
+        """Latency of each request that needed no retry."""
         self.errors: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.lost = 0
@@ -114,29 +114,29 @@ class _Tally:
         self._used_ids: set[int] = set()
 
     def start(self, last_committed_id: int) -> None:
-        """Set the number above which new events are committed."""
+        """Record the last committed_id before the test. All new events get higher ones."""
         if self._last_id_before is None:
             self._last_id_before = last_committed_id
 
     def commit(self, event: _SentEvent, committed_id: int) -> None:
-        """Count a committed event, and check that events and numbers belong together one by one."""
+        """Count a committed event, and check that its committed_id belongs to this event only and never changes."""
         if event.committed_id:
             self.retried += 1
             if event.committed_id != committed_id:
                 self.count_difference(
-                    f"{event.id} has the number {event.committed_id}, and {committed_id} after a retry"
+                    f"{event.id} got committed_id {event.committed_id}, but {committed_id} after a retry"
                 )
             return
         event.committed_id = committed_id
         self.committed += 1
         if committed_id <= (self._last_id_before or 0):
-            self.count_difference(f"{event.id} has the number {committed_id}, which was used before it was sent")
+            self.count_difference(f"{event.id} got committed_id {committed_id}, which was used before the test")
         elif committed_id in self._used_ids:
-            self.count_difference(f"{committed_id} is the committed_id of {event.id} and of another event")
+            self.count_difference(f"committed_id {committed_id} was given to {event.id} and to another event")
         self._used_ids.add(committed_id)
 
     def count_difference(self, problem: str) -> None:
-        """Count a wrong number."""
+        """Count a wrong committed_id or result."""
         self.differing += 1
         self.note_problem(problem)
 
@@ -176,7 +176,7 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
     return [
         f"{figures['events']} events in {figures['took_s']:.1f} s: {figures['events_per_s']:.0f} events/s",
         "latency: " + ", ".join(f"{name} {latency[name]:.1f} ms" for name in latency),
-        f"retries: {figures['retried']} sent a second time, {figures['differing']} with another number",
+        f"retries: {figures['retried']} sent a second time, {figures['differing']} with a different committed_id",
         f"lost: {figures['lost']}",
         "errors: " + (", ".join(f"{count} {code}" for code, count in counted.items()) or "none"),
         *(f"wrong: {problem}" for problem in figures["problems"]),
@@ -187,9 +187,9 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
 
 
 class _Worker:
-    """A connection with several requests at a time.
+    """A connection with several requests in flight.
 
-    After a reconnection the requests without an answer are sent again.
+    After reconnecting, the worker resends the requests that have not been answered.
     """
 
     def __init__(self, client: HttpClient, remote: Remote, client_id: str, plan: _LoadPlan, tally: _Tally) -> None:
@@ -207,12 +207,12 @@ class _Worker:
         self._client_id = client_id
 
     async def run(self, until_s: float) -> None:
-        """Submit events until a time. Raises OncelogError if the first connection fails, or the server refuses it."""
+        """Submit events until `until_s`. Raises OncelogError if the first connection fails or the server refuses it."""
         slots = asyncio.gather(*(self._run_slot(until_s) for _ in range(self._plan.in_flight)))
         await run_until_first_ends([self._retrier.run(self._run_connection), slots])
 
     async def _run_connection(self) -> None:
-        """Deliver answers to the waiting requests. Each ends with an error, after which the worker reconnects."""
+        """Open a connection and pass each answer to its request. Ends with an error, and the worker reconnects."""
         async with connect(self._client, self._remote, self._client_id) as connection:
             self._retrier.mark_connected()
             self._tally.start(connection.hello.server_last_committed_id)
@@ -233,17 +233,17 @@ class _Worker:
 
     def _check_problem(self, problem: OncelogError) -> None:
         if self._connection is None:
-            raise problem  # only a later connection is worth a retry
+            raise problem  # the first connection is not retried
 
     async def _run_slot(self, until_s: float) -> None:
-        """Submit one request after the other."""
+        """Submit one request after another."""
         await self._is_connected.wait()
         while time.perf_counter() < until_s:
             events = [self._build_event() for _ in range(self._plan.batch)]
             chosen = [event for event in events if self._should_retry()]
             deadline_s = until_s + GRACE_S
             if chosen and self._requests % 2:
-                # This retries events without an answer; below, events whose answer has arrived are retried.
+                # Retry before the first answer arrives; the other branch retries after it.
                 await asyncio.gather(self._submit(events, deadline_s), self._submit(chosen, deadline_s))
             else:
                 await self._submit(events, deadline_s)
@@ -268,7 +268,7 @@ class _Worker:
     async def _submit(self, events: Sequence[_SentEvent], deadline_s: float) -> None:
         """Submit events until they are answered or the deadline passes."""
         payload = b'{"events":[%b]}' % b",".join(event.text for event in events)
-        outcome = "no answer"
+        outcome = "got no answer"
 
         async def request() -> Envelope:
             nonlocal outcome
@@ -276,7 +276,7 @@ class _Worker:
                 return await self._request(payload)
             except ServerRefusedError as error:
                 self._tally.errors[error.code] += 1
-                outcome = f"no answer but {error}"
+                outcome = f"was not committed: {error}"
                 raise
             except LostError:
                 self._tally.errors["connection_lost"] += 1
@@ -288,7 +288,7 @@ class _Worker:
             message = await retrier.run(request)
         except (GaveUpError, ServerRefusedError):
             self._tally.lost += len(events)
-            self._tally.note_problem(f"{events[0].id} has {outcome}")
+            self._tally.note_problem(f"{events[0].id} {outcome}")
         else:
             if not retrier.has_retried and not events[0].committed_id:
                 self._tally.latencies_s.append(time.perf_counter() - sent_s)
@@ -315,7 +315,9 @@ class _Worker:
         with translate_decode_errors(self._remote):
             results = decode_results(message.payload).results
         if [result.id for result in results] != [event.id for event in events]:
-            self._tally.count_difference(f"the results of {events[0].id} and those after it are of other events")
+            self._tally.count_difference(
+                f"the results for the request that starts with {events[0].id} are for other events"
+            )
             return
         for event, result in zip(events, results, strict=True):
             if result.status == "committed":
@@ -344,7 +346,7 @@ async def _run_load(remote: Remote, client_id: str, plan: _LoadPlan) -> _Tally:
 
 @contextmanager
 def _open_display() -> Iterator[tuple[float, Callable[[str], None]]]:
-    """Return the interval between reports, and the function that shows one: in a live display, or on a line."""
+    """Yield the interval between reports, and a function that shows one in a live display or as a line."""
     if not sys.stderr.isatty():
         yield 1.0, partial(typer.echo, err=True)
         return

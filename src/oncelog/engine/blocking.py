@@ -259,7 +259,7 @@ class BlockingLog(BlockingLogBase):
     def state(self) -> BlockingStateReader:
         """As `Log.state`.
 
-        State that the records produced: clients, entities, rows, relationships, members and blocks.
+        State derived from the records: clients, entities, rows, relationships, members and blocks.
         """
         return BlockingStateReader(self._log.state, self._portal)
 
@@ -278,33 +278,33 @@ class BlockingLog(BlockingLogBase):
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
         """As `Log.set_read_only`.
 
-        Let this process refuse or accept new writes. A read-only log still answers reads and retries.
+        Make this process refuse or accept new writes. A read-only log still answers reads and retries.
         """
         self._portal.run(self._log.set_read_only, is_read_only, actor)
 
     def record(self, act: RecordAct) -> None:
         """As `Log.record`.
 
-        Record an act that happened outside the log. The act waits in memory while the log is not writable.
+        Add an audit record of an act outside the log. The record waits in memory while the log is not writable.
         """
         self._portal.run(self._log.record, act)
 
     def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
         """As `Log.set_tenants`.
 
-        Replace the quotas of the log, for all processes. Return False if they are already set.
+        Replace the quotas of the log for all processes. Return False if the log already has these quotas.
 
-        The usage of a new tenant is counted once, which reads every record.
+        Counting the usage of a new tenant reads every record once.
         """
         return self._portal.call(self._log.set_tenants, tenants, actor)
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`.
 
-        Submit a write and return its verdict when it is durable: Committed, Replayed or Refused.
+        Submit a write and return its verdict once it is durable: Committed, Replayed or Refused.
 
-        Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a jump of the clock. The outcome is
-        unknown then: submit the write again under the same identity.
+        Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a clock jump. The outcome is then
+        unknown: submit the write again with the same identity.
         """
         return self._portal.call(self._log.submit, item)
 
@@ -313,7 +313,7 @@ class BlockingLog(BlockingLogBase):
     ) -> list[Verdict]:
         """As `Log.submit_many`.
 
-        Submit several writes and return their verdicts in order. `mode` says how a refusal affects the other items.
+        Submit several writes and return their verdicts in order. `mode` sets how a refusal affects the other items.
 
         With `is_admitted_whole`, a rate limit or quota that refuses one new item refuses all new items.
         """
@@ -332,10 +332,11 @@ class BlockingLog(BlockingLogBase):
     ) -> int:
         """As `Log.erase`.
 
-        Erase the bodies of records: of an identity, a partition or a stream. Return the number of erased bodies.
+        Erase the record bodies of an identity, a partition or a stream. Return the number of erased bodies.
 
-        Position, identity, fingerprint and hashes remain; a retry gets its answer, marked as erased. Each transaction
-        that erases bodies records the act with the `actor`. `scope` is the scope of the key, as in `lookup`.
+        Position, identity, fingerprint and hashes remain; a retry still gets its answer, marked as erased. Each
+        transaction that erases bodies adds an audit record with the `actor`. `scope` is the scope of the key, as in
+        `lookup`.
         """
         return self._portal.call(
             self._log.erase,
@@ -362,12 +363,12 @@ class BlockingLog(BlockingLogBase):
     ) -> Compacted:
         """As `Log.compact`.
 
-        Drop the bodies of a stream's deltas up to a sequence, or of all but the newest; then drop old deleted rows.
+        Drop a stream's delta bodies up to a sequence, or all but the newest `keep`; then drop old tombstones.
 
         Ids, sequences, hashes and existing rows remain. A call drops at most `limit` bodies, and continues where an
-        earlier call stopped. A deleted row is dropped when its DELETE has no body any more, is older than
-        `tombstone_age_ms` (default: `limits.tombstone_age_ms`), and was read by every named consumer of the stream. A
-        call reads at most `rows_max` rows: to read further rows, pass `next_row` of the result as `after_row`.
+        earlier call stopped. The tombstone of a deleted row is dropped once the body of its DELETE is gone, the DELETE
+        is older than `tombstone_age_ms` (default: `limits.tombstone_age_ms`), and every named consumer of the stream
+        has read it. A call reads at most `rows_max` rows; to read more, pass `next_row` of the result as `after_row`.
         """
         return self._portal.call(
             self._log.compact,
@@ -386,16 +387,16 @@ class BlockingLog(BlockingLogBase):
     ) -> Applied | Refused:
         """As `Log.commit_cursor`.
 
-        Store the cursor of a consumer in the log. None removes it.
+        Store a consumer's cursor in the log. None removes it.
 
-        A cursor before the stored one is refused, except with `rewind`.
+        A cursor before the stored one is refused unless `rewind` is set.
         """
         return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)
 
     def confirm_clock(self) -> None:
         """As `Log.confirm_clock`.
 
-        Accept the current time of the wall clock, after a jump stopped new writes.
+        Accept the current wall-clock time after a clock jump has stopped new writes.
         """
         self._portal.call(self._log.confirm_clock)
 

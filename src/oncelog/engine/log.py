@@ -1,4 +1,4 @@
-"""The log that an application opens: its life cycle, writes and operator functions.
+"""The log that an application opens: lifecycle, writes and operator functions.
 
 async with oncelog.open("app.db") as log:
     verdict = await log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
@@ -70,7 +70,7 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 
 class Log(LogReader):
-    """A log in this process. `oncelog.open` creates it; use it in one event loop, inside `async with`."""
+    """A log, opened in this process. Create it with `oncelog.open`, and use it in one event loop with `async with`."""
 
     def __init__(  # noqa: PLR0913 - all are keyword arguments
         self,
@@ -168,14 +168,14 @@ class Log(LogReader):
 
     @property
     def state(self) -> StateReader:
-        """State that the records produced: clients, entities, rows, relationships, members and blocks."""
+        """State derived from the records: clients, entities, rows, relationships, members and blocks."""
         return self._state_reader
 
     # --- for operators
 
     @property
     def write_gate(self) -> WriteGate:
-        """Whether the log accepts new writes, why not, and how full the disk is. For servers."""
+        """Whether the log accepts new writes, the reason if it does not, and how full the disk is. For servers."""
         return self._write_gate
 
     books = alias_property("Log.books", "state")
@@ -188,12 +188,12 @@ class Log(LogReader):
 
     @property
     def evictions(self) -> int:
-        """Number of evictions at positions that this process has committed. For servers."""
+        """Number of evictions that this process has made with its commits. For servers."""
         return self._evictions
 
     @property
     def client_evictions(self) -> int:
-        """Number of entries of forgotten clients that commits of this process have deleted. For servers."""
+        """Number of client entries that this process has evicted with its commits. For servers."""
         return self._evicted_clients
 
     @property
@@ -202,7 +202,7 @@ class Log(LogReader):
         return self._write_gate.message
 
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
-        """Let this process refuse or accept new writes. A read-only log still answers reads and retries."""
+        """Make this process refuse or accept new writes. A read-only log still answers reads and retries."""
         self._write_gate.set_read_only(is_read_only=is_read_only, actor=actor)
 
     def _record_read_only(self, is_read_only: bool, reason: str, actor: str) -> None:
@@ -210,13 +210,13 @@ class Log(LogReader):
         self.record(RecordAct(act=act, actor=actor or LOG_ACTOR, details=canonical({"reason": reason})))
 
     def record(self, act: RecordAct) -> None:
-        """Record an act that happened outside the log. The act waits in memory while the log is not writable."""
+        """Add an audit record of an act outside the log. The record waits in memory while the log is not writable."""
         self._act_queue.put(act)
 
     async def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
-        """Replace the quotas of the log, for all processes. Return False if they are already set.
+        """Replace the quotas of the log for all processes. Return False if the log already has these quotas.
 
-        The usage of a new tenant is counted once, which reads every record.
+        Counting the usage of a new tenant reads every record once.
         """
         self._check_open()
         check_tenants(tenants)
@@ -243,10 +243,10 @@ class Log(LogReader):
     # --- writing
 
     async def submit(self, item: Item) -> Verdict:
-        """Submit a write and return its verdict when it is durable: Committed, Replayed or Refused.
+        """Submit a write and return its verdict once it is durable: Committed, Replayed or Refused.
 
-        Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a jump of the clock. The outcome is
-        unknown then: submit the write again under the same identity.
+        Raises StoreUnavailableError if the disk fails, and ClockJumpedError after a clock jump. The outcome is then
+        unknown: submit the write again with the same identity.
         """
         if not self._has_policy(item):
             await self._policies.declare(item)
@@ -254,9 +254,9 @@ class Log(LogReader):
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     def submit_nowait(self, item: Item, receiver: VerdictSink[Verdict]) -> Verdict | None:
-        """Submit a write without waiting, for servers. Return its verdict if it is known now, else None.
+        """Submit a write without waiting. Return its verdict if it is already known, otherwise None. For servers.
 
-        After None, the receiver gets the verdict when it is durable. Raises PolicyError for an undeclared policy.
+        After None, the receiver gets the verdict once it is durable. Raises PolicyError for an undeclared policy.
         """
         if not self._has_policy(item):
             raise PolicyError("the policy must be declared when the log is opened")
@@ -270,14 +270,14 @@ class Log(LogReader):
         *,
         is_admitted_whole: bool = False,
     ) -> list[Verdict] | None:
-        """Submit several writes without waiting: `submit_many` in the way of `submit_nowait`."""
+        """Submit several writes like `submit_many`, but without waiting, like `submit_nowait`."""
         items = tuple(items)
         if not all(map(self._has_policy, items)):
             raise PolicyError("the policy must be declared when the log is opened")
         return self._committer.submit_request(Request(items, mode, is_admitted_whole), receiver)
 
     async def _submit_work(self, item: Item) -> Verdict:
-        """As `submit`, but also while the log is being closed, so that running work can end."""
+        """Like `submit`, but works while the log is closing too, so that running work can finish."""
         if not self._was_opened:
             self._check_open()
         if not self._policies.knows(item):
@@ -288,7 +288,7 @@ class Log(LogReader):
     async def submit_many(
         self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
     ) -> list[Verdict]:
-        """Submit several writes and return their verdicts in order. `mode` says how a refusal affects the other items.
+        """Submit several writes and return their verdicts in order. `mode` sets how a refusal affects the other items.
 
         With `is_admitted_whole`, a rate limit or quota that refuses one new item refuses all new items.
         """
@@ -301,7 +301,7 @@ class Log(LogReader):
         return await future if verdicts is None else verdicts
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
-        """Return the cached answers of some keys; None unless all are cached. For servers, after authorization."""
+        """Return the cached answers for the keys, or None unless all are cached. For servers, after authorization."""
         self._check_open()
         return self._committer.recall(policy, scope, keys)
 
@@ -316,10 +316,11 @@ class Log(LogReader):
         stream: str | None = None,
         actor: str = APPLICATION_ACTOR,
     ) -> int:
-        """Erase the bodies of records: of an identity, a partition or a stream. Return the number of erased bodies.
+        """Erase the record bodies of an identity, a partition or a stream. Return the number of erased bodies.
 
-        Position, identity, fingerprint and hashes remain; a retry gets its answer, marked as erased. Each transaction
-        that erases bodies records the act with the `actor`. `scope` is the scope of the key, as in `lookup`.
+        Position, identity, fingerprint and hashes remain; a retry still gets its answer, marked as erased. Each
+        transaction that erases bodies adds an audit record with the `actor`. `scope` is the scope of the key, as in
+        `lookup`.
         """
         self._check_open()
         if (key is not None) + (partition is not None) + (stream is not None) != 1:
@@ -344,12 +345,12 @@ class Log(LogReader):
         rows_max: int = 2**53,
         actor: str = APPLICATION_ACTOR,
     ) -> Compacted:
-        """Drop the bodies of a stream's deltas up to a sequence, or of all but the newest; then drop old deleted rows.
+        """Drop a stream's delta bodies up to a sequence, or all but the newest `keep`; then drop old tombstones.
 
         Ids, sequences, hashes and existing rows remain. A call drops at most `limit` bodies, and continues where an
-        earlier call stopped. A deleted row is dropped when its DELETE has no body any more, is older than
-        `tombstone_age_ms` (default: `limits.tombstone_age_ms`), and was read by every named consumer of the stream. A
-        call reads at most `rows_max` rows: to read further rows, pass `next_row` of the result as `after_row`.
+        earlier call stopped. The tombstone of a deleted row is dropped once the body of its DELETE is gone, the DELETE
+        is older than `tombstone_age_ms` (default: `limits.tombstone_age_ms`), and every named consumer of the stream
+        has read it. A call reads at most `rows_max` rows; to read more, pass `next_row` of the result as `after_row`.
         """
         self._check_open()
         if (upto is None) == (keep is None):
@@ -369,16 +370,16 @@ class Log(LogReader):
         )
 
     def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
-        """Call a function after every group commit with the number of writes and the duration. It must not raise."""
+        """Call `watcher` after every group commit, with the number of writes and the duration. It must not raise."""
         self._committer.on_batch = watcher
 
     async def wait_idle(self) -> None:
-        """Wait until all accepted writes have their verdict."""
+        """Wait until all accepted writes have a verdict."""
         await self._committer.wait_idle()
 
     @property
     def queue_length(self) -> int:
-        """Number of writes that wait for their commit."""
+        """Number of writes that are waiting to be committed."""
         return self._committer.queue_length
 
     # --- named consumers
@@ -386,18 +387,18 @@ class Log(LogReader):
     async def commit_cursor(
         self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
-        """Store the cursor of a consumer in the log. None removes it.
+        """Store a consumer's cursor in the log. None removes it.
 
-        A cursor before the stored one is refused, except with `rewind`.
+        A cursor before the stored one is refused unless `rewind` is set.
         """
         position = None if cursor is None else await resolve_cursor(self._store, cursor, stream or None)
         verdict = await self.submit(SetCursor(consumer, position, stream, rewind))
         if not isinstance(verdict, Applied | Refused):
-            raise TypeError(f"unexpected verdict of a cursor: {verdict!r}")
+            raise TypeError(f"unexpected verdict for a cursor: {verdict!r}")
         return verdict
 
     async def confirm_clock(self) -> None:
-        """Accept the current time of the wall clock, after a jump stopped new writes."""
+        """Accept the current wall-clock time after a clock jump has stopped new writes."""
         await self._open_store.confirm_clock()
 
     # --- inside
@@ -441,16 +442,17 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     actor: str = APPLICATION_ACTOR,
     file_mode: int = OWNER_ONLY,
 ) -> Log:
-    """Return the log in the file at `path`; opening it creates the file if it does not exist.
+    """Return the log in the file at `path`. Opening the log creates the file if it does not exist.
 
-    `:memory:` is a log that is lost when it is closed. An address, `postgresql://user@host/database`, is a log in a
-    database (`pip install oncelog[postgres]`).
+    `:memory:` is a log that is lost when it is closed. An address such as `postgresql://user@host/database` selects a
+    log in a database (`pip install oncelog[postgres]`).
 
-    `policies` are the policies of the application, and `validate` checks its new writes. `settings` applies to a new
-    log. `room` limits the use of the disk. `tenants` replaces the quotas of the log (None keeps them), and `actor` is
-    the actor of that change. `file_mode` is the mode of a new file: 0o600, or 0o640 or 0o660 for a group.
+    `policies` are the policies of the application, and `validate` checks its new writes. `settings` only applies to a
+    new log. `room` limits disk usage. `tenants` replaces the quotas of the log (None keeps them), and `actor` is
+    recorded as the author of that change. `file_mode` is the mode of a new file: 0o600, or 0o640 or 0o660 to give a
+    group access.
 
-    Raises SettingsError for an address or a file mode that is not supported.
+    Raises SettingsError for an unsupported address or file mode.
     """
     limits = limits or Limits()
     store = _build_store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))

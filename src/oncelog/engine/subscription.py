@@ -1,4 +1,4 @@
-"""Subscription of one reader to a lane, with a bounded queue of records."""
+"""One reader's subscription to a lane, with a bounded record queue."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 
 class Subscription:
-    """Records after `start`, as they arrive, for one reader. The subscription ends if the reader is too slow."""
+    """Delivers the records after `start` to one reader as they arrive. Ends if the reader is too slow."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Subscription:
         limits: Limits,
         remove: Callable[["Subscription"], None],
     ) -> None:
-        """`remove` ends the delivery to a subscription."""
+        """`remove` stops delivery to the subscription that it receives."""
         self.start = start
-        """Cursor after which records are delivered. It is a cursor of the lane, even for partitions or a stream."""
+        """Delivery starts after this cursor. It is a lane cursor, even if the subscription is to a stream."""
         self.partitions = partitions
         self.stream = stream
         self.is_slow = False
-        """Whether the queue is at least half full, so that a server can warn its reader."""
+        """Whether the queue is more than half full. A server then warns its client."""
         self._lane = lane
         self._limits = limits
         self._remove = remove
@@ -45,13 +45,13 @@ class Subscription:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """Keys under which `Tailer` groups the subscription."""
+        """Keys under which `Tailer` registers the subscription."""
         if self.stream is not None:
             return [("stream", self.stream)]
         return [("partition", partition) for partition in self.partitions] or [("", "")]
 
     async def next(self) -> list[Record]:
-        """Wait for records and return all queued ones, at least one.
+        """Wait for records and return all queued ones (at least one).
 
         Only one task may wait at a time.
 
@@ -79,23 +79,23 @@ class Subscription:
         return records
 
     def fail(self, error: Exception) -> None:
-        """End the delivery. `next` raises the first error that was passed."""
+        """Stop delivery. `next` raises the first error passed here, once the queue is empty."""
         self._error = self._error or error
         self._remove(self)
         self._wake()
 
     def close(self) -> None:
-        """End the delivery."""
+        """Stop delivery."""
         self.fail(ClosedError("the subscription is closed"))
 
     def wants(self, record: Record) -> bool:
-        """Return whether the subscription includes a record."""
+        """Return whether a record belongs to the subscription."""
         if self.stream is not None:
             return bool(record.sequence) and record.scope == self.stream
         return not self.partitions or not self.partitions.isdisjoint(record.partitions)
 
     def deliver(self, record: Record) -> None:
-        """Add a record to the queue. Ends the subscription if the queue exceeds a limit."""
+        """Queue a record. End the subscription if the queue exceeds a limit."""
         if self._error is not None or record.position <= self.start.position:
             return
         self._queue.append(record)
@@ -111,10 +111,10 @@ class Subscription:
         self._wake()
 
     def _overrun(self) -> None:
-        """Drop the queue, and give the reader the cursor after which it can read these records from the store."""
+        """Drop the queue and fail with a cursor from which the reader can read the dropped records from the store."""
         first = self._queue[0]
         number = (first.position if self.stream is None else first.sequence) - 1
-        logger.warning("a slow reader of lane %d was closed after %d", self._lane, number)
+        logger.warning("disconnected a slow reader of lane %d; it can resume after %d", self._lane, number)
         self._queue.clear()
         self._bytes = 0
         self.fail(SlowReaderError(Cursor(number, self.start.epoch, format_order(self.stream, self._lane))))

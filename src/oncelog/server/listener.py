@@ -1,7 +1,7 @@
-"""Listening sockets: every connection passes the limits before its TLS handshake.
+"""Listening sockets, with connection limits that apply before the TLS handshake.
 
-`loop.create_server` reports a connection only after its TLS handshake, and drops connections silently when the process
-has no file descriptor left. So the listener accepts sockets itself.
+`loop.create_server` reports a connection only after its TLS handshake, and silently drops connections when the process
+runs out of file descriptors. The listener therefore accepts sockets itself.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from oncelog.server.connection_limiter import Connection, ConnectionLimiter
 logger: Final = logging.getLogger("oncelog.doors")
 
 BACKLOG: Final = 4096
-"""Connections that the system keeps until they are accepted. The system may have a lower limit (`somaxconn`)."""
+"""Connections that may wait in the kernel to be accepted. The kernel may enforce a lower limit (`somaxconn`)."""
 NO_FILES_PAUSE_S: Final = 0.1
-"""Pause after `accept` failed for lack of a file descriptor. The system keeps the connections in its queue."""
+"""Pause after `accept` runs out of file descriptors. Meanwhile new connections wait in the kernel's queue."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 RESERVED_FILES: Final = 200
-"""Open files of the server that are not connections: the log, its connections, listening sockets, key files."""
+"""File descriptors for everything else: the log, its database connections, listening sockets, key files."""
 GRPC_SHARE: Final = 10
-"""With a low limit, gRPC gets at least one of ten open files."""
+"""When file descriptors are scarce, gRPC gets at least one in ten."""
 
 AddressLookup = Callable[[str | None], tuple[str, bool]]
-"""Returns the address that a peer is counted by, and whether the peer is a trusted proxy."""
+"""Returns the address under which a peer is counted, and whether the peer is a trusted proxy."""
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
@@ -48,10 +48,10 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> tuple[int, int]:
-    """Raise the soft limit as far as needed and allowed, and warn if the connections of HTTP do not fit.
+    """Raise the soft limit on open files as far as needed and allowed. Warn if it is too low for the HTTP connections.
 
-    Returns how many connections of HTTP and of gRPC fit. Both together fit, so that connections of one port never take
-    the files of the other one.
+    Returns the numbers of HTTP and gRPC connections that fit. Their sum fits too, so neither kind can use up the file
+    descriptors of the other.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -61,19 +61,19 @@ def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> t
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     available = max(2, soft - RESERVED_FILES)
-    of_grpc = min(grpc_connections_max, max(1, available // GRPC_SHARE, available - connections_max))
-    of_http = min(connections_max, available - of_grpc)
-    if of_http < connections_max:
+    grpc_available = min(grpc_connections_max, max(1, available // GRPC_SHARE, available - connections_max))
+    http_available = min(connections_max, available - grpc_available)
+    if http_available < connections_max:
         logger.warning(
-            "the limit of open files (RLIMIT_NOFILE, ulimit -n) is lower than limits.connections_max needs: raise it, "
-            "or lower limits.connections_max",
+            "the open-file limit (RLIMIT_NOFILE, ulimit -n) is too low for limits.connections_max: raise it, or lower "
+            "limits.connections_max",
             extra={"limit": soft, "needed": needed},
         )
-    return of_http, of_grpc
+    return http_available, grpc_available
 
 
 class Listener:
-    """Accepts connections on `sockets` until it is closed. `new_protocol` creates the protocol of a connection."""
+    """Accepts connections on `sockets` until closed. `new_protocol` creates a protocol for each connection."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Listener:
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
     def start(self) -> None:
-        """Start to accept connections."""
+        """Start accepting connections."""
         for server_socket in self.sockets:
             self._loop.add_reader(server_socket.fileno(), self._accept_batch, server_socket)
 
@@ -118,14 +118,12 @@ class Listener:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._pause(server_socket, error)
                     return
-                continue  # the client closed it before it was accepted
+                continue  # the client closed the connection before it was accepted
             self._start_connection(accepted, peer)
 
     def _pause(self, server_socket: socket.socket, error: OSError) -> None:
         self._limiter.counts.connections_refused["open_files"] += 1
-        self._limiter.log_limiter.warn(
-            "a connection cannot be accepted: raise the limit of open files", error=error.strerror
-        )
+        self._limiter.log_limiter.warn("cannot accept a connection: raise the open-file limit", error=error.strerror)
         self._loop.remove_reader(server_socket.fileno())
         self._pauses[server_socket] = self._loop.call_later(NO_FILES_PAUSE_S, self._resume, server_socket)
 
@@ -143,7 +141,7 @@ class Listener:
         self._handshakes.start(self._open_connection(accepted, connection))
 
     async def _open_connection(self, accepted: socket.socket, connection: Connection) -> None:
-        if connection.counted_address is None:  # closed to make room for another one
+        if connection.counted_address is None:  # the limiter closed it to make room for a newer one
             accepted.close()
             return
         options = {} if self._tls is None else {"ssl_handshake_timeout": self._limiter.limits.timeout_ms / 1000}
@@ -165,6 +163,6 @@ class Listener:
 
 
 def _shut_down(accepted: socket.socket) -> None:
-    """End a connection in its TLS handshake."""
+    """Shut down a connection that is still in its TLS handshake."""
     with suppress(OSError):  # the connection is closed already
         accepted.shutdown(socket.SHUT_RDWR)

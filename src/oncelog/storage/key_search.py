@@ -1,8 +1,8 @@
-"""Search for the writes under keys if their policy, scope or client is unknown.
+"""Find writes by key when their policy, scope or client is unknown.
 
-The key index holds hashes of whole identities, so it cannot find a key alone. A scan of all records is complete, but
-can need one second per million records. In a large log the search first looks up the key in the index under every scope
-that the log's tables contain, and scans the records only if it finds nothing.
+The key index stores hashes of full identities, so it cannot be searched by key alone. A full scan always finds the
+writes, but can take a second per million records. In a large log, the search therefore first tries the index with every
+scope in the log's tables, and scans the records only if that finds nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,19 +19,19 @@ from oncelog.storage.queries.tenants import load_usage
 from oncelog.storage.verify.findings import ReportProgress, StepProgress
 
 SCAN_RECORDS_MAX: Final = 5_000_000
-"""A log with at most this many records is scanned immediately. One million records took 0.2 to 0.8 seconds."""
+"""Logs with up to this many records are scanned right away. Scanning one million records took 0.2 to 0.8 seconds."""
 INDEX_IDENTITIES_MAX: Final = 20_000
-"""Largest number of index lookups. 15,000 lookups took as long as a scan of about three million records."""
+"""Maximum number of index lookups. 15,000 lookups took as long as scanning about three million records."""
 MATCHES_MAX: Final = 100
-"""The search ends after this many writes."""
+"""The search stops once it has found more writes than this."""
 _BATCH_IDENTITIES: Final = 1_000
 _PROGRESS_STEP: Final = "records"
 
 
 class KeyQuery(Struct, frozen=True):
-    """The keys, and the known properties of their writes. None matches anything.
+    """Keys to search for, and what is known about their writes. None matches any value.
 
-    There are several keys if a text has several readings.
+    There are several keys if the text that the user entered can be read as more than one key.
     """
 
     keys: tuple[bytes, ...]
@@ -47,7 +47,7 @@ class KeyQuery(Struct, frozen=True):
         )
 
     def list_identities(self, policy: Policy, scope: str, client: str = "") -> list[KeyIdentity]:
-        """Return the identities of the keys that a policy accepts."""
+        """Return an identity for each key whose length the policy accepts."""
         shortest, longest = policy.key_bytes
         fitting = [key for key in self.keys if shortest <= len(key) <= longest]
         return [(policy.name, scope, client if policy.client_sequence else "", key) for key in fitting]
@@ -62,10 +62,10 @@ class KeyQuery(Struct, frozen=True):
 
 
 class KeyMatches(Struct, frozen=True):
-    """Result of the search: the identities, and the number of scanned records."""
+    """Search result: the identities found, and the number of records scanned."""
 
     identities: tuple[KeyIdentity, ...]
-    """One more than `MATCHES_MAX` if there may be more."""
+    """Contains `MATCHES_MAX` + 1 identities if there may be more."""
     records_read: int | None = None
     """None if the search did not scan records."""
 
@@ -73,8 +73,8 @@ class KeyMatches(Struct, frozen=True):
 def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_all: bool = False) -> KeyMatches:
     """Find the identities under which the keys have a record or a lease.
 
-    With `read_all` the search scans all records even if the index has found some. Identities of an exact query are
-    returned without a search.
+    With `read_all`, the search scans all records even if the index has matches. For an exact query there is nothing to
+    search, and its identities are returned as they are.
     """
     if query.is_exact:
         scope, client = query.scope or "", query.client or ""
@@ -100,7 +100,7 @@ def _build_matches(query: KeyQuery, found: Sequence[KeyIdentity], records_read: 
 
 
 def _search_index(view: LogView, query: KeyQuery) -> list[KeyIdentity]:
-    """Look up the keys in the index under all scopes in the log's tables; skip the lookup if these are too many."""
+    """Look up the keys in the index under every scope in the log's tables, unless there are too many scopes."""
     candidates = list(islice(filter(query.is_match, _list_candidates(view, query)), INDEX_IDENTITIES_MAX + 1))
     found: list[KeyIdentity] = []
     if len(candidates) <= INDEX_IDENTITIES_MAX:

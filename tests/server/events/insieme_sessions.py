@@ -1,4 +1,4 @@
-"""Sessions and items of the camel-case dialect of the Events API."""
+"""Sessions and items in the camel-case dialect of the Events API."""
 
 import json
 from typing import Any
@@ -23,13 +23,13 @@ def draft(event_id: str, n: int = 1, **members: Any) -> Json:
 
 
 class CamelPeer(Peer):
-    """A client of the camel-case dialect."""
+    """A client that speaks the camel-case dialect."""
 
     async def send(self, kind: str, payload: Any, **more: Any) -> str:
         self._numbers += 1
         msg_id = f"{self.name}-{self._numbers}"
         message = {"type": kind, "protocolVersion": "1.0", "msgId": msg_id, "timestamp": 1, "payload": payload, **more}
-        await self.raw(json.dumps(message).encode())  # half characters too, which orjson refuses
+        await self.raw(json.dumps(message).encode())  # not orjson, which refuses lone surrogates
         return msg_id
 
     async def reply(self, msg_id: str) -> Json:
@@ -64,7 +64,7 @@ class CamelPeer(Peer):
         return found
 
     def received(self) -> list[Any]:
-        """Return the messages in the short form of `Peer.received`."""
+        """Return the messages in the same short form as `Peer.received`."""
         found: list[Any] = []
         for message in self.messages:
             assert message["protocolVersion"] == "1.0"

@@ -284,7 +284,7 @@ async def test_unknown_page_token_is_refused(shared_server: SharedServer, method
         error = await refused(
             shared_server.wire().call(method, {"organization": shared_server.name, "page_token": one})
         )
-        message = "page_token: must be a token that a page has returned"
+        message = "page_token: must be a token from a previous page"
         assert error.summary == ("INVALID_ARGUMENT", message, "page_token"), one
 
 
@@ -298,7 +298,7 @@ async def test_page_token_with_an_unstorable_text_is_refused(
     for shape in TEXT_TOKENS[:1] if method == "ListEntities" else TEXT_TOKENS[1:]:
         asked = {"organization": shared_server.name, "page_token": token(shape % text)}
         error = await refused(shared_server.wire().call(method, asked))
-        message = "page_token: must be a token that a page has returned"
+        message = "page_token: must be a token from a previous page"
         assert error.summary == ("INVALID_ARGUMENT", message, "page_token"), shape
 
 

@@ -40,7 +40,7 @@ NOT_SENT: Final = frozenset({"connectChat", "follow", "followDeltas", "watchBloc
 SCHEMA_CANNOT_SAY: Final = (
     "must be that of the credential",
     "needs a resource or a subject",
-    "must be a token that a page has returned",
+    "must be a token from a previous page",
     "must be a cursor of an earlier page",
     "must be in NFC",
     "must not be all zero",

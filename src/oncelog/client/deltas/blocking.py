@@ -52,10 +52,10 @@ class BlockingDeltasClient(BlockingDeltasBase):
     ) -> None:
         """Store the configuration; `async with` opens the client.
 
-        `path` is the file of this client, which is created if it is missing; ":memory:" is for rows that need not
-        survive. The file belongs to this client and this gateway permanently. `client_id` is the client id of the
-        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms` reads
-        the clock; the default is the clock of the machine.
+        `path` is the client's file, which is created if it is missing; ":memory:" keeps the rows until the client is
+        closed. A file cannot be reused for a different client or gateway. `client_id` is the client id of the
+        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms`
+        returns the time; the default is the system clock.
         """
         self._client = DeltasClient(
             url,
@@ -75,17 +75,17 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
         """As `DeltasClient.put`.
 
-        Set columns of a row and keep the others. Create the row if it does not exist.
+        Set some columns of a row and keep the others. Create the row if it does not exist.
 
-        On return the edit is on the disk. Returns the id of the delta, or None if nothing changed. Raises
-        CanonicalError for an invalid name or value, LimitExceededError or StoreError; then nothing was changed.
+        When the call returns, the edit is on disk. Returns the delta id, or None if nothing changed. Raises
+        CanonicalError for an invalid name or value, LimitExceededError or StoreError; the row is then unchanged.
         """
         return self._portal.call(self._client.put, table, row_id, columns)
 
     def delete(self, table: str, row_id: str) -> str | None:
         """As `DeltasClient.delete`.
 
-        Delete a row. Return the id of the delta, or None if the row does not exist. Raises the errors of `put`.
+        Delete a row. Return the delta id, or None if the row does not exist. Raises the same errors as `put`.
         """
         return self._portal.call(self._client.delete, table, row_id)
 
@@ -99,8 +99,8 @@ class BlockingDeltasClient(BlockingDeltasBase):
 
         Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
 
-        No other edit runs in between. The function runs in a thread and must not use the client. If it returns None,
-        most often because a `return` is missing, the client raises ClientError and changes nothing.
+        No other edit runs in between. The function runs in a worker thread and must not use the client. If it returns
+        None, usually because of a missing `return`, the client raises ClientError and changes nothing.
         """
         return self._portal.call(self._client.edit, table, row_id, self._forbid_reentry(function))
 
@@ -109,22 +109,22 @@ class BlockingDeltasClient(BlockingDeltasBase):
 
         Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
 
-        If the function raises, nothing was changed. It runs in a thread and must not use the client. The gateway
-        commits the deltas one after the other, in one push if they fit into it.
+        If the function raises, nothing changes. It runs in a worker thread and must not use the client. The client
+        sends the deltas in one push if they fit, and the gateway commits them one by one.
         """
         return self._portal.call(self._client.transact, self._forbid_reentry(function))
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
         """As `DeltasClient.row`.
 
-        Return the columns of a local row; None if it does not exist.
+        Return the columns of a local row, or None if it does not exist.
         """
         return self._portal.call(self._client.row, table, row_id)
 
     def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
         """As `DeltasClient.rows`.
 
-        Return the local rows of a table that exist, by `row_id` in code point order.
+        Return a page of a table's local rows, in the code point order of `row_id`. Deleted rows are left out.
         """
         return self._portal.call(self._client.rows, table, after=after, limit=limit)
 
@@ -138,33 +138,33 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def changes(self, table: str | None = None) -> Iterator[Change]:
         """As `DeltasClient.changes`.
 
-        Read every change from this call on, of one table or of all: `for change in client.changes()`.
+        Stream all changes from now on, in one table or in all: `for change in client.changes()`.
 
-        Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart read the
-        rows.
+        Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart, read the
+        rows instead.
         """
         return self._iterate(self._portal.run(self._client.changes, table))
 
     def synced(self, timeout_s: float | None = None) -> None:
         """As `DeltasClient.synced`.
 
-        Wait until all earlier edits are acknowledged, and all deltas that the gateway has now have arrived.
+        Wait until the gateway has acknowledged all earlier edits and its current deltas have arrived here.
 
-        Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
+        Raises DeltaRefusedError if the gateway refuses one of the edits, and TimeoutError after `timeout_s`.
         """
         self._portal.call(self._client.synced, timeout_s)
 
     def pending(self) -> list[PendingDelta]:
         """As `DeltasClient.pending`.
 
-        Return the deltas in the outbox, in its order.
+        Return the deltas in the outbox, in the order in which they will be sent.
         """
         return self._portal.call(self._client.pending)
 
     def status(self) -> Status:
         """As `DeltasClient.status`.
 
-        Return the status, for a user interface. `until_status` waits for another status.
+        Return the current status, for a user interface. `until_status` waits for it to change.
         """
         return self._client.status()
 
@@ -180,30 +180,30 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def history_changes(self) -> Iterator[HistoryChange]:
         """As `DeltasClient.history_changes`.
 
-        Yield each change of the gateway's history once its rows have replaced the local ones.
+        Yield each change of the gateway's history, once the rows of the new history have replaced the local ones.
 
-        Fast changes may be skipped.
+        If the history changes several times in quick succession, only the last change may be reported.
         """
         return self._iterate(self._portal.run(self._client.history_changes))
 
     def refused(self) -> list[Refusal]:
         """As `DeltasClient.refused`.
 
-        Return the refused delta, if there is one. The outbox stops there, so there is at most one.
+        Return the refused delta, if any. The outbox stops at a refused delta, so there is at most one.
         """
         return self._portal.run(self._client.refused)
 
     def send_again(self, delta_id: str) -> None:
         """As `DeltasClient.send_again`.
 
-        Send a refused delta again at once. Raises ClientError if it is not refused.
+        Resend a refused delta immediately. Raises ClientError if the delta is not refused.
         """
         self._portal.call(self._client.send_again, delta_id)
 
     def forget_refused(self, *delta_ids: str) -> None:
         """As `DeltasClient.forget_refused`.
 
-        Withdraw refused deltas that the application has handled; all of them if no id is given.
+        Withdraw refused deltas that the application has handled. Without an id, withdraw all of them.
 
         Raises ClientError if one of them is not refused.
         """
@@ -212,10 +212,10 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def withdraw(self, *delta_ids: str) -> None:
         """As `DeltasClient.withdraw`.
 
-        Take pending deltas out of the outbox. The client then reads all rows again and applies the other deltas.
+        Remove pending deltas from the outbox. The client then fetches all rows again and reapplies the other deltas.
 
-        Until then the rows still contain the withdrawn columns. A delta that was sent may still be committed. Raises
-        ClientError if one of the deltas is not in the outbox.
+        Until then, the local rows still contain the withdrawn edits. If a delta was already sent, the gateway may still
+        commit it. Raises ClientError if one of the deltas is not in the outbox.
         """
         self._portal.call(self._client.withdraw, *delta_ids)
 
@@ -224,7 +224,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def reconnect_now(self) -> None:
         """As `DeltasClient.reconnect_now`.
 
-        End all pauses: retry a refused delta, or a gateway that could not be reached, at once.
+        Skip all pauses: retry a refused delta or an unreachable gateway immediately.
         """
         self._portal.run(self._client.reconnect_now)
 

@@ -1,12 +1,12 @@
-"""The asyncio client of the Deltas API: edits local rows at once and syncs them with a gateway.
+"""Asyncio client for the Deltas API: edits apply to local rows immediately and are synced with a gateway.
 
     async with DeltasClient("http://127.0.0.1:7171", "shop", path="till.db", client_id="till-1") as client:
         await client.put("products", "p1", {"name": "Tea", "price": 3.5})
         async for change in client.changes("products"):
             print(change.row_id, change.after)
 
-Two tasks run independently: the `pusher` empties the outbox, and the `puller` reads the gateway. The
-`protocol` decides, and the `store` saves.
+Two independent tasks do the syncing: the `pusher` sends the outbox, and the `puller` reads the gateway. The `protocol`
+makes the decisions without I/O, and the `store` saves the state.
 """
 
 import asyncio
@@ -52,9 +52,9 @@ UNLIMITED: Final = 2**62
 
 
 class DeltasClient(BaseClient[DeltasRuntime, Status]):
-    """One client of one gateway, with a separate file. `async with` opens and closes it."""
+    """Client for one gateway, with its own file. `async with` opens and closes it."""
 
-    def __init__(  # noqa: PLR0913 - by name, and most have a default
+    def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
         url: str,
         gateway: str,
@@ -71,16 +71,16 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     ) -> None:
         """Store the configuration; `async with` opens the client.
 
-        `path` is the file of this client, which is created if it is missing; ":memory:" is for rows that need not
-        survive. The file belongs to this client and this gateway permanently. `client_id` is the client id of the
-        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms` reads
-        the clock; the default is the clock of the machine.
+        `path` is the client's file, which is created if it is missing; ":memory:" keeps the rows until the client is
+        closed. A file cannot be reused for a different client or gateway. `client_id` is the client id of the
+        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms`
+        returns the time; the default is the system clock.
         """
         self.limits = check_limits(limits, DeltasLimits)
         check_token(token)
         checked_id = check_client_id(client_id)
         if checked_id is None:
-            raise SettingsError("client_id must be given: it decides between writes with equal clocks")
+            raise SettingsError("client_id must be given: it breaks ties between writes with equal clocks")
         self.url = normalize_url(url)
         fault = find_gateway_fault(gateway)
         if fault is not None:
@@ -110,15 +110,15 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     # --- editing
 
     async def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
-        """Set columns of a row and keep the others. Create the row if it does not exist.
+        """Set some columns of a row and keep the others. Create the row if it does not exist.
 
-        On return the edit is on the disk. Returns the id of the delta, or None if nothing changed. Raises
-        CanonicalError for an invalid name or value, LimitExceededError or StoreError; then nothing was changed.
+        When the call returns, the edit is on disk. Returns the delta id, or None if nothing changed. Raises
+        CanonicalError for an invalid name or value, LimitExceededError or StoreError; the row is then unchanged.
         """
         return await self.transact(lambda edits: edits.put(table, row_id, columns))
 
     async def delete(self, table: str, row_id: str) -> str | None:
-        """Delete a row. Return the id of the delta, or None if the row does not exist. Raises the errors of `put`."""
+        """Delete a row. Return the delta id, or None if the row does not exist. Raises the same errors as `put`."""
         return await self.transact(lambda edits: edits.delete(table, row_id))
 
     async def edit(
@@ -129,16 +129,16 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     ) -> str | None:
         """Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
 
-        No other edit runs in between. The function runs in a thread and must not use the client. If it returns None,
-        most often because a `return` is missing, the client raises ClientError and changes nothing.
+        No other edit runs in between. The function runs in a worker thread and must not use the client. If it returns
+        None, usually because of a missing `return`, the client raises ClientError and changes nothing.
         """
 
         def apply_edit(edits: Edits) -> str | None:
             columns: object = function(edits.row(table, row_id))
             if columns is None:
                 raise ClientError(
-                    "the function of edit returned None, and nothing was changed: return the columns to set, or DELETE "
-                    "(of oncelog.client.deltas) to delete the row"
+                    "the function passed to edit returned None, and nothing was changed: return the columns to set, or "
+                    "oncelog.client.deltas.DELETE to delete the row"
                 )
             if columns is DELETE:
                 return edits.delete(table, row_id)
@@ -149,8 +149,8 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     async def transact(self, function: Callable[[Edits], T]) -> T:
         """Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
 
-        If the function raises, nothing was changed. It runs in a thread and must not use the client. The gateway
-        commits the deltas one after the other, in one push if they fit into it.
+        If the function raises, nothing changes. It runs in a worker thread and must not use the client. The client
+        sends the deltas in one push if they fit, and the gateway commits them one by one.
         """
         runtime = self._runtime
         runtime.check_open()
@@ -166,13 +166,13 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     # --- reading
 
     async def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """Return the columns of a local row; None if it does not exist."""
+        """Return the columns of a local row, or None if it does not exist."""
         self._runtime.check_open()
         check_names(table, row_id)
         return await self._runtime.call_store(self._runtime.store.load_row, table, row_id)
 
     async def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
-        """Return the local rows of a table that exist, by `row_id` in code point order."""
+        """Return a page of a table's local rows, in the code point order of `row_id`. Deleted rows are left out."""
         self._runtime.check_open()
         check_identifier(table, "table")
         return await self._runtime.call_store(self._runtime.store.list_rows, table, after, limit)
@@ -186,10 +186,10 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             after = page[-1].row_id
 
     def changes(self, table: str | None = None) -> BoundedStream[Change]:
-        """Read every change from this call on, of one table or of all: `async for change in client.changes()`.
+        """Stream all changes from now on, in one table or in all: `async for change in client.changes()`.
 
-        Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart read the
-        rows.
+        Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart, read the
+        rows instead.
         """
         self._runtime.check_open()
         if table is not None:
@@ -205,9 +205,9 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     # --- status
 
     async def synced(self, timeout_s: float | None = None) -> None:
-        """Wait until all earlier edits are acknowledged, and all deltas that the gateway has now have arrived.
+        """Wait until the gateway has acknowledged all earlier edits and its current deltas have arrived here.
 
-        Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
+        Raises DeltaRefusedError if the gateway refuses one of the edits, and TimeoutError after `timeout_s`.
         """
         async with asyncio.timeout(timeout_s):
             store = self._runtime.store
@@ -223,13 +223,13 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             await self._puller.run_round()
 
     async def pending(self) -> list[PendingDelta]:
-        """Return the deltas in the outbox, in its order."""
+        """Return the deltas in the outbox, in the order in which they will be sent."""
         self._runtime.check_open()
         found = await self._runtime.call_store(self._runtime.store.list_pending, None, UNLIMITED, UNLIMITED)
         return [PendingDelta(entry.delta_id.hex(), entry.body) for entry in found]
 
     def status(self) -> Status:
-        """Return the status, for a user interface. `until_status` waits for another status."""
+        """Return the current status, for a user interface. `until_status` waits for it to change."""
         runtime, sync_state = self._runtime, self._runtime.store.sync_state
         status = Status(
             state=ConnectionState.CLOSED,
@@ -267,9 +267,9 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         return self._iterate_values(lambda status: status.refusal, None)
 
     def history_changes(self) -> AsyncIterator[HistoryChange]:
-        """Yield each change of the gateway's history once its rows have replaced the local ones.
+        """Yield each change of the gateway's history, once the rows of the new history have replaced the local ones.
 
-        Fast changes may be skipped.
+        If the history changes several times in quick succession, only the last change may be reported.
         """
         return self._iterate_values(lambda status: status.history_change, self.status().history_change)
 
@@ -285,17 +285,17 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     # --- refused deltas
 
     def refused(self) -> list[Refusal]:
-        """Return the refused delta, if there is one. The outbox stops there, so there is at most one."""
+        """Return the refused delta, if any. The outbox stops at a refused delta, so there is at most one."""
         refusal = self.status().refusal
         return [] if refusal is None else [refusal]
 
     async def send_again(self, delta_id: str) -> None:
-        """Send a refused delta again at once. Raises ClientError if it is not refused."""
+        """Resend a refused delta immediately. Raises ClientError if the delta is not refused."""
         self._check_refused((delta_id,))
         self.reconnect_now()
 
     async def forget_refused(self, *delta_ids: str) -> None:
-        """Withdraw refused deltas that the application has handled; all of them if no id is given.
+        """Withdraw refused deltas that the application has handled. Without an id, withdraw all of them.
 
         Raises ClientError if one of them is not refused.
         """
@@ -311,10 +311,10 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             raise ClientError(f"delta {min(unknown)} is not refused")
 
     async def withdraw(self, *delta_ids: str) -> None:
-        """Take pending deltas out of the outbox. The client then reads all rows again and applies the other deltas.
+        """Remove pending deltas from the outbox. The client then fetches all rows again and reapplies the other deltas.
 
-        Until then the rows still contain the withdrawn columns. A delta that was sent may still be committed. Raises
-        ClientError if one of the deltas is not in the outbox.
+        Until then, the local rows still contain the withdrawn edits. If a delta was already sent, the gateway may still
+        commit it. Raises ClientError if one of the deltas is not in the outbox.
         """
         self._runtime.check_open()
         try:
@@ -334,7 +334,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
     discard = alias_method("DeltasClient.discard", "withdraw")
 
     def reconnect_now(self) -> None:
-        """End all pauses: retry a refused delta, or a gateway that could not be reached, at once."""
+        """Skip all pauses: retry a refused delta or an unreachable gateway immediately."""
         self._runtime.check_open()
         self._pusher.skip_pause()
         self._puller.skip_pause()

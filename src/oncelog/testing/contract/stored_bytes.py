@@ -1,4 +1,4 @@
-"""The contract of storage quotas: names, members and side state count, and a recount has the same sum."""
+"""Contract for storage quotas: names, members and side state count, and a recount gives the same total."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -30,7 +30,7 @@ LONG_MEMBER: Final = "ü" * 500
 
 
 class StoredBytesContract(Contract):
-    """Quotas of everything that a write can make a log store."""
+    """Quotas cover everything that a write can cause the log to store."""
 
     def test_partition_names_count_as_bytes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -48,7 +48,7 @@ class StoredBytesContract(Contract):
     def test_members_count_as_records_and_bytes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=3))
-            # Audit records of acts of the application are not counted.
+            # The audit records of the application's own acts are not counted.
             assert log(SetMember(CHANNEL, "user:ann")) == Applied(changed=True)
             assert log(SetMember(CHANNEL, LONG_MEMBER)) == Applied(changed=True)
             assert_committed(log(message(1)))
@@ -65,7 +65,7 @@ class StoredBytesContract(Contract):
             )
             assert_recount_agrees(log)
 
-    def test_removed_member_stays_counted_and_can_return(self, tmp_path: Path) -> None:
+    def test_removed_member_still_counts_and_can_be_added_again(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=2))
             log.commit_items(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
@@ -81,7 +81,7 @@ class StoredBytesContract(Contract):
             assert log(SetMember(CHANNEL, "user:bob", present=False)) == Applied(changed=True)
             assert_recount_agrees(log)
 
-    def test_refused_member_undoes_the_whole_request(self, tmp_path: Path) -> None:
+    def test_refused_member_rolls_back_the_whole_request(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=2))
             items: list[Item] = [
@@ -94,7 +94,7 @@ class StoredBytesContract(Contract):
             assert log.commit_items(*items[:2], mode=Mode.ALL) == [Applied(changed=True)] * 2
             assert get_usage(log)["chat"][1] == 2
 
-    def test_adding_and_removing_a_member_in_a_loop_ends_at_the_quota(self, tmp_path: Path) -> None:
+    def test_quota_stops_a_loop_that_adds_and_removes_a_member(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat", records_max=9))
             log(OpenStream(CHANNEL, "user:ann"))
@@ -111,7 +111,7 @@ class StoredBytesContract(Contract):
             assert log(remove) == Applied(changed=False)
             assert_recount_agrees(log)
 
-    def test_full_tenant_refuses_roles_and_additions_by_clients_but_no_removal(self, tmp_path: Path) -> None:
+    def test_full_tenant_refuses_role_changes_and_additions_by_clients_but_not_removals(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("chat"))
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
@@ -126,7 +126,9 @@ class StoredBytesContract(Contract):
             # A member and its audit record must fit together.
             set_tenants(log, Tenant("chat", records_max=records + 1))
             assert_refused(log(SetMember(CHANNEL, "user:cyd", actor="user:ann")), Reason.QUOTA_EXCEEDED)
-            assert log(SetMember(CHANNEL, "user:bob", role=Role.OWNER)) == Applied(changed=True), "by the application"
+            assert log(SetMember(CHANNEL, "user:bob", role=Role.OWNER)) == Applied(changed=True), (
+                "the application is exempt"
+            )
             assert log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
             assert log(SetMember(CHANNEL, "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
             assert get_usage(log)["chat"][1] == records + 2, "removals are counted"
@@ -165,7 +167,7 @@ class StoredBytesContract(Contract):
             assert_committed(log(transaction(3, 3, SetEntity("b", b"x"))))
             assert_recount_agrees(log)
 
-    def test_entity_that_expires_is_not_given_back(self, tmp_path: Path) -> None:
+    def test_expired_entity_counts_until_the_next_recount(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("org"))
             until_ms = log.clock.wall_ms() + HOUR_MS
@@ -179,9 +181,9 @@ class StoredBytesContract(Contract):
             set_tenants(log)
             set_tenants(log, Tenant("org"))
             names = len(ORGANISATION) + len("a")
-            assert get_usage(log)["org"] == (with_expired - 64 - 2 * names - 5, 2), "a recount leaves it out"
+            assert get_usage(log)["org"] == (with_expired - 64 - 2 * names - 5, 2), "a recount excludes it"
 
-    def test_rows_count_with_the_stamps_of_their_columns(self, tmp_path: Path) -> None:
+    def test_rows_count_including_the_stamps_of_their_columns(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("gateway"))
             columns = {f"c{number}": "1" for number in range(50)}
@@ -213,6 +215,6 @@ def assert_recount_agrees(log: StoreDriver) -> None:
 
 
 def build_tombstone(deleted: Submission) -> Tombstone:
-    """Return the tombstone of a DELETE that was committed at sequence 3 at once."""
+    """Return the tombstone of a DELETE that was committed with sequence 3 and log time 0."""
     assert deleted.delta is not None
     return Tombstone(deleted.delta.table, deleted.delta.row_id, deleted.delta.stamp, 3, 0)
