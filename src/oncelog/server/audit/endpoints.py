@@ -25,6 +25,7 @@ from oncelog.server.json_schemas import (
     schema_ref,
     schema_response,
 )
+from oncelog.server.messages import new_decoder
 
 SERVER_ACTOR: Final = "system:server"
 """Actor of acts that the server detects in its settings and files."""
@@ -41,19 +42,19 @@ _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The grant `audit` must name the stream, or be `*` where no \
 stream is named. A page can be empty although more pages follow. Request the next page with `after` set to \
 `next_after`; after the last page, the next one has acts that are recorded later."""
-_LIMIT_SCHEMA: Final[Schema] = {
-    "type": "integer",
-    "minimum": 1,
-    "maximum": PAGE_ACTS_MAX,
-    "default": PAGE_ACTS_DEFAULT,
-    "description": "Largest number of acts on a page.",
-}
 
 
 def list_endpoints(log: Log) -> list[Endpoint]:
     """Return the declarations of the Audit API."""
     since = integer_schema("Only acts at or after this time, in milliseconds since 1970.")
     after = {**TEXT_SCHEMA, "description": "`next_after` of an earlier page."}
+    limit = {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": PAGE_ACTS_MAX,
+        "default": PAGE_ACTS_DEFAULT,
+        "description": "Largest number of acts on a page.",
+    }
     return [
         Endpoint(
             method="GET",
@@ -67,7 +68,7 @@ def list_endpoints(log: Log) -> list[Endpoint]:
                 Parameter(name="since", schema=since, decode=parse_number, default=0),
                 Parameter(name="until", schema=integer_schema("Only acts before this time."), decode=parse_number),
                 Parameter(name="after", schema=after, default=""),
-                Parameter(name="limit", schema=_LIMIT_SCHEMA, decode=_parse_limit, default=PAGE_ACTS_DEFAULT),
+                Parameter(name="limit", schema=limit, decode=_parse_limit, default=PAGE_ACTS_DEFAULT),
             ),
             authorize=_authorize,
             handle=partial(_get_page, log),
@@ -121,13 +122,16 @@ def _authorize(call: Call) -> str:
 
 
 def _text_parameter(name: str, characters_max: int, description: str) -> Parameter:
-    def decode(text: str, _: str) -> str:
-        if len(text) > characters_max:
-            raise field_error(name, f"must have at most {characters_max} characters", limit=characters_max)
-        return text
-
-    schema = {**TEXT_SCHEMA, "maxLength": characters_max, "description": description}
-    return Parameter(name=name, schema=schema, decode=decode, default="")
+    return Parameter(
+        name=name,
+        schema={**TEXT_SCHEMA, "maxLength": characters_max, "description": description},
+        decode=new_decoder(
+            lambda text: len(text) <= characters_max,
+            f"must have at most {characters_max} characters",
+            limit=characters_max,
+        ),
+        default="",
+    )
 
 
 def _parse_limit(text: str, name: str) -> int:

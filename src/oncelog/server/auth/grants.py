@@ -18,10 +18,6 @@ WILDCARD: Final = "*"
 """Matches any text, also an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
 
 
-_GATEWAY_PREFIX: Final = f"{SCOPE_PREFIX}/"
-"""Beginning of the names of gateways' streams."""
-
-
 class _PartitionSet(Struct, frozen=True):
     """Exact names, and prefixes without their asterisk."""
 
@@ -130,7 +126,7 @@ def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
         normal = nfc(check_text(text, f"{path}[{index}]"))
         is_prefix = normal.endswith(WILDCARD)
         name = normal.removesuffix(WILDCARD) if is_prefix else normal
-        has_wrong_gateway = name.startswith(_GATEWAY_PREFIX) and CONTROL_CHARACTER.search(name) is not None
+        has_wrong_gateway = name.startswith(f"{SCOPE_PREFIX}/") and CONTROL_CHARACTER.search(name) is not None
         raise_first(
             partial(CanonicalError, f"{path}[{index}]"),
             ("\0" in text, "must not have U+0000"),

@@ -33,8 +33,6 @@ from oncelog.server.limits import (
     TOKEN_TIME_S_MAX,
 )
 
-NowMs = Callable[[], int]
-"""Milliseconds since 1970."""
 _REGISTERED_CLAIMS: Final = frozenset({"iss", "sub", "aud", "exp", "nbf", "iat", "jti", "client_id"})
 
 
@@ -80,7 +78,9 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
 class Tokens(CredentialUser):
     """Verifies tokens. The keys are unknown before their files are loaded."""
 
-    def __init__(self, settings: TokenSettings, now_ms: NowMs, check: SecretCheck = SecretCheck.SERVER) -> None:
+    def __init__(
+        self, settings: TokenSettings, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER
+    ) -> None:
         super().__init__(now_ms, check)
         self._settings = settings
         self._by_file: Mapping[KeyFile, LoadedKeys] = {}

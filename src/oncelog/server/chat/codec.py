@@ -43,8 +43,6 @@ _ERROR_CODES: Final = {
 """Names of common error codes in the Chat API. Other codes keep their name, in capitals."""
 CLOSING_CODES: Final = frozenset({error_codes.AUTH_FAILED, error_codes.SLOW_CONSUMER})
 """Error codes that end the connection."""
-_MISMATCH: Final = ',"content_mismatch":true'
-_ERASED: Final = ',"erased":true'
 
 
 def get_code(error: ApiError) -> str:
@@ -106,8 +104,8 @@ def encode_sent(send: Send, verdict: Committed | Replayed) -> bytes:
     receipt = verdict.receipt
     assert receipt is not None  # noqa: S101 - the record of a known key has a sequence
     is_known = isinstance(verdict, Replayed)
-    mismatch = _MISMATCH if isinstance(verdict, Replayed) and verdict.mismatch else ""
-    erased = _ERASED if isinstance(verdict, Replayed) and verdict.erased else ""
+    mismatch = ',"content_mismatch":true' if isinstance(verdict, Replayed) and verdict.mismatch else ""
+    erased = ',"erased":true' if isinstance(verdict, Replayed) and verdict.erased else ""
     return (
         f'"client_message_id":"{send.client_message_id}","chat_id":{encode_json_text(send.chat_id)},'
         f'"message_id":"{format_message_id(receipt.lane, receipt.position)}","sequence":{receipt.sequence},'
@@ -226,12 +224,10 @@ _TIME: Final[Schema] = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2
 MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^msg_[0-9a-f]{26}$"}
 
 
-_OLDER_ACKNOWLEDGEMENT: Final = object_schema(last_acked_seq=integer_schema("Older name of `last_acked_sequence`."))
-
-
 def build_schemas(limits: ApiLimits) -> Schema:
     """Return the schemas of requests and answers."""
     messages = ChatMessages(limits)
+    older_acknowledgement = object_schema(last_acked_seq=integer_schema("Older name of `last_acked_sequence`."))
     member = object_schema(
         user_id=TEXT_SCHEMA,
         last_acked_sequence=integer_schema("The member has received all messages up to this sequence."),
@@ -293,7 +289,7 @@ def build_schemas(limits: ApiLimits) -> Schema:
         "Acknowledgement": {
             "anyOf": [
                 ChatMessages.acknowledgement.to_schema(),
-                {**_OLDER_ACKNOWLEDGEMENT, "not": {"required": ["last_acked_sequence"]}},
+                {**older_acknowledgement, "not": {"required": ["last_acked_sequence"]}},
             ]
         },
         "Acknowledged": object_schema(chat_id=TEXT_SCHEMA, changed={"type": "boolean"}),

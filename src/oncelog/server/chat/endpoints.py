@@ -1,6 +1,6 @@
 """The Chat API over HTTP and JSON: chats, members, history and delivery state, and messages for bots and curl."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -36,13 +36,16 @@ class ChatEndpoints:
         """Return the declarations."""
         service, messages = self._service, self._service.messages
         limit = service.page_sizes.to_parameter()
-        after_chat = Parameter(name="after", schema=_or_empty(CHAT_ID), decode=_parse_chat_id, default="")
-        after_user = Parameter(name="after", schema=_or_empty(USER_ID), decode=_parse_user_id, default="")
+        after_chat = _cursor_parameter(CHAT_ID, decode_chat_id)
+        after_user = _cursor_parameter(USER_ID, decode_user_id)
         after = integer_schema("Cursor: the page has the messages after this sequence.")
         before = integer_schema("The page has the messages directly before this sequence. Excludes `after`.")
         read = partial(Endpoint, api="chat", method="GET")
         write = partial(Endpoint, api="chat", method="POST")
-        member = (_CHAT_PARAMETER, _USER_PARAMETER)
+        user = path_parameter(
+            "user_id", USER_ID, "The user: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
+        )
+        member = (_CHAT_PARAMETER, user)
         done = {200: schema_response("Member", "Done.")}
         return [
             Endpoint(
@@ -284,19 +287,17 @@ async def _require_upgrade(_: Call) -> web.StreamResponse:
     raise field_error("Upgrade", "must be websocket", status=426)
 
 
-def _or_empty(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "string", "maxLength": 0}], "description": "`next_after` of the previous page."}
-
-
-def _parse_chat_id(text: str, name: str) -> str:
-    return decode_chat_id(text, name) if text else ""
-
-
-def _parse_user_id(text: str, name: str) -> str:
-    return decode_user_id(text, name) if text else ""
+def _cursor_parameter(schema: Schema, decode: Callable[[str, str], str]) -> Parameter:
+    """Declare the cursor of pages in the order of ids. It may be empty."""
+    return Parameter(
+        name="after",
+        schema={
+            "anyOf": [schema, {"type": "string", "maxLength": 0}],
+            "description": "`next_after` of the previous page.",
+        },
+        decode=lambda text, name: decode(text, name) if text else "",
+        default="",
+    )
 
 
 _CHAT_PARAMETER: Final = path_parameter("chat_id", CHAT_ID, "Id of the chat, in NFC.", "tea", decode_chat_id)
-_USER_PARAMETER: Final = path_parameter(
-    "user_id", USER_ID, "The user: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
-)

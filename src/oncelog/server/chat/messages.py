@@ -250,9 +250,6 @@ _CONNECT: Final = Message(
     ),
     Field(name="live", decode=decode_boolean, default=True, is_nullable=False),
 )
-_SYNC_REQUEST: Final = Message(
-    SyncRequest, _CHAT, _ACKED, Field(name="limit", decode=decode_integer), Field(name="epoch", decode=decode_text)
-)
 
 
 class ChatMessages:
@@ -295,7 +292,13 @@ class ChatMessages:
         self._frames: dict[str, Message[Any]] = {
             "connect": _CONNECT,
             "send_message": Message(_build_send, _CLIENT_MESSAGE_ID, content, _CONTENT_TYPE_FIELD, _CHAT),
-            "sync_request": _SYNC_REQUEST,
+            "sync_request": Message(
+                SyncRequest,
+                _CHAT,
+                _ACKED,
+                Field(name="limit", decode=decode_integer),
+                Field(name="epoch", decode=decode_text),
+            ),
             "ack": Message(Ack, _CHAT, _ACKED),
             "ping": Message(Ping),
         }

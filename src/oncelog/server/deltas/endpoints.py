@@ -34,12 +34,6 @@ from oncelog.server.websocket import WebSocketSessions
 PATH: Final = "/v1/sync/{gateway}/"
 
 
-_parse_delta_id: Final = new_decoder(
-    re.compile(r"[0-9a-f]{64}", re.ASCII).fullmatch, "must have 64 hexadecimal digits, in lower case"
-)
-_parse_table: Final = new_decoder(is_identifier, "must be an identifier (letters, digits and _, no digit first)")
-
-
 _parse_row_id: Final = new_decoder(
     lambda text: len(text) <= ROW_ID_CHARACTERS_MAX and "\0" not in text,
     f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000",
@@ -55,14 +49,16 @@ _DELTA_EXAMPLE: Final = {
     "columns": [{"column": "name", "value": "Tea"}],
     "hlc": "116000000000000000",
 }
-_GATEWAY: Final = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": GATEWAY_CHARACTERS_MAX,
-    "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
-}
 _GATEWAY_PARAMETER: Final = path_parameter(
-    "gateway", _GATEWAY, "Name of the gateway, in NFC, without control characters, and not `.` or `..`.", "shop"
+    "gateway",
+    {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": GATEWAY_CHARACTERS_MAX,
+        "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
+    },
+    "Name of the gateway, in NFC, without control characters, and not `.` or `..`.",
+    "shop",
 )
 _CURSOR_PARAMETERS: Final = (
     Parameter(
@@ -139,7 +135,13 @@ class DeltasEndpoints:
                 "still have a next one.",
                 parameters=(
                     _GATEWAY_PARAMETER,
-                    path_parameter("table", IDENTIFIER, "Name of the table.", "products", _parse_table),
+                    path_parameter(
+                        "table",
+                        IDENTIFIER,
+                        "Name of the table.",
+                        "products",
+                        new_decoder(is_identifier, "must be an identifier (letters, digits and _, no digit first)"),
+                    ),
                     after,
                     limit,
                     row_id,
@@ -156,7 +158,16 @@ class DeltasEndpoints:
                 description="Whether the delta was committed, and its sequence. Includes the proof of the record.",
                 parameters=(
                     _GATEWAY_PARAMETER,
-                    path_parameter("deltaId", DELTA_ID, "Id of the delta.", _DELTA_ID_EXAMPLE, _parse_delta_id),
+                    path_parameter(
+                        "deltaId",
+                        DELTA_ID,
+                        "Id of the delta.",
+                        _DELTA_ID_EXAMPLE,
+                        new_decoder(
+                            re.compile(r"[0-9a-f]{64}", re.ASCII).fullmatch,
+                            "must have 64 hexadecimal digits, in lower case",
+                        ),
+                    ),
                 ),
                 handle=lambda call: service.find_delta(call.scope, call["deltaId"]),
                 responses={200: schema_response("DeltaOutcome", "Outcome of the delta.")},

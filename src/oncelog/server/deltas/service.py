@@ -63,8 +63,7 @@ _ERROR_CODES: Final = {
 
 The other reasons can be retried (`RETRYABLE_CODES`) or are faults of the request."""
 
-_Position = tuple[Annotated[int, Meta(ge=0)], int | None, str, str]
-SNAPSHOT_POSITION: Final = msgspec.json.Decoder(_Position)
+SNAPSHOT_POSITION: Final = msgspec.json.Decoder(tuple[Annotated[int, Meta(ge=0)], int | None, str, str])
 """Position of a page of rows: cursor and horizon of the snapshot, and the row before the page."""
 
 

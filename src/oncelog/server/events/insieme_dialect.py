@@ -63,10 +63,6 @@ def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | 
     return next((dialect for dialect in (native, insieme) if dialect.names.version in members), None)
 
 
-def _decode_project(value: JsonValue, path: str) -> Project:
-    return parse_project(check_text(decode_text(value, path), path), path)
-
-
 _SYNC: Final = Message(
     lambda *values: values,
     Field(name="projectId", decode=decode_text, is_required=True),
@@ -83,7 +79,11 @@ class InsiemeDialect(Dialect):
         Connect,
         TOKEN,
         client_id_field("clientId"),
-        Field(name="projectId", decode=_decode_project, is_required=True),
+        Field(
+            name="projectId",
+            decode=lambda value, path: parse_project(check_text(decode_text(value, path), path), path),
+            is_required=True,
+        ),
     )
     is_project_bound: ClassVar = True
 

@@ -86,16 +86,11 @@ class _Item(Struct, frozen=True, gc=False):
     expected_position: int | None
 
 
-def _decode_id(value: JsonValue, path: str) -> tuple[str, bytes]:
-    key = parse_uuid(value, path)
-    return str(value), key
-
-
 NEW_EVENT: Final = Message(
     _Item,
     Field(
         name="id",
-        decode=_decode_id,
+        decode=lambda value, path: (value, parse_uuid(value, path)),
         schema={**UUID_SCHEMA, "description": "A UUID, in upper or lower case."},
         is_required=True,
     ),

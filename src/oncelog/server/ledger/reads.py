@@ -78,7 +78,6 @@ _NAME_EXAMPLES: Final = {
     "relation": "owner",
     "subject": "ann",
 }
-_AFTER: Final = {**TEXT_SCHEMA, "description": "`next_after` of the previous page. No other value is valid."}
 
 
 def _text_field(
@@ -99,7 +98,13 @@ def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> 
     def decode(token: str, name: str) -> Any:
         return decode_page_token(token, name, decoder) if token else first
 
-    return Parameter(name="after", schema=_AFTER, decode=decode, default=first, previous_name="page_token")
+    return Parameter(
+        name="after",
+        schema={**TEXT_SCHEMA, "description": "`next_after` of the previous page. No other value is valid."},
+        decode=decode,
+        default=first,
+        previous_name="page_token",
+    )
 
 
 def _parse_number(value: str | int, name: str) -> int:
@@ -148,13 +153,6 @@ IDEMPOTENCY_KEY: Final = Parameter(
     schema={**IDEMPOTENCY_KEY_SCHEMA, "description": "Key of the transaction, instead of `tx_id`."},
     decode=_parse_idempotency_key,
     default=b"",
-)
-HEIGHT: Final = Parameter(
-    name="height",
-    schema={**POSITIVE_INTEGER, "description": "Height of the block."},
-    decode=_parse_height,
-    is_required=True,
-    example=1,
 )
 _RELATIONSHIP_NAMES: Final = ("resource", "relation", "subject")
 
@@ -328,7 +326,18 @@ RELATIONSHIP: Final = Read(
 )
 TRANSACTION: Final = Read(fields=(TX_ID,), load=_load_transaction)
 OUTCOME: Final = Read(fields=(replace(TX_ID, is_required=False), IDEMPOTENCY_KEY, CLIENT), load=_load_outcome)
-BLOCK: Final = Read(fields=(HEIGHT,), load=_load_block)
+BLOCK: Final = Read(
+    fields=(
+        Parameter(
+            name="height",
+            schema={**POSITIVE_INTEGER, "description": "Height of the block."},
+            decode=_parse_height,
+            is_required=True,
+            example=1,
+        ),
+    ),
+    load=_load_block,
+)
 PROOF: Final = Read(fields=(TX_ID,), load=_load_proof)
 BLOCKS: Final = Read(load=check_height)
 """Following of blocks; `follow_blocks` reads them."""
