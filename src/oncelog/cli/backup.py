@@ -42,12 +42,6 @@ FileMode = Annotated[
     typer.Option("--file-mode", help="Permissions of the new file: 0600, 0640 or 0660.", metavar="MODE"),
 ]
 
-_LOST_COMMITS: Final = (
-    "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
-    "history_changed: they drop records at positions that this log does not have, or start again from 0. "
-    "Writers may send writes with unknown outcomes again, under the same identity."
-)
-
 
 def backup(
     file: FileArgument,
@@ -105,7 +99,11 @@ def restore(
         f"old epoch: {restored.old_epoch}",
         f"new epoch: {restored.new_epoch}",
         f"numbers continue above {restored.above}",
-        _LOST_COMMITS,
+        (
+            "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
+            "history_changed: they drop records at positions that this log does not have, or start again from 0. "
+            "Writers may send writes with unknown outcomes again, under the same identity."
+        ),
     ]
     typer.echo("\n".join(filter(None, lines)))
 

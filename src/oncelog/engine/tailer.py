@@ -249,15 +249,12 @@ class Tailers:
         tailer = await self._get_tailer(lane)
         if sum(map(len, self._tailers.values())) >= self._limits.subscriptions_max:
             raise LimitExceededError("subscriptions_max", self._limits.subscriptions_max)
-        subscription = tailer.subscribe(frozenset(partitions), stream)
-        self._start_watching()
-        return subscription
+        return tailer.subscribe(frozenset(partitions), stream)
 
     async def listen(self, lane: int, listener: RecordListener) -> int:
         """Deliver to a listener all records after the returned position."""
         tailer = await self._get_tailer(lane)
         tailer.listeners.append(listener)
-        self._start_watching()
         return tailer.position
 
     def unlisten(self, lane: int, listener: RecordListener) -> None:
@@ -286,13 +283,17 @@ class Tailers:
         return heads
 
     async def _get_tailer(self, lane: int) -> Tailer:
-        """Return the tailer of a lane. Without readers it starts at the newest position; add one before any `await`."""
+        """Return the tailer of a lane, which is watched from now on; add a reader before any `await`.
+
+        Without readers it starts at the newest position.
+        """
         tailer = self._tailers.get(lane)
         if tailer is None or not len(tailer):
             head = (await self._get_heads()).get(lane) or LaneHead()
             tailer = self._add_tailer(lane, head)
             if not len(tailer):
                 tailer.position = max(tailer.position, head.position)
+        self._start_watching()
         return tailer
 
     def _add_tailer(self, lane: int, head: LaneHead) -> Tailer:

@@ -97,7 +97,9 @@ def import_(  # noqa: PLR0913 - each one is an option
     )
     client = Gateway(gateway, timeout, remote)
     check_identifier(table, "TABLE")
-    target = _Target(client.remote.url, gateway, table, _check_client_id(client_id))
+    if not 1 <= len(check_text(client_id, "--client-id")) <= NAME_CHARACTERS_MAX:
+        raise OncelogError(f"--client-id must have 1 to {NAME_CHARACTERS_MAX} characters")
+    target = _Target(client.remote.url, gateway, table, client_id)
     start = None if at is None else _parse_start(at)
     with open_file(file) as opened:
         csv = CsvFile(file, opened, shape)
@@ -120,12 +122,6 @@ def _parse_delimiter(text: str) -> str:
     text = "\t" if text == "\\t" else text
     if len(text) != 1 or text in '"\r\n\0' or not text.isascii():
         raise OncelogError(f"--delimiter must be one ASCII character other than a quote, not {text!r}")
-    return text
-
-
-def _check_client_id(text: str) -> str:
-    if not 1 <= len(check_text(text, "--client-id")) <= NAME_CHARACTERS_MAX:
-        raise OncelogError(f"--client-id must have 1 to {NAME_CHARACTERS_MAX} characters")
     return text
 
 
