@@ -4,7 +4,7 @@ Every transaction reads the row that contains the text, so a log that was never 
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -136,15 +136,6 @@ class LaneGaps(NamedTuple):
 
     positions: tuple[Gap, ...] = ()
     heights: tuple[Gap, ...] = ()
-
-    @classmethod
-    def from_leaps(cls, leaps: Sequence[int], ends_before: Sequence[tuple[int, int]]) -> "LaneGaps":
-        """Build the gaps of a lane. `ends_before` has the last position and the last height before each leap."""
-        pairs = list(zip(leaps, ends_before, strict=True))
-        return cls(
-            tuple((position, above + 1) for above, (position, _) in pairs),
-            tuple((height, above + 1) for above, (_, height) in pairs),
-        )
 
 
 NO_GAPS: Final = LaneGaps()

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity
 from oncelog.errors import NotALogError, StoreError
 from oncelog.storage.clock import ClockMark, SystemClock
@@ -23,7 +24,7 @@ from oncelog.storage.sqlite.moved_marker import MOVED_SCHEMA_VERSION, check_not_
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.read_transaction import ExistingFileDriver, open_read_transaction, translate_read_errors
 from oncelog.storage.sqlite.statements import SQL
-from oncelog.storage.sqlite.transaction import TransactionOptions, load_key_status
+from oncelog.storage.sqlite.transaction import TransactionOptions, load_key_status, load_remembered
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import KeyStatus
 
@@ -55,10 +56,7 @@ class FileView(LogView):
         """As `LogView` says."""
         hashes = self._index.hash_identities(identities)
         places = self._index.find_places(self.connection, set(hashes.values())).values()
-        rows = self.iterate_rows("remembered", str(sorted(set(chain(*places)))))
-        stored = {
-            (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
-        }
+        stored, _ = load_remembered(self.connection, set(chain(*places)), ReadSet(keys=set(identities)))
         return [identity for identity in identities if identity in stored]
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:

@@ -27,7 +27,9 @@ def read_rows(
 
     Returns the remaining fields of `Page`: `next`, `upto`, `has_more` and `newest`.
     """
-    newest = yield from _load_newest(query.stream, lane)
+    stream = query.stream
+    heads = yield Statement("lane_head", lane) if stream is None else Statement("stream_head", lane, stream)
+    newest = int(get_value(heads, 0))
     query, upto = query.clamp(newest, epoch)
     source = _RowSource(query, lane, upto, policy)
     count = size = 0
@@ -46,12 +48,6 @@ def read_rows(
         count += end
         size += sum(sizes)
     return max(upto, query.after), upto, False, newest
-
-
-def _load_newest(stream: str | None, lane: int) -> QuerySteps[int]:
-    """Return the newest position of a lane, or the newest sequence of a stream in it."""
-    rows = yield Statement("lane_head", lane) if stream is None else Statement("stream_head", lane, stream)
-    return int(get_value(rows, 0))
 
 
 class _RowSource:

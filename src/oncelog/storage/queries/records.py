@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oncelog.core.internal_records import count_missing_numbers
+from oncelog.core.internal_records import Gap, count_missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Record
 from oncelog.storage.leaps import LaneGaps, decode_leaps
@@ -119,8 +119,11 @@ def load_gaps() -> QuerySteps[dict[int, LaneGaps]]:
 
 def _load_lane_gaps(leaps: Sequence[int], lane: int) -> QuerySteps[LaneGaps]:
     """Return the numbers that leaps skipped in one lane."""
-    ends = []
+    positions: list[Gap] = []
+    heights: list[Gap] = []
     for above in leaps:
         rows = yield Statement("block_before_leap", lane, above)
-        ends.append((rows[0][0], rows[0][1]) if rows else (0, 0))
-    return LaneGaps.from_leaps(leaps, ends)
+        position, height = rows[0] if rows else (0, 0)
+        positions.append((position, above + 1))
+        heights.append((height, above + 1))
+    return LaneGaps(tuple(positions), tuple(heights))

@@ -98,8 +98,7 @@ class SqlStore(ABC):
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:
         """Run a query in a write transaction that holds the lanes. A lost session may start the query again."""
 
-    @abstractmethod
-    def _notify_others(self) -> None:
+    def _notify_others(self) -> None:  # noqa: B027 - not every database has notifications
         """Wake the other processes that have the log open."""
 
     @property

@@ -241,9 +241,6 @@ class SqliteStore(SqlStore):
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:  # noqa: ARG002
         return await self._write(self._file_writer.run_write, query, *arguments)
 
-    def _notify_others(self) -> None:
-        """SQLite sends no notifications."""
-
     # --- threads
 
     async def _write(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -237,7 +237,7 @@ class StoreTransaction:
         found = index.find_places(connection, hashes.values())
         if found:
             places = set(chain.from_iterable(found.values()))
-            snapshot.keys, snapshot.sequences = _load_remembered(connection, places, read_set)
+            snapshot.keys, snapshot.sequences = load_remembered(connection, places, read_set)
         return snapshot, hashes
 
     def _save(self, connection: Any, result: BatchResult, stored: Snapshot | None) -> None:
@@ -293,7 +293,7 @@ def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
     return (*_encode_record(record, salt), bytes(padding) if padding > 0 else None)
 
 
-def _load_remembered(
+def load_remembered(
     connection: Any, places: Iterable[int], read_set: ReadSet
 ) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
     """Return what the records at some places left under the keys and sequences of a read set. The newest record

@@ -24,8 +24,10 @@ from oncelog.core.rules.compaction import Fold, FoldedRow, decode_fold
 from oncelog.core.values import Changes, Record, Refused, Replayed, Settings, Snapshot, Submission, client_identity
 from oncelog.errors import StoreUnavailableError
 from oncelog.storage.inspect.inspector import RowTuple
+from oncelog.storage.queries.side_state import load_tables
 from oncelog.storage.side_state import TABLES, SideStateTable
-from oncelog.storage.sqlite.side_state_tables import load_table, save_tables
+from oncelog.storage.sqlite.query_driver import run_query
+from oncelog.storage.sqlite.side_state_tables import save_tables
 from oncelog.storage.verify.findings import InconsistencyError
 from oncelog.storage.verify.source import LogState
 
@@ -87,10 +89,7 @@ class ScratchDatabase:
     def load(self, read_set: ReadSet) -> Snapshot:
         """Return the rebuilt entries that a read set names."""
         snapshot = Snapshot(settings=self._settings)
-        for table in REBUILT_TABLES:
-            wanted = getattr(read_set, table.name)
-            if wanted:
-                setattr(snapshot, table.name, load_table(self._connection, table, wanted, self._settings.lanes))
+        run_query(self._connection, load_tables, read_set, snapshot)
         return snapshot
 
     def save(self, changes: Changes, stored: Snapshot) -> None:
