@@ -22,7 +22,7 @@ from client.ledger.ledgers import (
     written,
 )
 from databases import BOTH_STORES
-from deadlines import soon, until
+from deadlines import WAIT_S, soon, until
 from oncelog.client.ledger import (
     LedgerClient,
     LedgerLimits,
@@ -196,6 +196,30 @@ async def test_write_is_refused_while_the_store_cannot_be_written(
         assert await keys_of(ledger) == ["c"]
 
 
+async def test_write_is_refused_while_outcomes_cannot_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A committed write is reported before its outcome is saved. Later writes do not wait for that save."""
+    monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
+    save, failures = LedgerStore.save, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def save_first_write(store: LedgerStore, scope_id: int, changes: StoreChanges) -> None:
+        if changes.settled:
+            loop.call_soon_threadsafe(failures.set)
+            _full()
+        save(store, scope_id, changes)
+
+    async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
+        await ledger.recovered()
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerStore, "save", save_first_write)
+            assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
+            await soon(failures.wait())
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(StoreUnavailableError):
+                    await ledger.write(set_entity("b", b"1"))
+        assert written(await soon(ledger.write(set_entity("c", b"1")))).sequence == 2
+
+
 def _full(*_: object) -> None:
     raise StoreUnavailableError("the disk is full")
 
@@ -235,6 +259,28 @@ async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> Non
         first, second = await soon(ledger.recovered())
         assert written(first.outcome).tx_id == written(second.outcome).tx_id
         assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
+
+
+async def test_callers_get_the_outcome_of_the_newer_write_of_a_key_stored_twice(tmp_path: Path) -> None:
+    path = tmp_path / "client.db"
+    store = LedgerStore(str(path))
+    store.open("billing-1")
+    scope = store.load_scope("acme", "")
+    now = time.time_ns() // 10**6
+    contents = [(set_entity(name, b"1"),) for name in ("a", "b")]
+    entries = [
+        QueuedWrite(number, bytes([7]) * 16, operations, encode_operations(operations), now)
+        for number, operations in enumerate(contents, 1)
+    ]
+    store.save(
+        scope.id, StoreChanges([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
+    )
+    store.close()
+    async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
+        again = asyncio.create_task(ledger.write(set_entity("b", b"1"), key=bytes([7]) * 16))
+        first, second = await soon(ledger.recovered())
+        assert await soon(again) == second.outcome != first.outcome
+        assert await ledger.pending() == []
 
 
 @pytest.mark.rule("LG-7")

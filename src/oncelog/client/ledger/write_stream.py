@@ -75,10 +75,13 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         self._scope_id = stored.id
         self._on_saved = on_saved
         # A key is stored twice if the first write was reported and not removed before a power failure.
-        self.load({entry.key: entry for entry in stored.pending}.values())
+        by_key = {entry.key: entry for entry in stored.pending}
+        self._superseded = {entry.number for entry in stored.pending if by_key[entry.key] is not entry}
+        """Numbers of such first writes. Callers that use the key again wait for the second write."""
+        self.load(by_key.values())
 
     def _take_changes(self) -> bool:
-        return True  # the protocol has them, and those of a failed save
+        return True  # the protocol has them
 
     async def _save_batch(self, entries: Sequence[QueuedWrite], withdrawn: Sequence[object], changes: bool) -> None:
         del withdrawn, changes
@@ -92,6 +95,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
             await self._runtime.save(self._runtime.store.save, self._scope_id, unsaved)
         except StoreError:
             protocol.revert_unsaved(unsaved)
+            self._unsaved = None  # the protocol has the changes: later writes need not wait for them, and fail too
             raise
         protocol.confirm_saved(unsaved)
         for settled in unsaved.settled:
@@ -112,12 +116,15 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         if not entry.is_reported:
             entry.is_reported, entry.outcome = True, outcome
             self.denied.pop(entry.number, None)
-            self._settle(entry, outcome or ClientError(f"the application withdrew the write {UUID(bytes=entry.key)}"))
+            withdrawn = ClientError(f"the application withdrew the write {UUID(bytes=entry.key)}")
+            if entry.number not in self._superseded:
+                self._settle(entry, outcome or withdrawn)
 
     def fail_callers(self, entry: QueuedWrite, error: Exception) -> None:
         """Raise an error to the callers that wait for a write. It stays pending, and can have new callers."""
-        self._settle(entry, error)
-        self.load([entry])
+        if entry.number not in self._superseded:
+            self._settle(entry, error)
+            self.load([entry])
 
 
 class WriteStream(RetryTask[LedgerRuntime]):
