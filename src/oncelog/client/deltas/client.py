@@ -160,7 +160,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             runtime.publish(outcome[1])
 
         store, wall_now_ms = runtime.store, self._wall_ms()
-        result, _ = await runtime.call_store_and_notify(lambda: store.transact(function, wall_now_ms), notify=publish)
+        result, _ = await runtime.call_store(lambda: store.transact(function, wall_now_ms), notify=publish)
         return result
 
     # --- reading
@@ -327,7 +327,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             self._puller.skip_pause()
             self._runtime.wake_waiters()
 
-        count = await self._runtime.call_store_and_notify(self._runtime.store.discard, ids, notify=notify)
+        count = await self._runtime.call_store(self._runtime.store.discard, ids, notify=notify)
         if count != len(set(ids)):
             raise ClientError(f"{len(set(ids)) - count} of the deltas are not in the outbox")
 

@@ -237,10 +237,10 @@ class Puller(SyncTask):
         match effect:
             case DeltaPage(deltas, cursor, epoch=epoch):
                 if deltas or (cursor, epoch) != (protocol.cursor, protocol.epoch):
-                    await runtime.call_store_and_notify(store.apply, deltas, cursor, epoch, notify=notify)
+                    await runtime.call_store(store.apply, deltas, cursor, epoch, notify=notify)
             case SnapshotPage():
                 last_cursor = None if effect.next else effect.cursor
-                await runtime.call_store_and_notify(store.join, effect.rows, last_cursor, effect.epoch, notify=notify)
+                await runtime.call_store(store.join, effect.rows, last_cursor, effect.epoch, notify=notify)
             case StageRows(page, is_first):
                 await runtime.call_store(store.stage, page.rows, is_first, page.horizon)
                 if not page.next:
@@ -257,7 +257,7 @@ class Puller(SyncTask):
     async def _replace(self, page: SnapshotPage) -> None:
         runtime, protocol = self._runtime, self.protocol
         changes_max = runtime.limits.changes_max if runtime.streams else 0
-        await runtime.call_store_and_notify(
+        await runtime.call_store(
             runtime.store.replace,
             page.cursor,
             page.epoch,

@@ -178,12 +178,25 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     # --- the store
 
-    async def call_store(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the store thread. Raises ClosedError if the thread has ended."""
+    async def call_store(
+        self, function: Callable[..., T], *arguments: Any, notify: Callable[[T], None] | None = None
+    ) -> T:
+        """Call a function in the store thread, and `notify` with its result, even if the caller is cancelled.
+
+        Raises ClosedError if the thread has ended.
+        """
         if self._thread is None:
             raise self.end_error
+        loop = asyncio.get_running_loop()
+
+        def call() -> T:
+            result = call_in_thread(function, *arguments)
+            if notify is not None:
+                loop.call_soon_threadsafe(notify, result)
+            return result
+
         try:
-            called = asyncio.get_running_loop().run_in_executor(self._thread, call_in_thread, function, *arguments)
+            called = loop.run_in_executor(self._thread, call)
         except RuntimeError as error:  # the thread has ended
             raise self.end_error from error
         return await called
@@ -200,19 +213,6 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
             raise
         self.store_error = None
         return result
-
-    async def call_store_and_notify(
-        self, function: Callable[..., T], *arguments: Any, notify: Callable[[T], None]
-    ) -> T:
-        """Call a function in the store thread and `notify` with its result, even if the caller is cancelled."""
-        loop = asyncio.get_running_loop()
-
-        def call_and_notify() -> T:
-            result = function(*arguments)
-            loop.call_soon_threadsafe(notify, result)
-            return result
-
-        return await self.call_store(call_and_notify)
 
     # --- streams and waiting callers
 
