@@ -350,7 +350,7 @@ def test_malformed_results_lose_no_submission(results: list[dict[str, Any]]) -> 
     with pytest.raises(ProtocolError):
         answer(protocol, request, *results)
     protocol.disconnect()
-    assert not protocol.has_settled
+    assert not protocol.settled
     assert protocol.outbox_count == 2
     begin(protocol)
     catch_up(protocol, 0)

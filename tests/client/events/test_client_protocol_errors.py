@@ -146,7 +146,7 @@ def test_connection_lost_during_a_busy_pause_loses_no_submission() -> None:
     protocol.receive(error("server_busy", one_sent(protocol, "submit_events")["msg_id"]))
     broadcast(protocol, 2)
     protocol.disconnect(CLOSE_TOO_LARGE)
-    assert (protocol.outbox_count, protocol.busy_ms, protocol.has_settled) == (1, 0, False)
+    assert (protocol.outbox_count, protocol.busy_ms, protocol.settled) == (1, 0, [])
     begin(protocol)
     assert one_sent(protocol, "sync")["payload"]["since_committed_id"] == 0
 
@@ -238,7 +238,7 @@ def test_too_large_message_is_split_until_the_large_event_is_alone() -> None:
 def test_other_close_codes_reject_no_submission() -> None:
     protocol = live(0, entry_of(1))
     protocol.disconnect(1001)
-    assert (protocol.outbox_count, protocol.has_settled) == (1, False)
+    assert (protocol.outbox_count, protocol.settled) == (1, [])
 
 
 # --- duplicated frames ----------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_next_page_is_requested_after_the_event_queue_has_room(monkeypatch: pyte
     asked = one_sent(protocol, "sync")
     protocol.receive(frame("sync_response", page([3, 4], 4, has_more=True, upto=9), asked["msg_id"]))
     assert not sent(protocol)
-    assert (protocol.ready_count, protocol.is_waiting, protocol.phase) == (4, False, EventsPhase.CATCHING_UP)
+    assert (len(protocol.ready), protocol.is_waiting, protocol.phase) == (4, False, EventsPhase.CATCHING_UP)
     protocol.take_events(1)
     assert not sent(protocol), "the queue is still full"
     events, cursor = protocol.take_events(1)
@@ -328,7 +328,7 @@ def test_client_that_wants_no_events_submits_and_reads_its_own_events_later() ->
     protocol.enqueue([entry_of(3, "a")])
     answer(protocol, asked, result(entries[0], 7), result(entries[1], 8))
     assert [one.entry.number for one in protocol.take_settled()] == [1, 2]
-    assert (protocol.ready_count, protocol.cursor, protocol.phase) == (0, 0, EventsPhase.CATCHING_UP)
+    assert (len(protocol.ready), protocol.cursor, protocol.phase) == (0, 0, EventsPhase.CATCHING_UP)
     asked = one_sent(protocol, "sync")
     assert asked["payload"]["since_committed_id"] == 0
     protocol.receive(frame("sync_response", page([6, 7, 8], 8), asked["msg_id"]))
@@ -341,7 +341,7 @@ def test_events_put_back_are_delivered_next() -> None:
     broadcast(protocol, 1, 2, 3)
     events, _ = protocol.take_events(2)
     protocol.return_events(events[1:])
-    assert protocol.ready_count == 2
+    assert len(protocol.ready) == 2
     assert taken(protocol) == [2, 3]
 
 

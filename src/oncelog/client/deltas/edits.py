@@ -54,7 +54,7 @@ class Edits(Struct):
         """Return the row with the edits of this transaction; None if it does not exist."""
         self._check_open()
         check_names(table, row_id)
-        return parse_columns(get_visible_columns(self._get_row(table, row_id)))
+        return parse_columns(get_visible_columns(get_row(self.rows, (table, row_id), self.load)))
 
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
         """Set columns and keep the others. Create the row if it does not exist.
@@ -82,13 +82,6 @@ class Edits(Struct):
     def _check_open(self) -> None:
         if self._is_over:
             raise ClientError("the transaction has ended: use its edits only inside of the function that got them")
-
-    def _get_row(self, table: str, row_id: str) -> Row:
-        found = self.rows.get((table, row_id))
-        if found is None:
-            loaded = self.load(table, row_id)
-            found = self.rows[table, row_id] = (loaded, loaded)
-        return found[1]
 
     def _apply_change(
         self,
@@ -135,6 +128,14 @@ class Edits(Struct):
             raise LimitExceededError("outbox_bytes_max", limits.outbox_bytes_max)
         if body.count(b"[") + body.count(b"{") > _NESTING_CHECK_MIN:
             canonical_text(encode_push([body]))
+
+
+def get_row(rows: dict[RowKey, tuple[Row, Row]], key: RowKey, load: Callable[[str, str], Row]) -> Row:
+    """Return the current state of a row. `rows` gets its states before and after the changes."""
+    if key not in rows:
+        loaded = load(*key)
+        rows[key] = (loaded, loaded)
+    return rows[key][1]
 
 
 def check_names(table: str, row_id: str) -> None:

@@ -6,13 +6,14 @@ It is an SQLite file. All methods block, and one thread at a time calls them.
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from oncelog.client.deltas.codec import OutboxEntry, PushReply, SnapshotRow
-from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_visible_columns, list_changes
+from oncelog.client.deltas.edits import Edits, OutboxUsage, RowKey, get_row, get_visible_columns, list_changes
 from oncelog.client.deltas.values import Change, DeltasLimits, LocalRow, parse_columns
 from oncelog.client.runtime.client import ClientRuntime
 from oncelog.client.runtime.store_file import BaseStore, StoreSchema
@@ -198,12 +199,9 @@ class DeltasStore(BaseStore):
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._transaction(is_durable=False) as connection:
             for delta in deltas:
-                name = (delta.table, delta.row_id)
-                if name not in rows:
-                    loaded = self._load_state(connection, *name)
-                    rows[name] = (loaded, loaded)
-                first, current = rows[name]
-                rows[name] = (first, merge(current, delta))
+                key = (delta.table, delta.row_id)
+                merged = merge(get_row(rows, key, partial(self._load_state, connection)), delta)
+                rows[key] = (rows[key][0], merged)
             _save_rows(connection, rows)
             self._save_cursor(connection, (delta.hlc for delta in deltas), cursor, epoch)
         return list_changes(rows, is_local=False)

@@ -120,7 +120,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     def _wake_tasks(self) -> None:
         """Wake the tasks that have work after a change of the protocol."""
         self._connector.wake_writer()
-        if self._runtime.protocol.has_settled:
+        if self._runtime.protocol.settled:
             self._outbox.wake()
         if self._deliverer.has_undelivered:
             self._deliverer.wake()

@@ -149,7 +149,7 @@ class Deliverer:
         """Whether events wait for delivery, or the cursor has moved without events."""
         protocol = self._runtime.protocol
         is_other_history = protocol.phase is EventsPhase.HISTORY_CHANGED
-        return bool(protocol.ready_count) or (
+        return bool(protocol.ready) or (
             not is_other_history and (protocol.cursor != self.cursor or protocol.epoch != self._epoch)
         )
 

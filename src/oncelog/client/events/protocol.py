@@ -114,8 +114,10 @@ class EventsProtocol(BaseProtocol):
         """All events of the partitions up to this committed id have arrived."""
         self._queue: deque[OutboxEntry] = deque()
         self._request: _Request | None = None
-        self._ready: deque[Event] = deque()
-        self._settled: list[SettledEntry] = []
+        self.ready: deque[Event] = deque()
+        """Events that the application can take."""
+        self.settled: list[SettledEntry] = []
+        """Outcomes since the last `take_settled`."""
         self._page_request_id: str | None = None
         """Id of the page request that has no answer yet."""
         self.is_page_due = False
@@ -162,7 +164,7 @@ class EventsProtocol(BaseProtocol):
     def start_over(self, since: int, epoch: str) -> None:
         """Continue from another cursor in another history. Drop the events that wait in memory."""
         self.disconnect()
-        self._ready.clear()
+        self.ready.clear()
         self._cursor = since
         self.epoch = epoch
         self.history_change = None
@@ -181,15 +183,10 @@ class EventsProtocol(BaseProtocol):
         return len(self._queue) + (0 if self._request is None else len(self._request.entries))
 
     @property
-    def ready_count(self) -> int:
-        """Number of events that the application can take."""
-        return len(self._ready)
-
-    @property
     def is_flooded(self) -> bool:
         """Whether too many events wait in memory. The connection must end, and the next one begins in phase ASIDE."""
         held_count = 0 if self._request is None else len(self._request.held_broadcasts)
-        return self.phase is EventsPhase.LIVE and len(self._ready) + held_count > 2 * READY_EVENTS_MAX
+        return self.phase is EventsPhase.LIVE and len(self.ready) + held_count > 2 * READY_EVENTS_MAX
 
     @property
     def is_submitting(self) -> bool:
@@ -206,14 +203,9 @@ class EventsProtocol(BaseProtocol):
         self.read_error = None
         self._catch_up_if_ready()
 
-    @property
-    def has_settled(self) -> bool:
-        """Whether `take_settled` returns outcomes."""
-        return bool(self._settled)
-
     def take_events(self, count_max: int) -> tuple[list[Event], int]:
         """Return the next events and the cursor after them."""
-        ready = self._ready
+        ready = self.ready
         events = [ready.popleft() for _ in range(min(count_max, len(ready)))]
         if len(ready) < READY_EVENTS_MAX:
             if self.is_page_due:
@@ -223,11 +215,11 @@ class EventsProtocol(BaseProtocol):
 
     def return_events(self, events: Sequence[Event]) -> None:
         """Put events back that could not be delivered. `take_events` returns them first."""
-        self._ready.extendleft(reversed(events))
+        self.ready.extendleft(reversed(events))
 
     def take_settled(self) -> list[SettledEntry]:
         """Return the outcomes since the last call."""
-        settled, self._settled = self._settled, []
+        settled, self.settled = self.settled, []
         return settled
 
     def resume(self) -> None:
@@ -281,13 +273,13 @@ class EventsProtocol(BaseProtocol):
             last = event.committed_id
             if last > self._cursor:
                 self._cursor = last
-                self._ready.append(event)
+                self.ready.append(event)
         self._cursor = max(self._cursor, page.next_since_committed_id)
         self._raise_last_committed_id(max(self._cursor, page.sync_to_committed_id))
         if not page.has_more:
             self.phase = EventsPhase.LIVE
             self._send_request()
-        elif len(self._ready) < READY_EVENTS_MAX:
+        elif len(self.ready) < READY_EVENTS_MAX:
             self._request_page()
         else:
             self.is_page_due = True
@@ -313,7 +305,7 @@ class EventsProtocol(BaseProtocol):
         if request is not None and request.holds_broadcasts:
             request.held_broadcasts.append(event)
         else:
-            self._ready.append(event)
+            self.ready.append(event)
 
     def _handle_results(self, results: Sequence[codec.SubmitResult], msg_id: str | int | None) -> None:
         request = self._request
@@ -329,7 +321,7 @@ class EventsProtocol(BaseProtocol):
         outcomes = [_to_outcome(entry, result) for entry, result in zip(request.entries, results, strict=True)]
         self.answer_count += 1
         self._request = None
-        self._settled.extend(map(SettledEntry, request.entries, outcomes))
+        self.settled.extend(map(SettledEntry, request.entries, outcomes))
         self.blocked_writes.unblock()
         self._accepted_requests += 1
         if self._accepted_requests % GROWTH_REQUESTS == 0:
@@ -359,7 +351,7 @@ class EventsProtocol(BaseProtocol):
             events.sort(key=attrgetter("committed_id"))
         else:
             events = [event for event in own if event.committed_id > self._cursor]
-        self._ready.extend(events)
+        self.ready.extend(events)
 
     def _handle_error(self, error: codec.ServerError, msg_id: str | int | None) -> None:
         request = self._request
@@ -379,7 +371,7 @@ class EventsProtocol(BaseProtocol):
             case error_codes.BAD_REQUEST if request is not None and is_about_request:
                 self.answer_count += 1
                 self._request = None
-                self._ready.extend(request.held_broadcasts)
+                self.ready.extend(request.held_broadcasts)
                 self._split(request, error.code, error.message)
                 self._send_request()
             case error_codes.FORBIDDEN if is_about_page:
@@ -404,7 +396,7 @@ class EventsProtocol(BaseProtocol):
         if self.phase is not EventsPhase.ASIDE or not self.wants_events or self.read_error is not None:
             return
         request = self._request
-        if (request is None or not request.is_under_way) and len(self._ready) < READY_EVENTS_MAX:
+        if (request is None or not request.is_under_way) and len(self.ready) < READY_EVENTS_MAX:
             if request is not None:  # a busy server has sent it away
                 self._queue.extendleft(reversed(request.entries))
                 self._request = None
@@ -449,7 +441,7 @@ class EventsProtocol(BaseProtocol):
     def _split(self, request: _Request, reason: str, message: str) -> None:
         """Send fewer events at a time until the event at fault is alone, and refuse that one."""
         if len(request.entries) == 1:
-            self._settled.append(SettledEntry(request.entries[0], Refused(reason, (Fault("$", message),))))
+            self.settled.append(SettledEntry(request.entries[0], Refused(reason, (Fault("$", message),))))
             self.blocked_writes.unblock()
         else:
             self._request_events_max = max(1, len(request.entries) // 2)
