@@ -27,7 +27,7 @@ _PORT: Final = "7171"
 
 
 class Walkthrough:
-    """A directory in which pages are followed, one after the other."""
+    """A directory in which pages are followed, one after another."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory

@@ -7,7 +7,7 @@ OncelogError
 ├── SettingsError             a setting out of range, or other than that of the log; raised at start
 ├── LimitExceededError        a limit of the log is reached; names the limit and its value
 ├── ClosedError               the log is closed, or was opened in another process
-├── HistoryChangedError       a cursor of another epoch, or of a log that has been cut
+├── HistoryChangedError       a cursor of a different epoch, or of a log that has been cut
 ├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still valid
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
 ├── UnstorableError           the store cannot hold a write; a retry does not help
@@ -181,7 +181,7 @@ class WorkError(OncelogError):
 
 
 class ConflictError(WorkError):
-    """The key was used for other arguments or another request. Nothing was done."""
+    """The key was used for different arguments or another request. Nothing was done."""
 
 
 class InFlightError(WorkError):

@@ -85,7 +85,7 @@ async def test_message_counts_as_arrived_when_the_other_member_has_it(connection
     ("seen", "complaint"),
     [
         ([1, 3], None),
-        ([3, 1], "in another order"),
+        ([3, 1], "in a different order"),
         ([1, 4], "3 messages to a had wrong deliveries"),
         ([1, 3, 3], "3 messages to a had wrong deliveries"),
     ],

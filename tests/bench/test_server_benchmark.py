@@ -189,7 +189,7 @@ def series(*per_s: float, client_cpu: float = 0.5) -> Series:
 
 def seen(**changed: Any) -> Figures:
     """Figures that meet every target."""
-    catching_up = {"one partition": series(160_000), "100 partitions, one after the other": series(50_000)}
+    catching_up = {"one partition": series(160_000), "100 partitions, one after another": series(50_000)}
     figures = Figures(
         connections=64,
         in_flight=16,
@@ -249,7 +249,7 @@ def test_report_of_the_server_benchmark() -> None:
         "batches, WebSocket / in process, prepared beforehand": ("0.38×", ""),
         "deliveries": ("150000 per second", "met"),
         "catching up, one partition": ("160000 events per second", "met"),
-        "catching up, 100 partitions, one after the other": ("50000 events per second", ""),
+        "catching up, 100 partitions, one after another": ("50000 events per second", ""),
     }
     assert "{" not in report.how_to_read
     assert "with 1000 connections that follow a partition without writes" in report.how_to_read

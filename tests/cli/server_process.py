@@ -56,7 +56,7 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 @contextmanager
 def reserve_port() -> Iterator[int]:
-    """Reserve a port of 127.0.0.1 on which servers of the test can be started one after the other.
+    """Reserve a port of 127.0.0.1 on which servers of the test can be started one after another.
 
     The socket is bound and does not listen: connections are refused while no server runs, and no other process gets
     the port in the meantime.

@@ -268,7 +268,7 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
             continue
         if all(record.fingerprint != answer.fingerprint for record in records):
             if _hides_mismatch(verdict, policy):
-                yield f"{name}: a submission with other content was not told so"
+                yield f"{name}: a submission with different content was not told so"
         elif isinstance(verdict, Committed | Replayed) and not _reports_mismatch(verdict):
             committed.add((answer.identity, answer.fingerprint))
         elif (

@@ -407,7 +407,7 @@ class PlanModel:
         return refused(Reason.LEASE_LOST, current=lease.fence if lease else 0)
 
     def _in_flight(self, item: Submission | Claim, holder: str | None) -> Refused | None:
-        """Return the refusal of an item by another holder or with other content while a lease runs."""
+        """Return the refusal of an item by another holder or with different content while a lease runs."""
         lease = self.lease(item)
         log_time_ms = self.log_time_ms(item)
         if lease is None or not lease.holder or log_time_ms >= lease.until_ms:

@@ -1,8 +1,8 @@
 """One of the processes of test_processes.py: python shared_worker.py FILE SEAL_KEYS SEED DIE_AFTER ROUNDS
 
-It starts at the first line of its input, submits the same writes as the other processes in another order, and follows
-the log from its beginning to the end. With DIE_AFTER it kills itself after that number of answers, so that it is always
-in the middle of its work.
+It starts when it reads the first line of its input. It submits the same writes as the other processes in a different
+order, and follows the log from beginning to end. With DIE_AFTER it kills itself after that number of answers, so that
+it is always in the middle of its work.
 """
 
 import asyncio

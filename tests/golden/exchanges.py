@@ -27,7 +27,7 @@ SECRET: Final = "0123456789abcdef" * 4
 
 @dataclass(frozen=True)
 class Group:
-    """Scenarios, by the names of their files, that run one after the other on one server."""
+    """Scenarios, by the names of their files, that run one after another on one server."""
 
     scenarios: Mapping[str, Sequence[Step]]
     arguments: Sequence[str] = DEVELOPMENT

@@ -74,7 +74,7 @@ _kept: Final[list[socket.socket]] = []
 
 
 def main(port: int, count: int, size: int, shape: str, protocol: str) -> None:
-    """Open the connections one after the other."""
+    """Open the connections one after another."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     context = ssl.create_default_context()

@@ -58,7 +58,7 @@ CONTENT_TYPES: Final = (
     "Content-Type: text/plain",
     "X-No-Content-Type: 1",
 )
-# The order of writes must not matter: each connection sends all of them, one after the other.
+# The order of writes must not matter: each connection sends all of them, one after another.
 WRITES: Final = tuple(
     write(number, client, **more)
     for number, client, more in (

@@ -67,7 +67,7 @@ class Operator:
         return bool(await self._connection.fetchval(statement, GATEWAY) == 0)
 
     async def commits_wait(self, probe: Any) -> "asyncio.Task[Any] | None":
-        """Return a task whose COMMIT waits; None if the COMMIT did not wait."""
+        """Return a task whose COMMIT waits, or None if the COMMIT did not wait."""
         written = asyncio.create_task(probe.execute(WRITE))
         while not written.done():
             if await self.waiting(PROBE):

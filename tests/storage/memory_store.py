@@ -115,33 +115,33 @@ class MemoryStore:
 
     @property
     def epoch(self) -> str:
-        """As `Store` says."""
+        """See `Store`."""
         return self._metadata.epoch
 
     @property
     def settings(self) -> Settings:
-        """As `Store` says."""
+        """See `Store`."""
         return self._metadata.settings
 
     async def open(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         self._is_open = True
 
     async def close(self) -> None:
-        """As `Store` says. The contents stay as long as the store object exists."""
+        """See `Store`. The contents stay as long as the store object exists."""
         self._is_open = False
 
     def create_sibling(self) -> None:
-        """As `Store` says: the log is in the memory of this store."""
+        """See `Store`: the log is in the memory of this store."""
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         self._policies.update(select_new_policies(self._policies, policies))
         return dict(self._policies)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
-        """As `Store` says."""
+        """See `Store`."""
         log = self._check_open()
         mark, jumped = self._mark.propose(ClockMark.read(self._clock), self._jump_ms_max)
         result = plan_batch(batch, log.snapshot, mark.time_ms, validate, self._draw, jumped=jumped)
@@ -154,12 +154,12 @@ class MemoryStore:
         return result
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """As `Store` says."""
+        """See `Store`."""
         keys = self._check_open().snapshot.keys
         return [keys.get(identity) for identity in identities]
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """As `Store` says."""
+        """See `Store`."""
         snapshot = self._check_open().snapshot
         remembered = snapshot.keys.get(identity)
         if remembered is None:
@@ -176,7 +176,7 @@ class MemoryStore:
         return KeyStatus(newest, snapshot.leases.get(identity), head, mark.time_ms, positions, client_entry)
 
     async def read(self, query: Query) -> Page:
-        """As `Store` says."""
+        """See `Store`."""
         return self._read_page(query, None)
 
     def _read_page(self, query: Query, policy: str | None) -> Page:
@@ -196,14 +196,14 @@ class MemoryStore:
         return Page(records, max(upto, query.after), upto, has_more=False, newest=newest)
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
-        """As `Store` says."""
+        """See `Store`."""
         page = self._read_page(query, policy)
         views = [to_record_view(record) for record in page.records]
         encoded = [encode(views)] if views else []
         return RecordViewPage(encoded, len(views), page.next, page.upto, page.has_more, page.newest)
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         found = [
             record
@@ -213,25 +213,25 @@ class MemoryStore:
         return sorted(found, key=attrgetter("log_time_ms", "lane", "position"))[:limit]
 
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         sequences = self._index.get_order(stream)
         place = _count_upto(sequences, upto) - count
         return sequences[place][0] if place >= 0 else 0
 
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         sequences = self._index.get_order(stream)
         first = _count_upto(sequences, after)
         return sequences[first : first + count][-1][0] if first < len(sequences) else after
 
     async def heads(self) -> Mapping[int, LaneHead]:
-        """As `Store` says."""
+        """See `Store`."""
         return dict(sorted(self._check_open().snapshot.heads.items()))
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         blocks = self._index.list_blocks(lane, height - 1, 1)
         if not blocks or blocks[0].height != height:
@@ -239,7 +239,7 @@ class MemoryStore:
         return blocks[0], [self._get_evidence(index) for _, index in self._index.iterate_block(blocks[0])]
 
     async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
-        """As `Store` says."""
+        """See `Store`."""
         records = self._check_open().records
         found = []
         for block in self._index.list_blocks(lane, after, limit):
@@ -252,7 +252,7 @@ class MemoryStore:
         return found
 
     async def side_state(self, read_set: ReadSet) -> SideState:
-        """As `Store` says."""
+        """See `Store`."""
         snapshot = self._check_open().snapshot
         found = Snapshot(settings=self.settings)
         found.heads = {lane: snapshot.heads.get(lane) or LaneHead() for lane in read_set.lanes}
@@ -263,7 +263,7 @@ class MemoryStore:
         return SideState(found, mark.time_ms if jumped is None else 0)
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
-        """As `Store` says."""
+        """See `Store`."""
         lane = compute_lane(scope, self.settings.lanes)
         time_ms = (await self.side_state(ReadSet(lanes={lane}))).get_time_ms(lane)
         wanted = [
@@ -276,7 +276,7 @@ class MemoryStore:
         return EntityPage(*cut_page(wanted, fitting))
 
     async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
-        """As `Store` says."""
+        """See `Store`."""
         found = sorted(
             (
                 (name, row_id, row)
@@ -289,7 +289,7 @@ class MemoryStore:
         return RowPage(*cut_page(found, count_fitting(sizes, limit, bytes_max)))
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """As `Store` says."""
+        """See `Store`."""
         terms = (query.resource, query.relation, query.subject)
         after = (*query.after[:2], query.subject or query.after[2])
         found = sorted(
@@ -302,7 +302,7 @@ class MemoryStore:
         return RelationshipPage(*cut_page(found, query.limit))
 
     async def members(self, scope: str, after: str, limit: int) -> MemberPage:
-        """As `Store` says."""
+        """See `Store`."""
         snapshot = self._check_open().snapshot
         names = sorted(member for where, member in snapshot.members if where == scope and member > after)
         return MemberPage(*cut_page([StreamMember(name, *self._get_standing(scope, name)) for name in names], limit))
@@ -315,7 +315,7 @@ class MemoryStore:
         return snapshot.acknowledged.get((scope, member), 0), role
 
     async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
-        """As `Store` says."""
+        """See `Store`."""
         snapshot = self._check_open().snapshot
         found = [
             Membership(scope, snapshot.streams.get(scope, 0), *self._get_standing(scope, name))
@@ -325,7 +325,7 @@ class MemoryStore:
         return MembershipPage(*cut_page(found, limit))
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """As `Store` says."""
+        """See `Store`."""
         members = self._check_open().snapshot.members
         changed = sorted(
             (revision, scope, member, kind)
@@ -340,7 +340,7 @@ class MemoryStore:
         ]
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         log = self._check_open()
         indexes = [self._index.find_index(lane, position) for position in sorted(set(positions))]
         erased = [index for index in indexes if index is not None and not log.records[index].erased]
@@ -355,7 +355,7 @@ class MemoryStore:
         return len(erased)
 
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
-        """As `Store` says."""
+        """See `Store`."""
         log, text = self._check_open(), encode_tenants(tenants)
         if text == self._tenants:
             return False
@@ -370,49 +370,49 @@ class MemoryStore:
         return True
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `Store` says."""
+        """See `Store`."""
         known = self._check_open().snapshot.usage
         return [(tenant, known[tenant.prefix]) for tenant in list_tenants(self._tenants)]
 
     async def erasures(self) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         return self._erasures
 
     async def consumers(self) -> list[Consumer]:
-        """As `Store` says."""
+        """See `Store`."""
         cursors = sorted(self._check_open().snapshot.consumers.items())
         return [
             Consumer(scope, name, cursor, self._index.count_after(scope, cursor)) for (scope, name), cursor in cursors
         ]
 
     async def scrub(self) -> bool:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         return True
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """As `Store` says. No other process can reach the log."""
+        """See `Store`. No other process can reach the log."""
 
     def free_bytes(self) -> int | None:
-        """As `Store` says. The store has no file system."""
+        """See `Store`. The store has no file system."""
         return None
 
     async def size_bytes(self) -> int | None:
-        """As `Store` says. The store has no file."""
+        """See `Store`. The store has no file."""
         return None
 
     async def probe(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
 
     async def confirm_clock(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         self._check_open()
         self._mark = ClockMark.read(self._clock)
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """As `Store` says."""
+        """See `Store`."""
         log = self._check_open()
         now_ms = self._mark.get_latest_ms(ClockMark.read(self._clock))
         request, renewed = build_leap_request(
@@ -423,7 +423,7 @@ class MemoryStore:
         return renewed
 
     async def previous_epochs(self) -> tuple[str, ...]:
-        """As `Store` says."""
+        """See `Store`."""
         records = self._check_open().records
         restored = [record.body for record in records if record.policy == RESTORE_POLICY and record.lane == 0]
         return decode_previous_epochs(restored[-PREVIOUS_EPOCHS_MAX:])

@@ -106,7 +106,7 @@ def beside(address: str, *, first: str = "", last: str = "") -> str:
 
 
 async def demand_told(address: str, says: str) -> None:
-    """Check that opening the log fails at once with this message, and so does inspecting it."""
+    """Check that opening the log fails immediately with this message, and so does inspecting it."""
     with pytest.raises(StoreUnavailableError, match=says):
         await open_log(address, limits=Limits(postgres_patience_ms=LONG_MS)).__aenter__()
 

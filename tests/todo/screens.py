@@ -49,7 +49,7 @@ class Screen:
         return str(self.app.query_one("#status", Static).content)
 
     async def press(self, *keys: str) -> None:
-        """Press keys one after the other, and wait after each until all widgets have handled it."""
+        """Press keys one after another, and wait after each until all widgets have handled it."""
         for key in keys:
             await self.pilot.press(key)
             for _ in range(SETTLE_ROUNDS):

@@ -148,7 +148,7 @@ def as_shown(log: list[tuple[int, Said | None]]) -> list[Said]:
 
 
 def shuffled(events: list[Said]) -> list[Said]:
-    """Return the events in another order: the page sorts them."""
+    """Return the events in a different order: the page sorts them."""
     return random.Random(7).sample(events, len(events))
 
 

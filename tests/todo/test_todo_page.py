@@ -178,7 +178,7 @@ async def test_two_terminals_and_a_page_converge_after_offline_edits(
         await ann.says("· 3 waiting")
         await ann.shows_lines(("milk", True, True), ("bread", False, True), ("rice", False, True))
 
-        # They reconnect one after the other, and all agree on one order.
+        # They reconnect one after another, and all agree on one order.
         await eve.switch()
         await eve.shows("x bread", "eggs", "tea", "salt")
         await ann.press("o")

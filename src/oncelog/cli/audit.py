@@ -93,7 +93,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
 
 
 def _parse_time_ms(text: str, option: str) -> int | None:
-    """Return the milliseconds of a time, or of a duration before now; None for an empty text."""
+    """Return the milliseconds of a time, or of a duration before now, or None for an empty text."""
     if not text:
         return None
     ago_ms = find_duration_ms(text)

@@ -115,7 +115,9 @@ def _parse_record_id(id: str | None, lane: int | None, position: int | None, opt
         raise OncelogError("--lane and --position must be given together.")
     if lane is not None and position is not None:
         if id is not None or options.find_first() is not None:
-            raise OncelogError("--lane and --position name a record by its place, and do not go with other arguments.")
+            raise OncelogError(
+                "--lane and --position name a record by its place, and cannot be combined with other arguments."
+            )
         return RecordId("", options, (lane, position))
     if id is None:
         raise OncelogError("which record? Give a transaction's id, a key, or --lane and --position.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oncelog.server.settings import ServerSettings
 
 FORCE_AFTER_S: Final = 1.0
-"""A signal that is this much later than the first one ends the server at once."""
+"""A signal that is this much later than the first one ends the server immediately."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread waits before it requests the interpreter from another one. With Python's default of 5 ms, each
 durable commit and each row of a read would wait that long while the event loop is busy."""

@@ -69,7 +69,7 @@ def tail(
 
 
 def _parse_since(text: str) -> int | None:
-    """Return the number of the option --since; None for `now`."""
+    """Return the number of the option --since, or None for `now`."""
     if text == NOW:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) >= 2**53:

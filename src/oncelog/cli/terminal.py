@@ -185,7 +185,7 @@ def format_utc(time_ms: int, separator: str = " ", zone: str = " UTC") -> str:
 
 
 def parse_utc_ms(text: str) -> int | None:
-    """Return the milliseconds since 1970 of a time in ISO 8601, in UTC if it has no offset; None for another text."""
+    """Parse an ISO 8601 time, UTC if it has no offset, into milliseconds since 1970. Return None if it is malformed."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -194,7 +194,7 @@ def parse_utc_ms(text: str) -> int | None:
 
 
 def find_duration_ms(text: str) -> int | None:
-    """Return the milliseconds of a duration such as `15m` or `30d`; None for another text."""
+    """Return the milliseconds of a duration such as `15m` or `30d`, or None for another text."""
     parts = _DURATION.fullmatch(text)
     return None if parts is None else int(parts[1]) * _UNIT_MS[parts[2]]
 

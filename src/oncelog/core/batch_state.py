@@ -60,7 +60,7 @@ class Overlay(Struct, Generic[K, V]):
     changes: dict[K, V] = field(default_factory=dict)
 
     def get(self, key: K) -> V | None:
-        """Return the value that this batch sees; None if the entry is absent."""
+        """Return the value that this batch sees, or None if the entry is absent."""
         value = self.changes.get(key, _ABSENT)
         return self._base.get(key) if value is _ABSENT else value
 

@@ -38,7 +38,7 @@ def format_message_id(lane: int, position: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[int, int] | None:
-    """Return lane and position of a message by its id; None for an invalid id."""
+    """Return lane and position of a message by its id, or None for an invalid id."""
     if _MESSAGE_ID.fullmatch(text) is None:
         return None
     return decode_place(int(text.removeprefix("msg_"), 16))

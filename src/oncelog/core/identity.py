@@ -140,7 +140,7 @@ def run_key_v1(
 ) -> bytes:
     """Return the key (v1) of a run of the original system, for migrations that compare both keys.
 
-    It has the frames of v2 over other fields in another order. A payload of None is the empty object.
+    It has the frames of v2 over other fields in a different order. A payload of None is the empty object.
     """
     return _hash_fields(
         (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),

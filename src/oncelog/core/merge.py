@@ -150,7 +150,7 @@ def extract(
     table: str,
     row_id: str,
 ) -> RowDelta | None:
-    """Return the delta between two states of a row; None if they are equal.
+    """Return the delta between two states of a row, or None if they are equal.
 
     Columns are in the order of UTF-16 code units, independent of their order in the rows. A client that builds the
     delta again after a crash, from the same rows, clock and names, therefore gets the same id.

@@ -297,7 +297,7 @@ def is_ledger(policy: Policy) -> bool:
 
 
 def find_retention(name: str, policies: Mapping[str, Policy]) -> Retention | None:
-    """Return the retention of the keys under a policy; None if the policy is neither known nor internal."""
+    """Return the retention of the keys under a policy, or None if the policy is neither known nor internal."""
     if name in INTERNAL_POLICIES:
         return FOREVER
     policy = policies.get(name)

@@ -54,7 +54,7 @@ def has_effects(submission: Submission) -> bool:
 
 
 def list_set_keys(record: Record, policy: Policy) -> list[str] | None:
-    """Return the keys of the entities that a record sets; None if its body does not determine them."""
+    """Return the keys of the entities that a record sets, or None if its body does not determine them."""
     submission = rebuild_submission(record, policy)
     if not submission.operations:
         return None

@@ -34,7 +34,7 @@ def format_tx_id(lane: int, position: int) -> str:
 
 
 def parse_tx_id(tx_id: str) -> tuple[int, int] | None:
-    """Return lane and position of a transaction; None for an invalid id."""
+    """Return lane and position of a transaction, or None for an invalid id."""
     if len(tx_id) != TX_ID_DIGITS or not _HEXADECIMAL.issuperset(tx_id):
         return None
     return decode_place(int(tx_id, 16))

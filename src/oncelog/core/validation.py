@@ -72,7 +72,7 @@ class _FieldError(Exception):
 
 
 def check_item(item: Item) -> Refused | None:
-    """Return the refusal of a malformed item with the name of the field; None for a valid item."""
+    """Return the refusal of a malformed item with the name of the field, or None for a valid item."""
     try:
         if isinstance(item, Submission):
             _check_submission(item)

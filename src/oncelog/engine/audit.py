@@ -105,7 +105,7 @@ class ActQueue:
             self._task = None
 
     async def _try_record(self, act: RecordAct) -> str | None:
-        """Return why an act cannot be recorded now; None if it was recorded or can never be recorded."""
+        """Return why an act cannot be recorded now, or None if it was recorded or can never be recorded."""
         if self._is_full():
             return "the disk is full"  # a failing commit would fail the other writes of its batch
         try:
@@ -237,7 +237,7 @@ def encode_cursor(epoch: str, after: Mapping[int, int]) -> str:
 
 
 def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
-    """Decode a cursor. Raises ValueError if it is malformed, and HistoryChangedError if it has another epoch."""
+    """Decode a cursor. Raises ValueError if it is malformed, and HistoryChangedError if it has a different epoch."""
     if not text:
         return {}
     of_epoch, *places = text[:_CURSOR_CHARACTERS_MAX].split(_SEPARATOR)

@@ -92,14 +92,14 @@ class BlockingStateReader(BlockingObject):
     def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """As `StateReader.client`.
 
-        Return the entry of a client in a scope; None if it is unknown or evicted. Default policy: the ledger's.
+        Return a client's entry in a scope, or None if it is unknown or evicted. Default policy: the ledger's.
         """
         return self._portal.call(self._state_reader.client, scope, client, policy)
 
     def entity(self, scope: str, key: str) -> Entity | None:
         """As `StateReader.entity`.
 
-        Return an entity; None if it does not exist or has expired.
+        Return an entity, or None if it does not exist or has expired.
         """
         return self._portal.call(self._state_reader.entity, scope, key)
 
@@ -120,7 +120,7 @@ class BlockingStateReader(BlockingObject):
     def horizon(self, scope: str) -> int | None:
         """As `StateReader.horizon`.
 
-        Return the tombstone horizon of a gateway, as a clock reading; None if no tombstones were dropped.
+        Return the tombstone horizon of a gateway, as a clock reading, or None if no tombstones were dropped.
         """
         return self._portal.call(self._state_reader.horizon, scope)
 
@@ -141,7 +141,7 @@ class BlockingStateReader(BlockingObject):
     def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """As `StateReader.row`.
 
-        Return a merged row, which may be deleted; None if it never existed or its tombstone was dropped.
+        Return a merged row, which may be deleted, or None if it never existed or its tombstone was dropped.
         """
         return self._portal.call(self._state_reader.row, scope, table, row_id)
 
@@ -155,7 +155,7 @@ class BlockingStateReader(BlockingObject):
     def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """As `StateReader.relationship`.
 
-        Return the version that created a relationship; None if it does not exist.
+        Return the version that created a relationship, or None if it does not exist.
         """
         return self._portal.call(self._state_reader.relationship, scope, resource, relation, subject)
 
@@ -169,7 +169,7 @@ class BlockingStateReader(BlockingObject):
     def find_membership(self, scope: str, member: str) -> Membership | None:
         """As `StateReader.find_membership`.
 
-        Return the membership of a member in a stream, from one snapshot; None if it is not a member.
+        Return the membership of a member in a stream, from one snapshot, or None if it is not a member.
         """
         return self._portal.call(self._state_reader.find_membership, scope, member)
 
@@ -197,7 +197,7 @@ class BlockingStateReader(BlockingObject):
     def record(self, lane: int, position: int) -> Record | None:
         """As `StateReader.record`.
 
-        Return the record at a position of a lane; None if the position has no record.
+        Return the record at a position of a lane, or None if the position has no record.
         """
         return self._portal.call(self._state_reader.record, lane, position)
 
@@ -446,7 +446,7 @@ class BlockingLog(BlockingLogBase):
 
         Read a page of records after a cursor: of one or several partitions, of a stream, or of a lane.
 
-        Raises HistoryChangedError for a cursor of another epoch, and for a cursor ahead of the log.
+        Raises HistoryChangedError for a cursor of a different epoch, and for a cursor ahead of the log.
         """
         return self._portal.call(
             self._log.read,
@@ -519,7 +519,7 @@ class BlockingLog(BlockingLogBase):
     def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
         """As `Log.cursor_of`.
 
-        Return the stored cursor of a consumer; None for an unknown consumer.
+        Return the stored cursor of a consumer, or None for an unknown consumer.
         """
         return self._portal.call(self._log.cursor_of, consumer, stream)
 
@@ -543,7 +543,7 @@ class BlockingLog(BlockingLogBase):
         Return a page of the recorded acts of all lanes, by log time.
 
         `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for another text, and
-        HistoryChangedError for a cursor of another epoch.
+        HistoryChangedError for a cursor of a different epoch.
         """
         return self._portal.call(self._log.audit, after, limit, wanted)
 

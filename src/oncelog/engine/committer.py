@@ -225,7 +225,7 @@ class Committer:
         return None
 
     def _answer_from_cache(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
-        """Return the cached answer of a retry; None if the store must decide."""
+        """Return the cached answer of a retry, or None if the store must decide."""
         # A caller that is not a member must not learn that the id is known, and a malformed item is refused first.
         if item.policy.members_only or check_item(item) is not None:
             return None
@@ -278,7 +278,7 @@ class Committer:
         return None
 
     def _answer_all_from_cache(self, request: Request) -> list[Verdict] | None:
-        """Return the answers of a request; None unless all are cached."""
+        """Return the answers of a request, or None unless all are cached."""
         if request.mode is not Mode.EACH:
             return None
         answers: list[Verdict] = []
@@ -292,7 +292,7 @@ class Committer:
         return answers
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
-        """Return the cached answers of keys; None unless all are cached and may be shown to any caller."""
+        """Return the cached answers of keys, or None unless all are cached and may be shown to any caller."""
         if self._is_closing or policy.members_only or policy.client_sequence:
             return None
         now_ms = self._clock.wall_ms()

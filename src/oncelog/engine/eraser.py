@@ -3,7 +3,7 @@
 Each transaction erases at most `ERASE_RECORDS` bodies and records the act with its actor. Afterwards `scrub` waits
 until the erased bytes have left the disk.
 
-After a compaction, the eraser reads the rows of the gateway and drops deleted rows that no reader needs any more.
+After a compaction, the eraser reads the rows of the gateway and drops deleted rows that no reader needs anymore.
 """
 
 import asyncio

@@ -80,12 +80,12 @@ class LeaseGroup:
             return list(self._leases)
 
     def remove_overrun(self) -> list[HeldLease]:
-        """Remove and return the leases whose work has reached its maximum run time. They are not renewed any more."""
+        """Remove and return the leases whose work has reached its maximum run time. They are no longer renewed."""
         now_s = time.monotonic()
         overrun = [lease for lease in self.list_leases() if now_s >= lease.renewed_until_s and self.remove(lease)]
         for lease in overrun:
             run_s_max = lease.work.run_ms_max / 1000
-            logger.warning("work has run for %g s (run_s_max); its lease is not renewed any more", run_s_max)
+            logger.warning("work has run for %g s (run_s_max); its lease is no longer renewed", run_s_max)
         return overrun
 
     def remove_lost(self, lease: HeldLease, verdict: Verdict) -> bool:

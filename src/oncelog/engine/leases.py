@@ -150,7 +150,7 @@ class LeaseManager:
         await asyncio.wait([self._start_task(self._release(lease, error))], timeout=RELEASE_WAIT_S)
 
     async def close(self) -> None:
-        """Wait until finished results are stored. Leases of unfinished work are not renewed any more."""
+        """Wait until finished results are stored. Leases of unfinished work are no longer renewed."""
         self._is_closing = True
         while self._tasks:
             await asyncio.wait(self._tasks)

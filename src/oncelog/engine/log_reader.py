@@ -66,7 +66,7 @@ class LogReader:
     ) -> Reading:
         """Read a page of records after a cursor: of one or several partitions, of a stream, or of a lane.
 
-        Raises HistoryChangedError for a cursor of another epoch, and for a cursor ahead of the log.
+        Raises HistoryChangedError for a cursor of a different epoch, and for a cursor ahead of the log.
         """
         check_lane(lane, self._open_store.settings)
         page = await self._store.read(
@@ -187,8 +187,8 @@ class LogReader:
     async def listen_members(self, listener: MemberListener) -> None:
         """Deliver all later changes and acknowledgements of members, of all streams, to a listener.
 
-        Changes by this process are delivered at once, before the records of the same commit. Changes by other processes
-        are delivered after the next poll.
+        Changes by this process are delivered immediately, before the records of the same commit. Changes by other
+        processes are delivered after the next poll.
         """
         self._check_open()
         await self._tailers.listen_members(listener)
@@ -229,7 +229,7 @@ class LogReader:
         return await self._open_store.heads()
 
     async def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
-        """Return the stored cursor of a consumer; None for an unknown consumer."""
+        """Return the stored cursor of a consumer, or None for an unknown consumer."""
         for known_consumer in await self.consumers():
             if (known_consumer.name, known_consumer.scope) == (consumer, stream):
                 return Cursor(known_consumer.cursor, self.epoch, format_order(stream or None, 0))
@@ -247,7 +247,7 @@ class LogReader:
         """Return a page of the recorded acts of all lanes, by log time.
 
         `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for another text, and
-        HistoryChangedError for a cursor of another epoch.
+        HistoryChangedError for a cursor of a different epoch.
         """
         self._check_open()
         scan = AuditScan(decode_cursor(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
@@ -284,8 +284,8 @@ async def resolve_cursor(store: Store, cursor: int | Cursor | str, stream: str |
     """Return the position of a cursor.
 
     Raises:
-        HistoryChangedError: the cursor belongs to another epoch.
-        ValueError: the cursor is negative, or belongs to another order.
+        HistoryChangedError: the cursor belongs to a different epoch.
+        ValueError: the cursor is negative, or belongs to a different order.
     """
     if isinstance(cursor, str):
         cursor = Cursor.parse(cursor)

@@ -1,7 +1,7 @@
 """Delivers changes of members in a lane by revision, as the tailer delivers records by position.
 
-Changes by this process are delivered at once. A poll finds changes by other processes: it compares the revision of the
-lane, and the member tailer reads the new changes from the store.
+Changes by this process are delivered immediately. A poll finds changes by other processes: it compares the revision of
+the lane, and the member tailer reads the new changes from the store.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ class Proven(Struct, frozen=True):
 
 
 def prove_position(block: Block, evidence: Sequence[Evidence], position: int) -> Proven | None:
-    """Return the proof of the record at a position; None if the block does not contain the position."""
+    """Return the proof of the record at a position, or None if the block does not contain the position."""
     index = position - block.first_position
     if not 0 <= index < len(evidence):
         return None

@@ -55,7 +55,7 @@ class StateReader:
         return (await self._get_open_store().side_state(read_set)).snapshot
 
     async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
-        """Return the entry of a client in a scope; None if it is unknown or evicted. Default policy: the ledger's."""
+        """Return a client's entry in a scope, or None if it is unknown or evicted. Default policy: the ledger's."""
         policy = policy or self.ledger
         lane, identity = self.lane(scope), (policy.name, scope, client)
         found = await self._get_open_store().side_state(ReadSet(lanes={lane}, clients={identity}))
@@ -66,7 +66,7 @@ class StateReader:
         return entry if is_known else None
 
     async def entity(self, scope: str, key: str) -> Entity | None:
-        """Return an entity; None if it does not exist or has expired."""
+        """Return an entity, or None if it does not exist or has expired."""
         lane = self.lane(scope)
         found = await self._get_open_store().side_state(ReadSet(lanes={lane}, entities={(scope, key)}))
         entity = found.snapshot.entities.get((scope, key))
@@ -83,7 +83,7 @@ class StateReader:
         return (await self._load(ReadSet(lanes={self.lane(scope)}, streams={scope}))).streams.get(scope, 0)
 
     async def horizon(self, scope: str) -> int | None:
-        """Return the tombstone horizon of a gateway, as a clock reading; None if no tombstones were dropped."""
+        """Return the tombstone horizon of a gateway, as a clock reading, or None if no tombstones were dropped."""
         return (await self.newest_and_horizon(scope))[1]
 
     async def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
@@ -97,7 +97,7 @@ class StateReader:
         return await self._get_open_store().sequence_before(scope, upto, max(1, count))
 
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
-        """Return a merged row, which may be deleted; None if it never existed or its tombstone was dropped."""
+        """Return a merged row, which may be deleted, or None if it never existed or its tombstone was dropped."""
         identity = (scope, table, row_id)
         return (await self._load(ReadSet(lanes={self.lane(scope)}, rows={identity}))).rows.get(identity)
 
@@ -110,7 +110,7 @@ class StateReader:
         )
 
     async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
-        """Return the version that created a relationship; None if it does not exist."""
+        """Return the version that created a relationship, or None if it does not exist."""
         identity = (scope, resource, relation, subject)
         found = await self._load(ReadSet(lanes={self.lane(scope)}, relationships={identity}))
         return found.relationships.get(identity)
@@ -124,7 +124,7 @@ class StateReader:
     # --- members
 
     async def find_membership(self, scope: str, member: str) -> Membership | None:
-        """Return the membership of a member in a stream, from one snapshot; None if it is not a member."""
+        """Return the membership of a member in a stream, from one snapshot, or None if it is not a member."""
         identity = (scope, member)
         read_set = ReadSet(
             lanes={self.lane(scope)},
@@ -157,7 +157,7 @@ class StateReader:
         return await self._get_open_store().memberships(member, prefix, after, clamp_limit(limit, self._limits))
 
     async def record(self, lane: int, position: int) -> Record | None:
-        """Return the record at a position of a lane; None if the position has no record."""
+        """Return the record at a position of a lane, or None if the position has no record."""
         heads = await self._get_open_store().heads()
         if lane not in heads or not 1 <= position <= heads[lane].position:
             return None

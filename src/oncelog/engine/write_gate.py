@@ -121,7 +121,7 @@ class WriteGate:
         self._set_reason(ReadOnlyReason.OPERATOR, is_read_only, "an operator has set it so", actor)
 
     def set_limits(self, disk_limits: DiskLimits | None) -> None:
-        """Replace the limits and check them at once."""
+        """Replace the limits and check them immediately."""
         self.disk_limits = disk_limits
         self._poll_disk()
         self._check_store_size()

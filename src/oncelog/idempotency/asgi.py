@@ -428,7 +428,7 @@ def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
 
 
 async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """Return the body of a request; None if the client disconnected before it sent all of it."""
+    """Return the body of a request, or None if the client disconnected before it sent all of it."""
     body = bytearray()
     while True:
         message = await receive()

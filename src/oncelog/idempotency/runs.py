@@ -173,7 +173,7 @@ class Runs(_BaseRuns):
         return await (running if inspect.iscoroutinefunction(tool) else self._lease_manager.shield(running))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
-        """Return the event of the run with this key (v2, 16 bytes or in hex); None for an unknown run.
+        """Return the event of the run with this key (v2, 16 bytes or in hex), or None for an unknown run.
 
         Raises ResultErasedError if the body of the event has been erased.
         """

@@ -89,7 +89,7 @@ class AuthGate:
         return self._reject(caller.address, f"not the client {client_id!r}")
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
-        """Return the principal with its current rights; None if its connections must end."""
+        """Return the principal with its current rights, or None if its connections must end."""
         return self._authenticator.refresh_principal(principal, self.clock.wall_ms())
 
     def get_client_id(self, principal: Principal) -> str | None:
@@ -101,7 +101,7 @@ class AuthGate:
         return principal.client_id if has_own else principal.actor
 
     def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
-        """Return the client id under which events are stored (EV-1); None if the principal may not use `requested`.
+        """Return the client id under which events are stored (EV-1), or None if the principal may not use `requested`.
 
         In development mode every client id is allowed. Raises ApiError for a client id that is too long.
         """

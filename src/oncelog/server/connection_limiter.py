@@ -174,7 +174,7 @@ class Connection(Caller):
                 self.byte_limit.ignore_body(body)
 
     def set_principal(self, principal: Principal) -> None:
-        """As `Caller` says. A connection counts for its first principal."""
+        """See `Caller`. A connection counts for its first principal."""
         if self.counted_address is not None:
             self._limiter.count_principal(self, principal)
             self.remove_limits()
@@ -186,7 +186,7 @@ class Connection(Caller):
             self.byte_limit.remove()
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
-        """As `Caller` says. An authenticated connection has no such limit."""
+        """See `Caller`. An authenticated connection has no such limit."""
         if self.counted_address is not None and self.byte_limit is not None:
             self.byte_limit.reset(bytes_max, refuse)
 
@@ -230,7 +230,7 @@ class CountedStream(Caller):
         self.actor: str | None = None
 
     def set_principal(self, principal: Principal) -> None:
-        """As `Caller` says."""
+        """See `Caller`."""
         if self.actor is None:
             self._limiter.count_principal(self, principal)
             super().set_principal(principal)

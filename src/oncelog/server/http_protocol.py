@@ -43,12 +43,12 @@ class HttpProtocol(RequestHandler):
     _on_lost: Callable[[], None] | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As aiohttp says."""
+        """See aiohttp."""
         self._on_lost = None
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """As aiohttp says. Also calls the function of `call_on_loss`."""
+        """See aiohttp. Also calls the function of `call_on_loss`."""
         on_lost, self._on_lost = self._on_lost, None
         super().connection_lost(exc)
         if on_lost is not None:
@@ -80,7 +80,7 @@ class HttpProtocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """As aiohttp says. The response quotes nothing of the request."""
+        """See aiohttp. The response quotes nothing of the request."""
         super().handle_error(request, status, exc, message)  # logs, and raises if a response was begun
         error = SERVER_FAILURE
         if status < web.HTTPInternalServerError.status_code:

@@ -26,12 +26,12 @@ _FIELDS_MAX: Final = 1000
 
 
 def get_credential(request: web.Request) -> str | None:
-    """Return the bearer credential of a request; None for a request without one."""
+    """Return the bearer credential of a request, or None for a request without one."""
     return parse_bearer(request.headers.get("Authorization", ""))
 
 
 def parse_bearer(header: str) -> str | None:
-    """Return the credential of an `Authorization` header; None for another scheme than `Bearer`."""
+    """Return the credential of an `Authorization` header, or None for another scheme than `Bearer`."""
     kind, _, credential = header.partition(" ")
     return credential.strip() if kind.lower() == "bearer" else None
 

@@ -113,7 +113,7 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     page_events_default: int = 500
     """Events of a page if the reader requests no number. Never more than `page_events_max`."""
     page_events_max: int = 1000
-    """Largest number of events of a page, also if the reader requests more."""
+    """Maximum number of events of a page, also if the reader requests more."""
     outbox_frames_max: int = 10_000
     """Frames that wait for one reader. At half of the limit the server logs a warning, above it closes the reader."""
     outbox_bytes_max: int = 8 * _MIB
@@ -148,7 +148,7 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     page_messages_default: int = 100
     """Messages of a page of a chat if the reader requests no number. Never more than `page_messages_max`."""
     page_messages_max: int = 500
-    """Largest number of messages, chats or members of a page, also if the reader requests more."""
+    """Maximum number of messages, chats or members of a page, also if the reader requests more."""
     request_members_max: int = 500
     """Members that one request adds to a chat. Always below `request_items_max` and below 10,000."""
     user_messages_per_second_max: int = 0

@@ -56,12 +56,12 @@ class LiveStream:
             await write
 
     def renew(self, principal: Principal | None) -> None:
-        """As `OpenConnection` says."""
+        """See `OpenConnection`."""
         if principal is None or not all(map(principal.grants.may_read, self._names)):
             self.stop(credential_ended_error())
 
     def fail(self, error: Exception) -> None:  # noqa: ARG002 - the caller logs it
-        """As `OpenConnection` says."""
+        """See `OpenConnection`."""
         self.stop(credential_ended_error())
 
     def stop(self, error: ApiError | None = None) -> None:

@@ -59,7 +59,7 @@ class Counts:
     deltas: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By outcome: committed, known, known under another op."""
     messages: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By outcome: committed, known, known with other content."""
+    """By outcome: committed, known, known with different content."""
     deliveries: int = 0
     bytes_sent: int = 0
     slow_readers_warned: int = 0

@@ -177,7 +177,7 @@ class _PartedBody(BytesPayload):
     """A body that is written in parts, as fast as the client reads."""
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """As aiohttp says."""
+        """See aiohttp."""
         for start in range(0, len(self._value), PART_BYTES):
             await writer.write(self._value[start : start + PART_BYTES])
             await writer.drain()

@@ -80,7 +80,7 @@ def _is_in(address: Address, networks: Networks) -> bool:
 
 
 def parse_address(text: str | None) -> Address | None:
-    """Return the address in a text; None for another text."""
+    """Return the address in a text, or None for another text."""
     try:
         found = ip_address((text or "").partition("%")[0])
     except ValueError:
@@ -100,7 +100,7 @@ def _parse_address_with_port(text: str) -> Address | None:
 
 
 def normalize_origin(text: str) -> str | None:
-    """Return `scheme://host[:port]` in lower case without the default port; None for a malformed origin."""
+    """Return `scheme://host[:port]` in lower case without the default port, or None for a malformed origin."""
     scheme, separator, place = text.lower().partition("://")
     if not separator or _SCHEME.fullmatch(scheme) is None:
         return None

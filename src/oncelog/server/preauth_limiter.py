@@ -44,14 +44,14 @@ class PreauthLimiter(asyncio.Protocol):
     # --- for the connection
 
     def remove(self) -> None:
-        """As `ByteLimit` says."""
+        """See `ByteLimit`."""
         if not self._is_removed:
             self._is_removed = True
             self._transport.set_protocol(self._inner)
             self._resume()
 
     def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
-        """As `ByteLimit` says."""
+        """See `ByteLimit`."""
         self._bytes = 0
         if self._inner is None or not self._inner.is_reading_paused:
             self._hold()  # otherwise the requests that wait behind this one are still held
@@ -65,7 +65,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._resume()
 
     def ignore_body(self, body: StreamReader) -> None:
-        """As `ByteLimit` says. aiohttp discards the rest of the body of an answered request."""
+        """See `ByteLimit`. aiohttp discards the rest of the body of an answered request."""
         self._ignored_body = body
 
     def replace_inner(self, inner: asyncio.Protocol) -> None:

@@ -35,7 +35,7 @@ class Reply(ReplySlot):
         """Set for an error that closes the connection once it is written."""
 
     def on_written(self) -> None:
-        """As `ReplySlot` says."""
+        """See `ReplySlot`."""
         self.queue.remove_written(self)
 
 

@@ -79,7 +79,7 @@ class ServerContext(ssl.SSLContext):
     sslobject_class = LimitedHandshake
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        """As `ssl.SSLContext` says. The event loop calls it for every connection."""
+        """See `ssl.SSLContext`. The event loop calls it for every connection."""
         handshake = super().wrap_bio(incoming, *arguments, **options)
         assert isinstance(handshake, LimitedHandshake)  # noqa: S101 - `sslobject_class`
         handshake.incoming = incoming

@@ -37,21 +37,21 @@ class WebSocketSessionTransport:
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
-        """As `SessionTransport` says."""
+        """See `SessionTransport`."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
     def count_buffered_bytes(self) -> int:
-        """As `SessionTransport` says."""
+        """See `SessionTransport`."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     async def drain(self) -> None:
-        """As `SessionTransport` says."""
+        """See `SessionTransport`."""
         await self._request.writer.drain()
 
     def close(self, code: int, reason: str) -> None:
-        """As `SessionTransport` says. Sends a close frame and waits for the answer of the client.
+        """See `SessionTransport`. Sends a close frame and waits for the answer of the client.
 
         If the server closed the socket while the client still sends, the system of the client would discard unread
         data, and with it the reason.
@@ -60,7 +60,7 @@ class WebSocketSessionTransport:
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
 
     def abort(self) -> None:
-        """As `SessionTransport` says."""
+        """See `SessionTransport`."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -87,7 +87,7 @@ class _WebSocket(web.WebSocketResponse):
     auth_gate: AuthGate
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
-        """As aiohttp says."""
+        """See aiohttp."""
         if code == WSCloseCode.MESSAGE_TOO_BIG and self.session is not None and not self.closed:
             principal = self.session.principal
             self.auth_gate.log_limiter.log(

@@ -67,7 +67,7 @@ class PendingWrite:
 
 
 class WebSocketSession(ABC, Generic[M, R]):
-    """One connection. `receive` accepts its frames one after the other; `on_disconnect` ends it."""
+    """One connection. `receive` accepts its frames one after another; `on_disconnect` ends it."""
 
     api: ClassVar[str]
     """Name of the API in metrics."""

@@ -39,15 +39,15 @@ class SystemClock:
         self._boot_id = _read_boot_id()
 
     def wall_ms(self) -> int:
-        """As `Clock` says."""
+        """See `Clock`."""
         return time.time_ns() // 1_000_000
 
     def elapsed_ms(self) -> int:
-        """As `Clock` says. CLOCK_MONOTONIC would stop while the machine sleeps."""
+        """See `Clock`. CLOCK_MONOTONIC would stop while the machine sleeps."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def boot(self) -> str:
-        """As `Clock` says."""
+        """See `Clock`."""
         return self._boot_id
 
 

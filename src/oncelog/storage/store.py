@@ -534,13 +534,13 @@ class Store(Protocol):
         """Return all named consumers."""
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the file system that stored commits do not need any more.
+        """Return the free bytes of the file system, minus what stored commits still need.
 
         None if the store cannot see the file system. The method does not block.
         """
 
     async def size_bytes(self) -> int | None:
-        """Return the size of the file or database; None if the store has no size."""
+        """Return the size of the file or database, or None if the store has no size."""
 
     async def probe(self) -> None:
         """Commit a transaction that changes nothing. Raises an error if the store cannot commit."""

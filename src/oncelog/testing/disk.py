@@ -145,7 +145,7 @@ class Disk:
         self._drive.plans.clear()
 
     def head(self, name: str, size: int) -> bytes | None:
-        """Return the first bytes of a file as a read sees them; None if it does not exist."""
+        """Return the first bytes of a file as a read sees them, or None if it does not exist."""
         file = self._drive.directory.files.get(name)
         return None if file is None else bytes(file.content[:size])
 

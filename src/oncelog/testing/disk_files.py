@@ -112,7 +112,7 @@ class File:
         self.pending.clear()
 
     def build_after_power_loss(self, random: Random | None) -> "File | None":
-        """Return the file after a power loss; None if its name has not survived."""
+        """Return the file after a power loss, or None if its name has not survived."""
         if random is None:
             return File(bytes(self.durable)) if self.is_name_durable else None
         survives = self.is_name_durable or random.random() < 0.5

@@ -23,7 +23,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 
 
 class SwitchedLog:
-    """A log whose tenants get separate ids one after the other, with a server for each state of its settings."""
+    """A log whose tenants get separate ids one after another, with a server for each state of its settings."""
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()

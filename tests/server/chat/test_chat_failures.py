@@ -302,7 +302,7 @@ async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, i
 
 
 class Writer:
-    """Sends messages one after the other over a faulty network, each until it is answered."""
+    """Sends messages one after another over a faulty network, each until it is answered."""
 
     def __init__(self, name: str, seed: int, place: Place, chats: Sequence[str]) -> None:
         self.name = name

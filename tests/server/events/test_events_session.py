@@ -118,7 +118,7 @@ async def test_event_commits_once_and_other_content_under_its_id_is_rejected() -
         assert [one["status"] for one in results] == ["committed", "rejected", "committed"]
         assert results[1]["reason"] == "validation_failed"
         assert results[1]["errors"] == [
-            {"field": "id", "message": "this identity was used for a write with other content; nothing was written"}
+            {"field": "id", "message": "this identity was used for a write with different content; nothing was written"}
         ]
         page = await server.log.read()
         assert [record.actor for record in page.records] == ["user:ada", "user:bob", "user:bob"]

@@ -192,7 +192,7 @@ async def test_number_of_concurrent_calls_of_a_connection_is_limited(
 
 @pytest.fixture
 def no_garbage() -> Iterator[None]:
-    """Disable the garbage collector, so that unreachable objects are freed at once or stay."""
+    """Disable the garbage collector, so that unreachable objects are freed immediately or stay."""
     gc.collect()
     gc.disable()
     yield

@@ -235,7 +235,7 @@ def doctored(said: dict[str, Any]) -> list[tuple[str, Any]]:
         ("a member that everything has", {"record": {**record, "__proto__": {}}}),
         ("a fingerprint that is odd", {"record": {**record, "fingerprint": "0"}}),
         ("partitions that are joined", {"record": {**record, "partitions": ["".join(record["partitions"])]}}),
-        ("partitions in another order", {"record": {**record, "partitions": record["partitions"][::-1]}}),
+        ("partitions in a different order", {"record": {**record, "partitions": record["partitions"][::-1]}}),
         ("a lone surrogate", {"record": {**record, "actor": "\ud800"}}),
         ("no record", {"record": None}),
     ]

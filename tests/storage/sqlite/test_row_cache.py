@@ -107,7 +107,7 @@ def commit_shared(writing: StoreTransaction, connection: sqlite3.Connection, ite
 
 @pytest.mark.rule("CO-12")
 async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) -> None:
-    """Its number of commits becomes the same again, with other content."""
+    """Its number of commits becomes the same again, with different content."""
     path = tmp_path / "log.db"
 
     async def commit_alone(*items: Submission) -> None:

@@ -1,4 +1,4 @@
-"""The worker thread: calls run one after the other, and each reports its result."""
+"""The worker thread: calls run one after another, and each reports its result."""
 
 import asyncio
 import gc
@@ -68,7 +68,7 @@ async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the
 
 async def test_call_started_at_once_does_not_wait_behind_another_call(worker: WorkerThread) -> None:
     go_on = threading.Event()
-    first, second = worker.submit(go_on.wait, WAIT_S), worker.submit(int, start_now=True)  # returns at once
+    first, second = worker.submit(go_on.wait, WAIT_S), worker.submit(int, start_now=True)  # returns immediately
     go_on.set()
     assert await first
     assert await second == 0

@@ -51,7 +51,7 @@ class Edits(Struct):
     _is_over: bool = False
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """Return the row with the edits of this transaction; None if it does not exist."""
+        """Return the row with the edits of this transaction, or None if it does not exist."""
         self._check_open()
         check_names(table, row_id)
         return parse_columns(get_visible_columns(get_row(self.rows, (table, row_id), self.load)))
@@ -157,7 +157,7 @@ def check_identifier(name: object, field: str) -> None:
 
 
 def get_visible_columns(row: Row) -> dict[str, bytes] | None:
-    """Return the columns of a row in canonical form; None if the row does not exist."""
+    """Return the columns of a row in canonical form, or None if the row does not exist."""
     return row.values if row.exists else None
 
 

@@ -55,7 +55,7 @@ class PushProtocol:
         self._configured_max = deltas_max
         self._ceiling = deltas_max
         self.deltas_max = deltas_max
-        """Largest number of deltas in the next push."""
+        """Maximum number of deltas in the next push."""
         self.held: HeldDelta | None = None
         """The next push has only deltas before this one."""
         self.refusal: Refusal | None = None

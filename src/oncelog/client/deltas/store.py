@@ -95,7 +95,7 @@ class DeltasStore(BaseStore):
     # --- rows
 
     def load_row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """Return the columns of a row; None if it does not exist."""
+        """Return the columns of a row, or None if it does not exist."""
         with self._file.translate_errors(), self._file.translate_damage():
             return parse_columns(get_visible_columns(self._load_state(self._file.connection, table, row_id)))
 
@@ -235,7 +235,7 @@ class DeltasStore(BaseStore):
             self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
 
     def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> list[Change] | None:
-        """Replace all rows by the staged ones and apply the outbox. Return the changes; None if there are too many."""
+        """Replace all rows with the staged ones, apply the outbox, and return the changes (None if too many)."""
         with self._transaction(is_durable=True, changes_outbox=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
                 with self._file.translate_damage():

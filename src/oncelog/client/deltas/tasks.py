@@ -140,7 +140,7 @@ class Puller(SyncTask):
         self._snapshot_restarts = 0
         """Consecutive restarts of a snapshot."""
         self._lost_history: tuple[str, int] | None = None
-        """Epoch and cursor of a history that the gateway does not have any more."""
+        """Epoch and cursor of a history that the gateway no longer has."""
         sync_state = runtime.store.sync_state
         self.protocol = PullProtocol(sync_state.cursor, sync_state.epoch)
         self.history_change: HistoryChange | None = None
@@ -204,7 +204,7 @@ class Puller(SyncTask):
         return None
 
     async def _send_request(self, request: PullRequest) -> DeltaPage[RowDelta] | SnapshotPage | None:
-        """Return the answer; None if a skipped pause interrupted the wait for a live message."""
+        """Return the answer, or None if a skipped pause interrupted the wait for a live message."""
         limits = self._runtime.limits
         if isinstance(request, ReadSnapshot):
             await self._disconnect()

@@ -46,7 +46,7 @@ class Change(Struct, frozen=True):
 
     @property
     def after(self) -> dict[str, JsonValue] | None:
-        """The columns after the change; None if the row does not exist any more."""
+        """The columns after the change, or None if the row no longer exists."""
         return parse_columns(self.after_forms)
 
     @property

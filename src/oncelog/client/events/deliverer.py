@@ -125,7 +125,7 @@ def get_handler_name(handler: Callable[..., object]) -> str:
 
 
 class Deliverer:
-    """Delivers events one after the other, each to all handlers and loops."""
+    """Delivers events one after another, each to all handlers and loops."""
 
     def __init__(self, runtime: EventsRuntime, apply: Apply | None) -> None:
         self._runtime = runtime

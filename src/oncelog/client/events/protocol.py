@@ -123,7 +123,7 @@ class EventsProtocol(BaseProtocol):
         self.is_page_due = False
         """Whether the server has further events and the client has no room for them."""
         self._request_events_max = REQUEST_EVENTS_MAX
-        """Largest number of events in a request that the server is expected to accept."""
+        """Maximum number of events in a request that the server is expected to accept."""
         self._accepted_requests = 0
 
     # --- the connection
@@ -290,7 +290,7 @@ class EventsProtocol(BaseProtocol):
             return
         if page.has_more:
             raise ProtocolError("the server began a sync that the client did not request and would not end")
-        for event in page.events:  # the server does not broadcast them any more
+        for event in page.events:  # the server no longer broadcasts them
             self._handle_broadcast(event)
         self._cursor = max(self._cursor, page.next_since_committed_id)
 

@@ -177,7 +177,7 @@ def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence
 
 
 def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> str | None:
-    """Call `apply` in a savepoint. Return its error in one line; None if it succeeds."""
+    """Call `apply` in a savepoint. Return its error in one line, or None if it succeeds."""
     connection.execute("SAVEPOINT oncelog_client_apply")
     row_factory, text_factory = connection.row_factory, connection.text_factory
     failure: Exception | None = None

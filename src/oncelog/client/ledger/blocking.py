@@ -82,7 +82,7 @@ class BlockingLedgerScope(BlockingStatusSource):
 
         Wait for the outcomes of the writes that were pending in an earlier run. Return the writes in their order.
 
-        Raises ForgottenError if the outcomes cannot be known any more, or ServerRefusedError.
+        Raises ForgottenError if the outcomes can no longer be determined, or ServerRefusedError.
         """
         return self._portal.call(self._scope.recovered)
 
@@ -148,7 +148,7 @@ class BlockingLedgerScope(BlockingStatusSource):
     def get_entity(self, key: str) -> LedgerEntity | None:
         """As `LedgerScope.get_entity`.
 
-        Return an entity; None if it does not exist.
+        Return an entity, or None if it does not exist.
         """
         return self._portal.call(self._scope.get_entity, key)
 
@@ -157,7 +157,7 @@ class BlockingLedgerScope(BlockingStatusSource):
 
         Yield the entities whose keys begin with a prefix, by key.
 
-        The pages are read one after the other, so they do not show one moment.
+        The pages are read one after another, so they do not show one moment.
         """
         return self._iterate(self._scope.list_entities(prefix, page_size=page_size))
 
@@ -182,21 +182,21 @@ class BlockingLedgerScope(BlockingStatusSource):
     def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
         """As `LedgerScope.get_transaction`.
 
-        Return a transaction of the scope; None if it does not exist.
+        Return a transaction of the scope, or None if it does not exist.
         """
         return self._portal.call(self._scope.get_transaction, tx_id)
 
     def get_block(self, height: int) -> LedgerBlock | None:
         """As `LedgerScope.get_block`.
 
-        Return a block of the scope's lane; None if it does not exist.
+        Return a block of the scope's lane, or None if it does not exist.
         """
         return self._portal.call(self._scope.get_block, height)
 
     def get_proof(self, tx_id: str) -> TransactionProof | None:
         """As `LedgerScope.get_proof`.
 
-        Return the proof of a transaction; None if the transaction does not exist. Check it with `is_valid`.
+        Return the proof of a transaction, or None if the transaction does not exist. Check it with `is_valid`.
         """
         return self._portal.call(self._scope.get_proof, tx_id)
 

@@ -118,7 +118,7 @@ class LedgerProtocol:
     # --- saving
 
     def take_changes(self) -> StoreChanges | None:
-        """Return the content of the next save; None if everything is saved.
+        """Return the content of the next save, or None if everything is saved.
 
         Call `confirm_saved` or `revert_unsaved` afterwards.
         """
@@ -392,7 +392,7 @@ class LedgerProtocol:
         self.is_paused = False
 
     def withdraw(self, entry: QueuedWrite) -> bool:
-        """Take a pending write out of the queue. Return True if it was not committed and cannot be any more."""
+        """Remove a pending write from the queue. Return True if it was not committed and can no longer be."""
         is_final = entry.is_certain and entry.call is None
         if not is_final:
             self._freed = max(self._freed, entry.highest_sequence)

@@ -76,7 +76,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     async def recovered(self) -> list[Recovered]:
         """Wait for the outcomes of the writes that were pending in an earlier run. Return the writes in their order.
 
-        Raises ForgottenError if the outcomes cannot be known any more, or ServerRefusedError.
+        Raises ForgottenError if the outcomes can no longer be determined, or ServerRefusedError.
         """
         return await (await self._get_stream()).wait_recovered()
 
@@ -154,14 +154,14 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return await self._runtime.transport.get_client_state(self.organization, self.vault)
 
     async def get_entity(self, key: str) -> LedgerEntity | None:
-        """Return an entity; None if it does not exist."""
+        """Return an entity, or None if it does not exist."""
         response = await self._call("GetEntity", key=key)
         return self._codec.decode_entity(response.entity) if response.HasField("entity") else None
 
     async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
         """Yield the entities whose keys begin with a prefix, by key.
 
-        The pages are read one after the other, so they do not show one moment.
+        The pages are read one after another, so they do not show one moment.
         """
         async for page in self._iterate_pages("ListEntities", prefix=prefix, page_size=page_size):
             for entity in page.entities:
@@ -182,15 +182,15 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return bool(response.exists)
 
     async def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
-        """Return a transaction of the scope; None if it does not exist."""
+        """Return a transaction of the scope, or None if it does not exist."""
         return await self._find("GetTransaction", self._codec.decode_transaction, tx_id=tx_id)
 
     async def get_block(self, height: int) -> LedgerBlock | None:
-        """Return a block of the scope's lane; None if it does not exist."""
+        """Return a block of the scope's lane, or None if it does not exist."""
         return await self._find("GetBlock", self._codec.decode_block, height=height)
 
     async def get_proof(self, tx_id: str) -> TransactionProof | None:
-        """Return the proof of a transaction; None if the transaction does not exist. Check it with `is_valid`."""
+        """Return the proof of a transaction, or None if the transaction does not exist. Check it with `is_valid`."""
         return await self._find("GetProof", self._codec.decode_proof, tx_id=tx_id)
 
     async def watch_blocks(

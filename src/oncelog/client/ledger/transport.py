@@ -229,7 +229,7 @@ class LedgerTransport:
     async def _check_committed(
         self, organization: str, vault: str, call: WriteCall, tx_id: str, sequence: int
     ) -> WriteAnswer | None:
-        """Return what the ledger has stored as this transaction; None if the client may not read it."""
+        """Return what the ledger has stored as this transaction, or None if the client may not read it."""
         try:
             proof = await self.get_proof(organization, vault, tx_id, waits=False)
         except ServerRefusedError as error:

@@ -325,8 +325,8 @@ class BaseClient(StatusSource[Runtime, StatusType]):
     async def close(self) -> None:
         """End all tasks and close the file. Pending writes stay in it; the client sends them when it is opened again.
 
-        In a handler the method returns at once. The client cancels the handler at its next `await`, and delivers its
-        event again.
+        When called from a handler, the method returns immediately. The client cancels the handler at its next `await`,
+        and delivers its event again.
         """
         if not self._runtime.was_opened:
             return

@@ -38,7 +38,7 @@ def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_client_id(client_id: str | None, name: str = "client_id") -> str | None:
-    """Return the id of a client or device; None if the store is to make one. Raise SettingsError if it is malformed."""
+    """Return a client or device id. None means that the store creates one. Raises SettingsError for a malformed id."""
     if client_id is None:
         return None
     if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not is_storable(client_id):

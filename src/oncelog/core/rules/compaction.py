@@ -54,7 +54,7 @@ def build_row_without_state(horizon: int | None, table: str, row_id: str) -> Row
 
 
 def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
-    """Return the DELETE at a horizon that outranks the delta; None if the delta wins, or loses to another delta."""
+    """Return the DELETE at a horizon that outranks the delta, or None if the delta wins, or loses to another delta."""
     deleted, table, row_id = row.deleted, delta.table, delta.row_id
     if deleted[1] != _HORIZON_SORT_KEY or delta.stamp > deleted or not is_horizon_delete(deleted, table, row_id):
         return None

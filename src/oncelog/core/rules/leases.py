@@ -163,7 +163,7 @@ def _put_lease(identity: KeyIdentity, lease: Lease, lane: LaneDraft, state: Batc
 def _refuse_busy(lease: Lease, item: Claim | Submission, lane: LaneDraft) -> Refused:
     if _has_other_content(lease, item):
         return Refused(
-            Reason.IDENTITY_REUSED, "work on a write with other content is under way for this identity", "key"
+            Reason.IDENTITY_REUSED, "work on a write with different content is under way for this identity", "key"
         )
     return Refused(
         Reason.IN_FLIGHT,

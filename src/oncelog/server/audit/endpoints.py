@@ -53,7 +53,7 @@ def list_endpoints(log: Log) -> list[Endpoint]:
         "minimum": 1,
         "maximum": PAGE_ACTS_MAX,
         "default": PAGE_ACTS_DEFAULT,
-        "description": "Largest number of acts on a page.",
+        "description": "Maximum number of acts on a page.",
     }
     return [
         Endpoint(
@@ -94,7 +94,7 @@ async def _get_page(log: Log, call: Call) -> Mapping[str, Any]:
 
 
 def to_record_act(event: CredentialEvent) -> RecordAct | None:
-    """Return the act that ended a key; None for a key that has expired."""
+    """Return the act that ended a key, or None for a key that has expired."""
     if event.act == "api_key_expired":
         return None
     kind, _, ending = event.act.rpartition("_")

@@ -59,7 +59,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     """Time from which on the key is refused. None: the key does not expire."""
 
     def find_end(self, now_ms: int) -> "_KeyEnd | None":
-        """Return the act that ended the key, and its time; None for a valid key."""
+        """Return the act that ended the key, and its time, or None for a valid key."""
         if self.revoked_ms is not None:
             return "api_key_revoked", self.revoked_ms
         if self.expires_ms is not None and now_ms >= self.expires_ms:
@@ -142,7 +142,7 @@ class ApiKeys(CredentialUser):
         return _to_principal(stored.key)
 
     def find_principal(self, key_id: str, now_ms: int) -> Principal | None:
-        """Return the principal of a key with its current grants; None if the key was revoked or removed, or expired."""
+        """Return a key's principal and its current grants, or None if the key was revoked, was removed or expired."""
         stored = self._keys.get(key_id)
         if stored is None or stored.key.find_end(now_ms) is not None:
             return None
@@ -151,7 +151,7 @@ class ApiKeys(CredentialUser):
     # --- the file ------------------------------------------------------------------------------------
 
     def list_files(self) -> Sequence[CredentialFile]:
-        """As `CredentialUser` says."""
+        """See `CredentialUser`."""
         path = self._path
         return [CredentialFile("api_keys", str(path), API_KEYS_FILE_BYTES_MAX, self._parse, self, path)]
 
@@ -169,7 +169,7 @@ class ApiKeys(CredentialUser):
             raise SettingsError(f"{contents.path} is not a file of API keys: {error}") from error
 
     def restrict(self, source: Path, content: LoadedKeys) -> LoadedKeys | None:  # noqa: ARG002 - there is one file
-        """As `CredentialUser` says."""
+        """See `CredentialUser`."""
         common = ((id_, stored, content.keys.get(id_)) for id_, stored in self._keys.items())
         keys = {
             id_: _intersect_keys(stored, new)
@@ -202,7 +202,7 @@ class ApiKeys(CredentialUser):
                     )
 
     def report_expired(self) -> None:
-        """As `CredentialUser` says."""
+        """See `CredentialUser`."""
         if self._now_ms() >= self._next_expiry_ms:
             self._report_ended()
 

@@ -46,7 +46,7 @@ class CredentialVerifier(Protocol):
         """Return the principal of a credential. Raises AuthError if it is not valid."""
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """Return the principal with its current rights; None if its connections must end."""
+        """Return the principal with its current rights, or None if its connections must end."""
 
     def reload(self) -> None:
         """Load every credential file. Raises SettingsError at the end if files are bad; they keep their content."""
@@ -66,7 +66,7 @@ class Authenticator:
         self.files = CredentialFiles(file for user in self._users for file in user.list_files())
 
     def authenticate(self, credential: str | None) -> Principal:
-        """As `CredentialVerifier` says. The prefix of API keys distinguishes them from tokens."""
+        """See `CredentialVerifier`. The prefix of API keys distinguishes them from tokens."""
         if not credential:
             raise AuthError("no credential")
         known = self._api_keys if credential.startswith(KEY_PREFIX) else self._tokens
@@ -75,7 +75,7 @@ class Authenticator:
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """As `CredentialVerifier` says. The connections end when the credential expires, or is revoked or removed."""
+        """See `CredentialVerifier`. The connections end when the credential expires, or is revoked or removed."""
         if principal.key_id is None:
             has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
             return principal if has_key and not principal.has_expired(now_ms) else None
@@ -83,7 +83,7 @@ class Authenticator:
         return current if current is not None and current.actor == principal.actor else None
 
     def reload(self) -> None:
-        """As `CredentialVerifier` says."""
+        """See `CredentialVerifier`."""
         self.files.reload()
 
     def report_expired(self) -> None:

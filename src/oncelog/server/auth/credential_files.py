@@ -97,7 +97,7 @@ class CredentialUser(ABC):
 
     @abstractmethod
     def restrict(self, source: Any, content: LoadedKeys) -> LoadedKeys | None:
-        """Return the content in use without the keys and rights that the new content lacks; None if it lacks none."""
+        """Return the active content minus the keys and rights that the new content lacks, or None if it lacks none."""
 
     def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - a single file has no conflicts
         """Raise SettingsError if these contents conflict with each other, or with the other contents in use."""

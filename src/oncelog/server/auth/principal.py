@@ -33,7 +33,7 @@ class Principal(Struct, frozen=True, kw_only=True):
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def get_event_client(self, requested: str | None) -> str | None:
-        """Return the client id under which the events of this principal are stored; None if it may not use `requested`.
+        """Return the client id under which this principal's events are stored, or None if it may not use `requested`.
 
         A credential with a client id uses only that id. Other credentials choose names below their actor: `laptop`
         requested by `user:ada` is stored as `user:ada/laptop`, so that no choice names a client of another principal.

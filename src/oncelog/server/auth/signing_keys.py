@@ -87,7 +87,7 @@ class SigningKey(Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str | None:
-        """Return the thumbprint of a public key (RFC 7638); None for a secret, which a hash might reveal."""
+        """Return the thumbprint of a public key (RFC 7638), or None for a secret, which a hash might reveal."""
         return None if isinstance(self.key, OctKey) else self.key.thumbprint()
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class _Registry(JWSRegistry):
     max_signature_length = TOKEN_SIGNATURE_CHARACTERS_MAX
 
     def get_alg(self, name: str) -> JWSAlgModel:
-        """As joserfc says."""
+        """See joserfc."""
         if name not in ALGORITHMS:
             raise ValueError("not one of our algorithms")
         return self.algorithms[name]
@@ -131,7 +131,7 @@ _REGISTRY: Final = _Registry(algorithms=ALGORITHMS, strict_check_header=False)
 
 
 def parse_token(token: str) -> CompactSignature | None:
-    """Return the unverified parts of a token; None for a malformed token."""
+    """Return the unverified parts of a token, or None for a malformed token."""
     try:
         return extract_compact(token.encode("ascii"), registry=_REGISTRY)
     except (*_KEY_ERRORS, RecursionError):
@@ -229,7 +229,7 @@ def _decode_key_set(contents: FileContents, _: str | None, check: SecretCheck) -
 
 
 def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> SigningKey | None:
-    """Return the key of a member; None for a key with another purpose, which a set may contain."""
+    """Return the key of a member, or None for a key with another purpose, which a set may contain."""
     key_type = _KEY_TYPES.get(str(member.get("kty")))
     if key_type is None or member.get("use", "sig") != "sig":
         return None
@@ -248,7 +248,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
 
 
 def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key | None:
-    """Return the key; None if it is malformed or joserfc warns of it, for example because it is too short."""
+    """Return the key, or None if it is malformed or joserfc warns of it, for example because it is too short."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", SecurityWarning)
         try:
@@ -258,7 +258,7 @@ def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key
 
 
 def _find_algorithm(key: Key) -> str | None:
-    """Return the algorithm of a key; None for a key on another curve."""
+    """Return the algorithm of a key, or None for a key on another curve."""
     algorithm, curve = _ALGORITHMS_OF_TYPES[type(key)]
     return algorithm if getattr(key, "curve_name", None) == curve else None
 

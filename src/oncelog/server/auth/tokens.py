@@ -88,7 +88,7 @@ class Tokens(CredentialUser):
         self._digests: frozenset[bytes] = frozenset()
 
     def list_files(self) -> list[CredentialFile]:
-        """As `CredentialUser` says."""
+        """See `CredentialUser`."""
         return [
             CredentialFile(
                 "signing_keys", source.path, TOKEN_KEY_FILE_BYTES_MAX, partial(self._parse, source), self, source
@@ -105,11 +105,11 @@ class Tokens(CredentialUser):
         return LoadedKeys(keys, contents.modified_ns)
 
     def check(self, contents: Mapping[KeyFile, LoadedKeys]) -> None:
-        """As `CredentialUser` says."""
+        """See `CredentialUser`."""
         signing_keys.check_key_set(self._merge_keys(contents))
 
     def restrict(self, source: KeyFile, content: LoadedKeys) -> LoadedKeys | None:
-        """As `CredentialUser` says."""
+        """See `CredentialUser`."""
         current = self._by_file.get(source)
         if current is None:
             return None

@@ -168,7 +168,7 @@ class ChatHub:
                     self._lanes.add(lane)
 
     def fail(self, error: Exception) -> None:
-        """As `RecordListener` says. The server closes all connections, because their deliveries would have gaps.
+        """See `RecordListener`. The server closes all connections, because their deliveries would have gaps.
 
         The next reader that joins starts the hub again.
         """
@@ -179,7 +179,7 @@ class ChatHub:
         self._on_fail(error)
 
     def close(self) -> None:
-        """As `RecordListener` says. The server closes the connections itself."""
+        """See `RecordListener`. The server closes the connections itself."""
 
     # --- messages
 
@@ -194,7 +194,7 @@ class ChatHub:
             del self._senders[scope, key]
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """As `RecordListener` says."""
+        """See `RecordListener`."""
         live, senders, broadcast, lookups = self._live, self._senders, self.coalescer.broadcast, self.lookups
         deliveries = 0
         for record in records:
@@ -217,7 +217,7 @@ class ChatHub:
     # --- members
 
     def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
-        """As `MemberListener` says."""
+        """See `MemberListener`."""
         for change in changes:
             if not change.scope.startswith(CHAT_PREFIX):
                 continue
@@ -281,7 +281,7 @@ class ChatHub:
     def send_missed(
         self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
     ) -> None:
-        """As `LookupReceiver` says."""
+        """See `LookupReceiver`."""
         for record in records:
             if record.policy == CHAT.name:
                 names = [name for name, received in members.items() if record.sequence > received]
@@ -292,7 +292,7 @@ class ChatHub:
                 )
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """As `LookupReceiver` says. A user has already received changes of itself."""
+        """See `LookupReceiver`. A user has already received changes of itself."""
         for name in names:
             user = self._users[name]
             frames = b"".join(frame for member, frame in changes if member != name)
@@ -301,12 +301,12 @@ class ChatHub:
             self._add_chat(user, scope)
 
     def unfollow_chat(self, scope: str) -> None:
-        """As `LookupReceiver` says."""
+        """See `LookupReceiver`."""
         for name in self.lookups.users:
             self._remove_chat(self._users[name], scope)
 
     def disconnect_users(self, names: Collection[str], error: Exception) -> None:
-        """As `LookupReceiver` says."""
+        """See `LookupReceiver`."""
         for name in names:
             user = self._users.get(name)
             for reader in list(user.readers) if user is not None else ():

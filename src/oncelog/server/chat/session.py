@@ -56,11 +56,11 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
 
     @property
     def user_id(self) -> str:
-        """As `ChatReader` says."""
+        """See `ChatReader`."""
         return "" if self.principal is None else self.principal.actor
 
     def may_follow(self, scope: str) -> bool:
-        """As `ChatReader` says."""
+        """See `ChatReader`."""
         return self._is_live and self.principal is not None and self.principal.grants.may_read(scope)
 
     # --- frames in
@@ -155,7 +155,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.in_flight_count -= 1
 
     def fail_write(self, pending: _PendingSend, error: ApiError) -> None:
-        """As the base says."""
+        """See the base class."""
         self.in_flight_count -= 1
         send = pending.send
         self.hub.cancel_expected(send.scope, send.key, self)
@@ -182,14 +182,14 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.hub.refresh_reader(self)
 
     def fail(self, error: Exception) -> None:
-        """As the base says."""
+        """See the base class."""
         if not self._is_closing:
             self._enqueue(codec.encode_error_frame(to_api_error(error, UNREADABLE)))
             self._enqueue(codec.encode_closing_frame("unavailable", RECONNECT_DELAY_MS))
             self.close(WSCloseCode.INTERNAL_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
-        """As the base says. A client that may reconnect receives the delay first."""
+        """See the base class. A client that may reconnect receives the delay first."""
         if code == WSCloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         super().close(code, reason)

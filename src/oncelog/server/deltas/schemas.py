@@ -33,7 +33,7 @@ class Column(Struct, frozen=True):
     nullable: bool
 
     def find_problem(self, value: bytes) -> str | None:
-        """Return the fault of a value in canonical form; None for a valid value."""
+        """Return the fault of a value in canonical form, or None for a valid value."""
         kind = _get_type(value)
         if kind == "null":
             return None if self.nullable or self.type == "json" else f"must be {self.type}, not null"

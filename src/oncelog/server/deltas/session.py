@@ -139,18 +139,18 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     # --- the end
 
     def refuse_silence(self) -> None:
-        """As the base says. The client receives an error frame first."""
+        """See the base class. The client receives an error frame first."""
         self._send_error(ApiError(error_codes.BAD_REQUEST, "no connect message arrived in time"))
 
     def _may_continue(self, principal: Principal) -> bool:
         return principal.grants.may_read(self._scope)
 
     def fail(self, error: Exception) -> None:
-        """As the base says."""
+        """See the base class."""
         self._send_error(to_api_error(error, UNREADABLE))
 
     def on_disconnect(self) -> None:
-        """As the base says. Aborts the connection of a client that does not read its data (CO-31).
+        """See the base class. Aborts the connection of a client that does not read its data (CO-31).
 
         aiohttp closes a connection that does not answer pings, but only after it has sent all buffered data.
         """

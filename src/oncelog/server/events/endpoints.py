@@ -64,7 +64,7 @@ class EventsEndpoints:
     def list_endpoints(self) -> list[Endpoint]:
         """Return the declarations."""
         service = self._service
-        limit = service.page_sizes.to_parameter("Largest number of events in the page.")
+        limit = service.page_sizes.to_parameter("Maximum number of events in the page.")
 
         return [
             Endpoint(

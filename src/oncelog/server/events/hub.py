@@ -131,7 +131,7 @@ class EventsHub:
     # --- delivery
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """As `RecordListener` says."""
+        """See `RecordListener`."""
         for record in records:
             self.position = record.position
             if not is_event(record):
@@ -152,12 +152,12 @@ class EventsHub:
             await asyncio.shield(self._next_delivery)
 
     def fail(self, error: Exception) -> None:
-        """As `RecordListener` says. The server closes all connections, because their deliveries would have gaps."""
+        """See `RecordListener`. The server closes all connections, because their deliveries would have gaps."""
         self._pending_replies.clear()
         self._on_fail(error)
 
     def close(self) -> None:
-        """As `RecordListener` says. The server closes the connections itself."""
+        """See `RecordListener`. The server closes the connections itself."""
 
     def _broadcast(self, record: Record, origins: list[tuple[bytes, PendingReply]] | None) -> None:
         readers = self._select_readers(record)

@@ -55,7 +55,7 @@ _FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload",
 
 
 def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | None:
-    """Return the dialect of a first frame; None if the frame does not show one."""
+    """Return the dialect of a first frame, or None if the frame does not show one."""
     try:
         members = decode_object(parse_json(data), "$")
     except ApiError:
@@ -96,7 +96,7 @@ class InsiemeDialect(Dialect):
     # --- frames in
 
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
-        """As the base says."""
+        """See the base class."""
         path = "$.payload.events"
         events = decode_events(get_required(payload, "events", "$.payload"), path, events_max)
         # An id may be any text, because the result echoes it.
@@ -111,11 +111,11 @@ class InsiemeDialect(Dialect):
         return Submit(ids, [decode_item(decode_object(value, path)) for value in events], Mode.UNTIL_REFUSED)
 
     def bind(self, connect: Connect) -> Dialect:
-        """As the base says."""
+        """See the base class."""
         return InsiemeDialect(connect.project, connect.client_id, shows_actor=self.shows_actor)
 
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """As the base says."""
+        """See the base class."""
         project_id, since, limit = _SYNC.decode(payload, "$.payload")
         if project_id != self.project.id:
             path = "$.payload.projectId"
@@ -132,12 +132,12 @@ class InsiemeDialect(Dialect):
     # --- payloads out
 
     def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - has no epoch
-        """As the base says."""
+        """See the base class."""
         payload = {"clientId": client_id, "projectId": self.project.id, "projectLastCommittedId": last_committed_id}
         return orjson.dumps({**payload, "actor": actor} if self.shows_actor else payload)
 
     def translate_error(self, error: ApiError) -> ApiError:
-        """As the base says."""
+        """See the base class."""
         details = {_to_camel_case(name): value for name, value in error.details.items()}
         code = _ERROR_CODES.get(error.code, error.code)
         if code == error_codes.RATE_LIMITED and self._project is not None:
@@ -146,7 +146,7 @@ class InsiemeDialect(Dialect):
         return ApiError(code, error.message, **details)
 
     def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int = 0) -> bytes:
-        """As the base says."""
+        """See the base class."""
         payload = {"results": [_to_result(ids, index, result, now_ms) for index, result in enumerate(results)]}
         try:
             return orjson.dumps(payload)
@@ -154,7 +154,7 @@ class InsiemeDialect(Dialect):
             return json.dumps(payload).encode()
 
     def encode_view(self, view: RecordView) -> str | None:
-        """As the base says. The dialect does not show erased records and those of another form."""
+        """See the base class. The dialect does not show erased records and those of another form."""
         project = self.project
         position, log_time_ms, actor, client, scope, key, partitions, body = view
         if body is None:
@@ -179,7 +179,7 @@ class InsiemeDialect(Dialect):
         )
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - has no epoch
-        """As the base says. The page omits events that the dialect cannot show; the cursor moves past them."""
+        """See the base class. The page omits events that the dialect cannot show; the cursor moves past them."""
         tail = b'],"nextSinceCommittedId":%d,"hasMore":%b,"syncToCommittedId":%d}' % (
             page.next,
             b"true" if page.has_more else b"false",

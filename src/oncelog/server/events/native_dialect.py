@@ -215,29 +215,29 @@ class NativeDialect(Dialect):
     is_project_bound: ClassVar = False
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """As the base says. Plain submissions are decoded by the fast decoder."""
+        """See the base class. Plain submissions are decoded by the fast decoder."""
         return decode_fast(data, actor, client, events_max) or super().decode(data, actor, client, events_max)
 
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
-        """As the base says."""
+        """See the base class."""
         events = get_required(payload, "events", "$.payload")
         return to_submit(_decode_items(events, "$.payload.events", events_max=events_max), actor, client)
 
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """As the base says."""
+        """See the base class."""
         return _SYNC.decode(payload, "$.payload")
 
     def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
-        """As the base says."""
+        """See the base class."""
         members = {"client_id": client_id, "actor": actor} if self.shows_actor else {"client_id": client_id}
         return orjson.dumps({**members, "server_last_committed_id": last_committed_id, "epoch": epoch})
 
     def encode_results(self, ids: Sequence[str], results: Sequence[ItemResult], now_ms: int = 0) -> bytes:  # noqa: ARG002 - shows no time
-        """As the base says."""
+        """See the base class."""
         return b'{"results":[%b]}' % b",".join(map(_encode_result, ids, results))
 
     def encode_view(self, view: RecordView) -> str:
-        """As the base says. An erased event is null. An id that is not a UUID is shown as the UUID of `projects`."""
+        """See the base class. An erased event is null. An id that is not a UUID is shown as the UUID of `projects`."""
         position, log_time_ms, actor, client, _, key, partitions, body = view
         shown_actor = f',"actor":{encode_json_text(actor)}' if self.shows_actor else ""
         erased = "" if body is not None else ',"erased":true'
@@ -251,7 +251,7 @@ class NativeDialect(Dialect):
         return self.encode_view(to_record_view(record)).encode()
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """As the base says. The cursor of the client may be above the position that this server has delivered."""
+        """See the base class. The cursor of the client may be above the position that this server has delivered."""
         tail = b'],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,"epoch":"%b"}' % (
             page.next,
             b"true" if page.has_more else b"false",

@@ -84,7 +84,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     # --- frames in
 
     def receive(self, data: bytes) -> Awaitable[None] | None:
-        """As the base says. Stops reading frames while `outbox_frames_max` replies wait, most of them short errors."""
+        """See the base class. Stops reading while `outbox_frames_max` replies wait, most of them short errors."""
         if self.replies.count >= self.service.limits.outbox_frames_max and not self._is_refusing:
             return self._receive_when_empty(data)
         return super().receive(data)
@@ -105,7 +105,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             return bytes(error.reply_to)
 
     def _decode(self, data: bytes) -> SubmitMessage | Envelope:
-        """As the base says. Changes no state after `connect`, so it may run in a worker thread."""
+        """See the base class. Changes no state after `connect`, so it may run in a worker thread."""
         principal = self.principal
         if principal is None:
             return self._decode_first(data)
@@ -213,7 +213,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         service.hub.settle_reply(pending)
 
     def fail_write(self, pending: _PendingSubmit, error: ApiError) -> None:
-        """As the base says."""
+        """See the base class."""
         self._count_request(error.code)
         if error.code == error_codes.RATE_LIMITED:
             # RATE_LIMITED would end the connection. After a write above the rate, the client only retries (EV-8).
@@ -270,7 +270,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     # --- the end
 
     async def wait_for_replies(self) -> None:
-        """As the base says. During a sync cycle, results wait for the next request of the client."""
+        """See the base class. During a sync cycle, results wait for the next request of the client."""
         if not self.subscriber.is_paging:
             await self.replies.wait_empty()
         await self.send_queue.drain()
@@ -280,13 +280,13 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
     def _end_credential(self, error: ApiError) -> None:
         if self.subscriber.partitions:
-            # Results in flight would need the broadcasts before them, which the client may not read any more.
+            # Results in flight would need the broadcasts before them, which the client may no longer read.
             self._fail_now(error)
         else:
             self._send_error(error)
 
     def fail(self, error: Exception) -> None:
-        """As the base says."""
+        """See the base class."""
         self._fail_now(to_api_error(error))
 
     def _fail_now(self, error: ApiError, close_reason: CloseReason | None = None) -> None:

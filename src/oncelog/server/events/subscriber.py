@@ -116,7 +116,7 @@ class Subscriber:
         self._hub = service.hub
         self._on_error = on_error
         self.abort = on_abort
-        """As `EventReader` says."""
+        """See `EventReader`."""
         self._on_untracked = on_untracked
         self._delivered = 0
         self._cycle: _Cycle | None = None
@@ -124,7 +124,7 @@ class Subscriber:
         self._held_order = count()
         self._own_positions = OwnPositions()
         self.add_own = self._own_positions.add
-        """As `EventReader` says."""
+        """See `EventReader`."""
         self._holds_replies = False
         """Whether replies that would overtake broadcasts are held (modes paused and catching)."""
         self._is_reading = False
@@ -139,7 +139,7 @@ class Subscriber:
     # --- places of replies (see `EventReader`)
 
     def place(self, number: int, reply: PendingReply) -> None:
-        """As `EventReader` says."""
+        """See `EventReader`."""
         if self.mode is SubscriptionMode.ENDED:
             return
         if reply.placed_at is not None:
@@ -152,7 +152,7 @@ class Subscriber:
             self.replies.place(reply)
 
     def place_after_previous(self, number: int, reply: PendingReply) -> None:
-        """As `EventReader` says."""
+        """See `EventReader`."""
         if self.mode is SubscriptionMode.ENDED:
             return
         reply.placed_at = number

@@ -160,7 +160,7 @@ class LedgerService(ApiService):
     def to_answer(
         self, submission: Submission, verdict: Verdict, principal: Principal, *, is_batch: bool = False
     ) -> WriteAnswer | None:
-        """Return the answer to a write; None for a commit that is no longer in memory and must be read."""
+        """Return the answer to a write, or None for a commit that is no longer in memory and must be read."""
         if isinstance(verdict, Committed):
             self.counts.ledger_writes["committed"] += 1
             return self._find_success(verdict.receipt)

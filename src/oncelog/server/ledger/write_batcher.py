@@ -22,7 +22,7 @@ BATCHING_THRESHOLD: Final = 16
 RATE_WINDOW_S: Final = 0.02
 """Window in which answers are counted."""
 BATCH_WRITES_MAX: Final = 32
-"""Held writes at which a batch is submitted at once."""
+"""Held writes at which a batch is submitted immediately."""
 BATCH_WAIT_S: Final = 0.003
 """Longest time that a write is held. An answer to an earlier write ends it too, because the next commit begins."""
 

@@ -96,7 +96,7 @@ class Inspector(Protocol):
         """Accept the time of the clock."""
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """Start a new history with another epoch. Its numbers continue above those of the lost one (CO-12).
+        """Start a new history with a new epoch. Its numbers continue above those of the lost one (CO-12).
 
         Raises SettingsError for an `above` that is below a number of the log.
         """

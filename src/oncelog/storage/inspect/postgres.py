@@ -67,12 +67,12 @@ class DatabaseView(LogView):
             return self._runner.run(invoke())
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """As `LogView` says."""
+        """See `LogView`."""
         result: T = self.call(run_query, query, *arguments)
         return result
 
     def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[RowTuple]:
-        """As `LogView` says."""
+        """See `LogView`."""
         return self.iterate_pages(SQL[statement], *parameters, page_rows=PAGE_ROWS)
 
     def iterate_pages(self, sql: str, *parameters: Any, page_rows: int = VALUES_PAGE_ROWS) -> Iterator[RowTuple]:
@@ -82,21 +82,21 @@ class DatabaseView(LogView):
             yield from page
 
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """As `LogView` says."""
+        """See `LogView`."""
         return super().fetch_first(statement, *parameters) if statement in SQL else None
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """As `LogView` says."""
+        """See `LogView`."""
         return self.run_query(load_key_status, self.metadata, identity)
 
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
-        """As `LogView` says."""
+        """See `LogView`."""
         hashes = hash_identities(self.metadata.index_secret, identities)
         stored = {row[-4:] for row in self.iterate_rows("keys", list(hashes.values()))}
         return [identity for identity in identities if identity in stored]
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """As `LogView` says. Pages have a number of rows, not a range of positions, which may have long gaps."""
+        """See `LogView`. Pages have a number of rows, not a range of positions, which may have long gaps."""
         for lane, head in self.run_query(load_heads).items():
             position = 0
             while position < head.position:
@@ -107,7 +107,7 @@ class DatabaseView(LogView):
                 position = last
 
     def get_clock_status(self) -> ClockStatus:
-        """As `LogView` says. The mark of a server is comparable only on the machine of the server."""
+        """See `LogView`. The mark of a server is comparable only on the machine of the server."""
         system = ClockMark.read(SystemClock())
         row = self.fetch_first("look_at_state", system.boot)
         database_ms, _, _, elapsed_ms, time_ms = row or (0, 0, 0, None, None)
@@ -117,7 +117,7 @@ class DatabaseView(LogView):
         return ClockStatus(replace(system, time_ms=database_ms), "database's clock", mark, newest_ms, blind_reason)
 
     def get_sizes(self) -> dict[str, Any]:
-        """As `LogView` says."""
+        """See `LogView`."""
         sizes: dict[str, int] = dict(self.iterate_rows("sizes"))
         [(server,)] = self.iterate_pages("SHOW server_version")
         return {"server": server, "bytes": sum(sizes.values()), "tables": sizes}
@@ -132,7 +132,7 @@ class DatabaseInspector:
 
     @contextmanager
     def open_view(self) -> Iterator[DatabaseView]:
-        """As `Inspector` says."""
+        """See `Inspector`."""
         with open_session(self._address) as view:
             view.call(lambda connection: connection.execute(_BEGIN))
             view.metadata = view.call(load_metadata, self._name)
@@ -146,13 +146,13 @@ class DatabaseInspector:
             yield view
 
     def confirm_clock(self) -> None:
-        """As `Inspector` says. All servers accept it."""
+        """See `Inspector`. All servers accept it."""
         with self.open_view() as view:  # a store would create a missing log
             view.call(check_database, self._name)
         self._call_store(PostgresStore.confirm_clock, _TIMEOUTS)
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """As `Inspector` says. Open servers notice it with their next commit or poll, and must be restarted."""
+        """See `Inspector`. Open servers notice it with their next commit or poll, and must be restarted."""
         with open_session(self._address) as view:  # a store would create a missing log, and migrates an older one
             view.call(check_database, self._name)
             view.call(load_metadata, self._name)

@@ -41,26 +41,26 @@ class FileView(LogView):
         self.metadata = metadata
 
     def run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """As `LogView` says."""
+        """See `LogView`."""
         return run_query(self.connection, query, *arguments)
 
     def iterate_rows(self, statement: str, *parameters: Any) -> Iterator[RowTuple]:
-        """As `LogView` says."""
+        """See `LogView`."""
         return iter(self.connection.execute(SQL[statement], parameters))
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """As `LogView` says."""
+        """See `LogView`."""
         return load_key_status(self.connection, self._index, identity, self.metadata.settings.lanes)
 
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
-        """As `LogView` says."""
+        """See `LogView`."""
         hashes = self._index.hash_identities(identities)
         places = self._index.find_places(self.connection, set(hashes.values())).values()
         stored, _ = load_remembered(self.connection, set(chain(*places)), ReadSet(keys=set(identities)))
         return [identity for identity in identities if identity in stored]
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """As `LogView` says."""
+        """See `LogView`."""
         newest = self.estimate_records()
         wanted = json.dumps([key.hex().upper() for key in keys])
         for first in range(0, newest, SCAN_PAGE_RECORDS):
@@ -68,14 +68,14 @@ class FileView(LogView):
             yield last - first, list(self.iterate_rows("records_of_keys", first, last, wanted))
 
     def get_clock_status(self) -> ClockStatus:
-        """As `LogView` says."""
+        """See `LogView`."""
         [(_, _, *columns)] = self.iterate_rows("state")
         mark = ClockMark(*columns)
         blind_reason = "the machine has been restarted since"
         return ClockStatus(ClockMark.read(SystemClock()), "wall clock", mark, mark.time_ms, blind_reason)
 
     def get_sizes(self) -> dict[str, Any]:
-        """As `LogView` says."""
+        """See `LogView`."""
         levels = Counter(segment.level for segment in self._index.segments)
         # Read before the connection is closed: the last connection empties the write-ahead log when it closes.
         wal = Path(f"{self._path}-wal")
@@ -111,17 +111,17 @@ class FileInspector:
 
     @contextmanager
     def open_view(self) -> Iterator[FileView]:
-        """As `Inspector` says."""
+        """See `Inspector`."""
         with open_read_transaction(self._path) as (connection, metadata):
             yield FileView(connection, self._path, metadata)
 
     def confirm_clock(self) -> None:
-        """As `Inspector` says."""
+        """See `Inspector`."""
         with _open_writer(self._path) as writer:
             writer.confirm_clock()
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
+        """See `Inspector`. Raises StoreError for a log that is open elsewhere, and MovedError."""
         # `renew_epoch` migrates an older schema: a server must not open the log before its numbers leap.
         with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
             if metadata.schema_version >= MOVED_SCHEMA_VERSION:

@@ -118,7 +118,7 @@ async def _migrate_log(path: str, address: str, report: ReportProgress) -> Migra
 async def _find_target_log(
     source: MigrationSource, target: MigrationTarget
 ) -> tuple[LogMetadata, PendingMove | None] | None:
-    """Return what the target has of this log; None if it has no log. Raises StoreError for another log."""
+    """Return what the target has of this log, or None if it has no log. Raises StoreError for another log."""
     found, mark = await target.load_metadata(), load_marker(source.connection)
     if mark is not None and (found is None or not _belongs_to(found, source.metadata.epoch, mark)):
         raise _build_moved_error(mark, target)
@@ -149,7 +149,7 @@ class _LogMigration:
         self._report = report
 
     async def run(self) -> MigrationOutcome:
-        """As `migrate_log` says."""
+        """See `migrate_log`."""
         source, target = self._source, self._target
         found = await _find_target_log(source, target)
         is_marked = load_marker(source.connection) is not None

@@ -71,7 +71,7 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether the session cannot be used any more."""
+    """Return whether the session can no longer be used."""
     # asyncpg raises an error that is also a ValueError for a parameter that it cannot encode.
     return isinstance(error, _SESSION_LOST_ERRORS) and not isinstance(error, ValueError)
 

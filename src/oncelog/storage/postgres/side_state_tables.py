@@ -35,7 +35,7 @@ _LANE: Final = {"lane": "integer"}
 
 
 def compute_digest(key: Sequence[Any]) -> bytes | None:
-    """Return the SHA-256 of the texts of a long key; None for a short key.
+    """Return the SHA-256 of the texts of a long key, or None for a short key.
 
     The separator is U+0000, which no name contains.
     """

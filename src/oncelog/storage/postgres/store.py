@@ -104,7 +104,7 @@ class PostgresStore(SqlStore):
     # --- opening and closing
 
     async def open(self) -> None:
-        """As `Store` says. Any number of processes may have the log open."""
+        """See `Store`. Any number of processes may have the log open."""
         retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms)
         while self._store_transaction is None:
             try:
@@ -137,7 +137,7 @@ class PostgresStore(SqlStore):
         return StoreTransaction(metadata, self._clock, self._draw)
 
     async def close(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -154,7 +154,7 @@ class PostgresStore(SqlStore):
             pool.terminate()
 
     def create_sibling(self) -> "PostgresStore":
-        """As `Store` says: with separate sessions, as another server has them. It does not wake other servers."""
+        """See `Store`: with separate sessions, as another server has them. It does not wake other servers."""
         store = PostgresStore(self._address, draw=self._draw, timeouts=self._timeouts)
         store._clock = self._create_clock()
         store._store_transaction = StoreTransaction(self._metadata, store._clock, self._draw)
@@ -175,11 +175,11 @@ class PostgresStore(SqlStore):
     # --- writing
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_write((), declare_alone, policies)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
-        """As `Store` says."""
+        """See `Store`."""
         store_transaction = self._check_open()
         needs = store_transaction.compute_read_set(batch)
         if not needs.lanes:  # all of it is malformed
@@ -212,7 +212,7 @@ class PostgresStore(SqlStore):
         return int(await self._read(lambda connection: connection.fetchval(SQL["database_size"])))
 
     async def probe(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
 
         await self._transact(lambda connection: connection.execute(SQL["touch_state"]))
 
@@ -228,7 +228,7 @@ class PostgresStore(SqlStore):
         await self._transact(work)
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """As `Store` says. All lanes are locked."""
+        """See `Store`. All lanes are locked."""
         store_transaction = self._check_open()
         epoch = store_transaction.next_epoch = new_epoch()
         lanes = range(self.settings.lanes + 1)
@@ -249,7 +249,7 @@ class PostgresStore(SqlStore):
     # --- reading
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """As `Store` says."""
+        """See `Store`."""
         store_transaction = self._check_open()
         needs = ReadSet(keys=set(identities))
         snapshot = await self._read(lambda connection: store_transaction.load_snapshot(connection, needs, {}))
@@ -257,13 +257,13 @@ class PostgresStore(SqlStore):
 
     @shared_query
     def get_key_status(self, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
-        """As `Store` says."""
+        """See `Store`."""
         key_status = yield from load_key_status(self._metadata, identity)
         mark, _ = yield from self._propose_mark()
         return replace(key_status, time_ms=mark.time_ms)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         if self._notifier is not None:
             self._notifier.listen(wake)
 

@@ -82,7 +82,7 @@ class StoreTransaction:
         self.check_renewed()
 
     def check_renewed(self) -> None:
-        """Raise LogReplacedError if an earlier check has found another epoch."""
+        """Raise LogReplacedError if an earlier check has found a different epoch."""
         if self.renewed_epoch:
             raise LogReplacedError(
                 f"the log has a new epoch, {self.renewed_epoch}, and was opened with {self.metadata.epoch}: start this "

@@ -67,7 +67,7 @@ class _RowSource:
         """Column with a row's number in the order of the query."""
 
     def fetch(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
-        """Return at most `limit` rows, and the number after which to continue; None if there are no more rows."""
+        """Return at most `limit` rows, and the number after which to continue, or None if there are no more rows."""
         query = self._query
         if len(query.partitions) > 1:
             return (yield from self._fetch_of_partitions(after, limit))

@@ -78,7 +78,7 @@ class SqlStore(ABC):
     """Base of the stores. See `storage.store.Store` for what each method promises."""
 
     _view_fetch_rows_max: int
-    """Largest number of rows that one statement of `read_views` fetches."""
+    """Maximum number of rows that one statement of `read_views` fetches."""
     _erase_values: EraseValues
 
     @property
@@ -103,12 +103,12 @@ class SqlStore(ABC):
 
     @property
     def epoch(self) -> str:
-        """As `Store` says."""
+        """See `Store`."""
         return self._metadata.epoch
 
     @property
     def settings(self) -> Settings:
-        """As `Store` says."""
+        """See `Store`."""
         return self._metadata.settings
 
     def _get_lane(self, scope: str) -> int:
@@ -118,7 +118,7 @@ class SqlStore(ABC):
 
     @shared_query
     def read(self, query: Query) -> QuerySteps[Page]:
-        """As `Store` says.
+        """See `Store`.
 
         A page needs no transaction: positions become visible in order, so every record up to the newest position of one
         statement is visible to the next statement.
@@ -130,7 +130,7 @@ class SqlStore(ABC):
 
     @shared_query
     def read_views(self, query: Query, policy: str, encode: EncodeViews) -> QuerySteps[RecordViewPage]:
-        """As `Store` says."""
+        """See `Store`."""
         encoded: list[bytes] = []
         total = 0
 
@@ -146,32 +146,32 @@ class SqlStore(ABC):
     # --- records, blocks and heads
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_query(records.list_internal_records, after, limit)
 
     @shared_query
     def sequence_before(self, stream: str, upto: int, count: int) -> QuerySteps[int]:
-        """As `Store` says."""
+        """See `Store`."""
         rows = yield Statement("sequence_before", self._get_lane(stream), stream, upto, count - 1)
         return int(records.get_value(rows, 0))
 
     @shared_query
     def sequence_after(self, stream: str, after: int, count: int) -> QuerySteps[int]:
-        """As `Store` says."""
+        """See `Store`."""
         rows = yield Statement("sequence_after", self._get_lane(stream), stream, after, count)
         return int(records.get_value(rows, after))
 
     async def heads(self) -> Mapping[int, LaneHead]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_query(records.load_heads)
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_query(records.load_block, lane, height)
 
     @shared_query
     def blocks(self, lane: int, after: int, limit: int, scope: str) -> QuerySteps[list[ScopedBlock]]:
-        """As `Store` says."""
+        """See `Store`."""
         rows = yield Statement("blocks", lane, after, limit)
         blocks = [Block(*row) for row in rows]
         if not blocks:
@@ -187,16 +187,16 @@ class SqlStore(ABC):
         ]
 
     async def erasures(self) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_query(records.count_erasures)
 
     async def consumers(self) -> list[Consumer]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_query(records.list_consumers)
 
     @shared_query
     def previous_epochs(self) -> QuerySteps[tuple[str, ...]]:
-        """As `Store` says."""
+        """See `Store`."""
         leaps = yield from records.load_leaps()
         restores = yield from records.load_records(0, [above + 1 for above in leaps[-PREVIOUS_EPOCHS_MAX:]])
         return decode_previous_epochs([record.body for record in restores])
@@ -205,7 +205,7 @@ class SqlStore(ABC):
 
     @shared_query
     def side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
-        """As `Store` says."""
+        """See `Store`."""
         return self._load_side_state(read_set)
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
@@ -220,7 +220,7 @@ class SqlStore(ABC):
 
     @shared_query
     def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> QuerySteps[EntityPage]:
-        """As `Store` says."""
+        """See `Store`."""
         lane = self._get_lane(scope)
         state = yield from self._load_side_state(ReadSet(lanes={lane}))
         bounds = (lane, scope, after, prefix, compute_prefix_end(prefix), state.get_time_ms(lane))
@@ -230,7 +230,7 @@ class SqlStore(ABC):
 
     @shared_query
     def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> QuerySteps[RowPage]:
-        """As `Store` says."""
+        """See `Store`."""
         if table and after[0] != table:
             after = (table, "")
         statement = "row_page_of_table" if table else "row_page"
@@ -241,7 +241,7 @@ class SqlStore(ABC):
 
     @shared_query
     def relationships(self, query: RelationshipQuery) -> QuerySteps[RelationshipPage]:
-        """As `Store` says."""
+        """See `Store`."""
         field = query.search_field
         named: tuple[Any, ...] = {"resource": (query.resource,), "": ()}.get(field, (query.resource, query.relation))
         after = (*query.after[:2], query.subject or query.after[2])
@@ -252,14 +252,14 @@ class SqlStore(ABC):
 
     @shared_query
     def members(self, scope: str, after: str, limit: int) -> QuerySteps[MemberPage]:
-        """As `Store` says."""
+        """See `Store`."""
         rows = yield Statement("member_page", self._get_lane(scope), scope, after, limit + 1)
         members = [StreamMember(name, acknowledged, to_role(is_owner)) for name, acknowledged, is_owner in rows]
         return MemberPage(*cut_page(members, limit))
 
     @shared_query
     def memberships(self, member: str, prefix: str, after: str, limit: int) -> QuerySteps[MembershipPage]:
-        """As `Store` says."""
+        """See `Store`."""
         rows = yield Statement("membership_page", member, after, prefix, compute_prefix_end(prefix), limit + 1)
         memberships = [
             Membership(scope, newest, acknowledged, to_role(is_owner)) for scope, newest, acknowledged, is_owner in rows
@@ -268,7 +268,7 @@ class SqlStore(ABC):
 
     @shared_query
     def member_changes(self, lane: int, after: MemberCursor, limit: int) -> QuerySteps[list[MemberChange]]:
-        """As `Store` says."""
+        """See `Store`."""
         rows = yield Statement("member_changes", lane, *after, limit)
         return [
             MemberChange.from_row(revision, scope, member, kind, present, acknowledged, to_role(is_owner))
@@ -276,7 +276,7 @@ class SqlStore(ABC):
         ]
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         counts: list[int] = []
 
         def erase_and_count() -> QuerySteps[int]:
@@ -293,11 +293,11 @@ class SqlStore(ABC):
     # --- tenants
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_query(tenant_queries.load_usage)
 
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
-        """As `Store` says."""
+        """See `Store`."""
         text, lanes = encode_tenants(tenants), self.settings.lanes
         for tried in count(1):
             start = await self._run_query(tenant_queries.load_count_start)

@@ -83,7 +83,7 @@ class Driver(Protocol):
         """Return a connection in autocommit mode, with the interface of sqlite3."""
 
     def get_free_bytes(self, path: str) -> int | None:
-        """Return the free bytes of the file system; None if unknown."""
+        """Return the free bytes of the file system, or None if unknown."""
 
     def get_file_id(self, path: str) -> object:
         """Return the identity of the current file, to detect that the file was removed or replaced."""
@@ -118,14 +118,14 @@ class SqliteDriver:
             raise translate_error(error, path) from error
 
     def create(self, path: str) -> None:
-        """As `Driver` says. An existing file with wider permissions than a new one is reported."""
+        """See `Driver`. An existing file with wider permissions than a new one is reported."""
         try:
             create_or_report(path, self._file_mode)
         except OSError as error:
             raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
 
     def get_free_bytes(self, path: str) -> int | None:
-        """As `Driver` says: the bytes that processes without root privileges may use."""
+        """See `Driver`: the bytes that processes without root privileges may use."""
         try:
             found = os.statvfs(os.path.dirname(path) or ".")  # noqa: PTH120 - runs in every commit
         except OSError:
@@ -133,7 +133,7 @@ class SqliteDriver:
         return found.f_bavail * found.f_frsize
 
     def get_file_id(self, path: str) -> object:
-        """As `Driver` says."""
+        """See `Driver`."""
         try:
             found = os.stat(path)  # noqa: PTH116 - runs in every commit, and takes half the time
         except OSError:
@@ -141,7 +141,7 @@ class SqliteDriver:
         return found.st_dev, found.st_ino
 
     def connect(self, path: str) -> sqlite3.Connection:
-        """As `Driver` says."""
+        """See `Driver`."""
         return sqlite3.connect(
             path,
             timeout=BUSY_TIMEOUT_MS / 1000,
@@ -162,23 +162,23 @@ class MemoryDriver:
         weakref.finalize(self, self.connect("").close)
 
     def check(self, path: str) -> None:
-        """As `Driver` says: no other application can reach the database."""
+        """See `Driver`: no other application can reach the database."""
 
     def create(self, path: str) -> None:
         """Do nothing: there is no file."""
 
     def connect(self, path: str) -> sqlite3.Connection:  # noqa: ARG002 - the driver has one database
-        """As `Driver` says."""
+        """See `Driver`."""
         return sqlite3.connect(
             self._uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
         )
 
     def get_free_bytes(self, path: str) -> int | None:  # noqa: ARG002
-        """As `Driver` says."""
+        """See `Driver`."""
         return None
 
     def get_file_id(self, path: str) -> object:
-        """As `Driver` says: the database cannot be replaced."""
+        """See `Driver`: the database cannot be replaced."""
         return path
 
 

@@ -34,7 +34,7 @@ class ExistingFileDriver(SqliteDriver):
         self._query_only = query_only
 
     def check(self, path: str) -> None:
-        """As `Driver` says. A missing or empty file is not a log either."""
+        """See `Driver`. A missing or empty file is not a log either."""
         found = Path(path)
         if not found.exists():
             raise NotALogError(f"{path} does not exist.")
@@ -48,7 +48,7 @@ class ExistingFileDriver(SqliteDriver):
         """Do nothing: `check` refuses a missing file."""
 
     def connect(self, path: str) -> sqlite3.Connection:
-        """As `Driver` says."""
+        """See `Driver`."""
         connection = self._connect(path, "mode=rw")
         try:
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()

@@ -16,7 +16,7 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 _SQL: Final = files("oncelog.storage.sqlite") / "sql"
 SQL: Final = load_statements(_SQL, parameter_prefix="?")
 ROWS_MAX: Final = 64
-"""Largest number of rows per insert. A row then costs half as much as alone, and slightly less than with 16. More rows
+"""Maximum number of rows per insert. A row then costs half as much as alone, and slightly less than with 16. More rows
 save nothing."""
 
 

@@ -109,7 +109,7 @@ class SqliteStore(SqlStore):
         return self._file_writer.metadata
 
     async def open(self) -> None:
-        """As `Store` says. Several processes may open one file. A forked process opens it after the fork."""
+        """See `Store`. Several processes may open one file. A forked process opens it after the fork."""
         self._process = os.getpid()
         self._writer_thread = WorkerThread("oncelog-writer")
         self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer_thread
@@ -123,7 +123,7 @@ class SqliteStore(SqlStore):
         self._start_fill()
 
     async def close(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         if self._writer_thread is None or self._readers is None:
             return
         if self._fill_task is not None:
@@ -143,7 +143,7 @@ class SqliteStore(SqlStore):
         await asyncio.to_thread(writer.stop)
 
     def create_sibling(self) -> "SqliteStore | None":
-        """As `Store` says. The sibling has a separate connection, like another process."""
+        """See `Store`. The sibling has a separate connection, like another process."""
         if not self._driver.is_shared:
             return None
         store = SqliteStore(self._path, driver=self._driver)
@@ -151,11 +151,11 @@ class SqliteStore(SqlStore):
         return store
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._run_write((), declare_policies, policies)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
-        """As `Store` says."""
+        """See `Store`."""
         writer = self._writer_thread
         if writer is None or validate is not None or (result := self._prepare(batch)) is None:
             result = await self._write(self._file_writer.commit, batch, validate)
@@ -175,59 +175,59 @@ class SqliteStore(SqlStore):
         return result
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._write(self._file_writer.find_keys, identities)
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._write(self._file_writer.get_key_status, identity)
 
     async def scrub(self) -> bool:
-        """As `Store` says."""
+        """See `Store`."""
         # Without the lock the checkpointer could count as a reader that blocks the truncation.
         async with self._checkpoint_lock:
             return await self._write(self._file_writer.scrub)
 
     def free_bytes(self) -> int | None:
-        """As `Store` says. The pages of the write-ahead log still have to fit into the file."""
+        """See `Store`. The pages of the write-ahead log still have to fit into the file."""
         free = self._driver.get_free_bytes(self._path)
         return None if free is None else max(0, free - _get_file_size(f"{self._path}-wal"))
 
     async def size_bytes(self) -> int | None:
-        """As `Store` says: the file and its write-ahead log."""
+        """See `Store`: the file and its write-ahead log."""
         sizes = [_get_file_size(f"{self._path}{end}") for end in ("", "-wal")]
         return sum(sizes) if any(sizes) else None
 
     async def probe(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         async with self._checkpoint_lock:  # as in `scrub`
             await self._write(self._file_writer.probe)
 
     async def confirm_clock(self) -> None:
-        """As `Store` says."""
+        """See `Store`."""
         await self._write(self._file_writer.confirm_clock)
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """As `Store` says."""
+        """See `Store`."""
         return await self._write(self._file_writer.renew_epoch, above, NO_REPLACED_LOG, operator)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """As `Store` says. SQLite sends no notifications."""
+        """See `Store`. SQLite sends no notifications."""
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
-        """As `Store` says."""
+        """See `Store`."""
         # One at a time. Every row releases the GIL and takes it again, so two concurrent reads slow each other down and
-        # together take twice as long as one after the other.
+        # together take twice as long as one after another.
         async with self._views_lock:
             return await super().read_views(query, policy, encode)
 
     async def heads(self) -> Mapping[int, LaneHead]:
-        """As `Store` says."""
+        """See `Store`."""
         self._file_writer.check_file()
         return await super().heads()
 
     async def erasures(self) -> int:
-        """As `Store` says."""
+        """See `Store`."""
         self._file_writer.check_file()
         return await super().erasures()
 

@@ -47,7 +47,7 @@ _KEY_FORMATS: Final = {
 
 
 class SideStateComparison:
-    """Compares the tables one after the other, and counts the entries."""
+    """Compares the tables one after another, and counts the entries."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class IndexCollector:
         self.streams = RowChecksum()
 
     def add(self, record: Record) -> None:
-        """As `RecordCollector` says."""
+        """See `RecordCollector`."""
         for partition in set(record.partitions):
             self.partitions.add(record.lane, partition, record.position)
         if record.sequence:

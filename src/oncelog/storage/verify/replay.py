@@ -246,7 +246,7 @@ class SideStateReplay:
         """Scopes of the batch, and whether each has a record whose effects are not known."""
 
     def add(self, record: Record) -> None:
-        """As `RecordCollector` says."""
+        """See `RecordCollector`."""
         if record.policy == FOLD_POLICY and self._with_effects:
             self._add_fold(record)
         policy = self._state.policies.get(record.policy)

@@ -110,22 +110,22 @@ class FileSource(VerificationSource):
         """Keys outside of segments, about as many as a writer keeps in memory."""
 
     def check_structure(self) -> Iterator[StepProgress]:
-        """As `VerificationSource` says."""
+        """See `VerificationSource`."""
         check_file(self._connection)
         yield from check_indexes(self._connection)
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """As `VerificationSource` says."""
+        """See `VerificationSource`."""
         columns = ", ".join(table.columns)
         statement = f"SELECT {columns} FROM oncelog_{table.name} ORDER BY lane, {', '.join(table.keys)}"  # noqa: S608
         return iter(self._connection.execute(statement))
 
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """As `VerificationSource` says."""
+        """See `VerificationSource`."""
         return self.view.iterate_rows("all_evidence")
 
     def add(self, record: Record) -> None:
-        """As `VerificationSource` says."""
+        """See `VerificationSource`."""
         place = encode_place(record.lane, record.position)
         identity = (record.policy, record.scope, record.client, record.client_sequence, record.key)
         for key_hash in self._index.hash_record(*identity):
@@ -135,7 +135,7 @@ class FileSource(VerificationSource):
                 self._unsealed.append((key_hash, place))
 
     def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
-        """As `VerificationSource` says. A sealed key is in one segment only."""
+        """See `VerificationSource`. A sealed key is in one segment only."""
         self._check_sealing()
         self._check_listed()
         found = RowChecksum(self._sealed.secret)
