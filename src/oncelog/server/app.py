@@ -111,7 +111,6 @@ class Server:
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self._operators = OperatorEndpoints(
-            self.log,
             self._auth_gate,
             self.metrics,
             get_position=lambda: self.apis.hub.position,

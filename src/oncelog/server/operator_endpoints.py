@@ -13,7 +13,6 @@ from aiohttp.helpers import ETAG_ANY
 from msgspec.structs import replace
 
 from oncelog import error_codes
-from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
@@ -57,7 +56,6 @@ class OperatorEndpoints:
 
     def __init__(
         self,
-        log: Log,
         auth_gate: AuthGate,
         metrics: Metrics,
         *,
@@ -65,7 +63,6 @@ class OperatorEndpoints:
         get_settings: Callable[[], ServerSettings],
         build_document: Callable[[], dict[str, Any]],
     ) -> None:
-        self._log = log
         self._auth_gate = auth_gate
         self._metrics = metrics
         self._get_position = get_position
@@ -131,7 +128,7 @@ class OperatorEndpoints:
         if not self.is_ready:
             return _not_ready("stopping" if self._auth_gate.is_closing else "the store cannot be read")
         try:
-            heads = await asyncio.wait_for(self._log.heads(), READY_TIMEOUT_S)
+            heads = await asyncio.wait_for(self._metrics.log.heads(), READY_TIMEOUT_S)
         except OncelogError as error:
             self._auth_gate.log_limiter.warn("not ready", error=str(error))
             return _not_ready("the store cannot be read")
@@ -139,9 +136,9 @@ class OperatorEndpoints:
             self._auth_gate.log_limiter.warn("not ready: the store has not answered in time", seconds=READY_TIMEOUT_S)
             return _not_ready("the store does not answer")
         newest = heads[0].position if 0 in heads else 0
-        found = {"status": "ok", "epoch": self._log.epoch, "last_committed_id": newest}
+        found = {"status": "ok", "epoch": self._metrics.log.epoch, "last_committed_id": newest}
         # A read-only server is ready too: it answers known writes and reads.
-        read_only = self._log.read_only
+        read_only = self._metrics.log.read_only
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
@@ -151,9 +148,9 @@ class OperatorEndpoints:
             metrics.usage = ()
         else:
             with suppress(OncelogError):
-                metrics.usage = await self._log.usage()
+                metrics.usage = await self._metrics.log.usage()
         with suppress(OncelogError, TimeoutError):
-            heads = await asyncio.wait_for(self._log.heads(), METRICS_TIMEOUT_S)
+            heads = await asyncio.wait_for(self._metrics.log.heads(), METRICS_TIMEOUT_S)
             metrics.positions = {lane: head.position for lane, head in heads.items()}
         metrics.positions = {**metrics.positions, 0: self._get_position()}
         return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})

@@ -6,6 +6,7 @@ clients read before there were problem documents remain in it.
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import orjson
@@ -53,11 +54,6 @@ PROBLEMS: Final = {
 _NOT_SHOWN: Final = frozenset({"status", "field"})
 
 
-def keep_code(error: ApiError) -> str:
-    """Return the code unchanged."""
-    return error.code
-
-
 def to_error_member(error: ApiError) -> dict[str, Any]:
     """Return `error` with code, message and details, which clients read before there were problem documents."""
     details = {name: value for name, value in error.details.items() if name != "status"}
@@ -67,7 +63,7 @@ def to_error_member(error: ApiError) -> dict[str, Any]:
 class ProblemDialect(Struct, frozen=True):
     """Differences of the problem documents of one API."""
 
-    spell_code: Callable[[ApiError], str] = keep_code
+    spell_code: Callable[[ApiError], str] = attrgetter("code")
     to_previous_members: Callable[[ApiError], dict[str, Any]] = to_error_member
     """Members that clients read before there were problem documents."""
     statuses: Mapping[str, int] = {}

@@ -84,20 +84,19 @@ class _WebSocket(web.WebSocketResponse):
 
     session: WebSocketSession[Any, Any] | None = None
     session_transport: WebSocketSessionTransport | None = None
-    auth_gate: AuthGate
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         """See aiohttp."""
         if code == WSCloseCode.MESSAGE_TOO_BIG and self.session is not None and not self.closed:
-            principal = self.session.principal
-            self.auth_gate.log_limiter.log(
+            principal, auth_gate = self.session.principal, self.session.auth_gate
+            auth_gate.log_limiter.log(
                 logging.INFO if principal is None else logging.WARNING,
                 "a frame is larger than limits.frame_bytes_max; the connection is closed",
-                address=self.session.address,
+                address=self.session.caller.address,
                 actor=None if principal is None else principal.actor,
             )
             await self.session.receive_oversize()
-            message = b"limits.frame_bytes_max is %d: send smaller requests" % self.auth_gate.limits.frame_bytes_max
+            message = b"limits.frame_bytes_max is %d: send smaller requests" % auth_gate.limits.frame_bytes_max
         return await super().close(code=code, message=message, drain=drain)
 
     async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
@@ -132,7 +131,6 @@ class WebSocketSessions(OpenConnections[S]):
             max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
             decode_text=False,
         )
-        socket.auth_gate = self.auth_gate
         await socket.prepare(request)
         transport = request.transport
         if transport is None:  # the connection is lost

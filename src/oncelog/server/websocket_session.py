@@ -85,7 +85,6 @@ class WebSocketSession(ABC, Generic[M, R]):
         self.auth_gate = auth_gate
         self.transport = transport
         self.caller = caller
-        self.address = caller.address
         self.principal: Principal | None = None
         self.send_queue = SendQueue(transport, auth_gate.limits, auth_gate.counts, self._close_slow, self._describe)
         self.in_flight_count = 0
@@ -140,7 +139,7 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     def _describe(self) -> Mapping[str, JsonValue]:
         """Return the connection's fields in log lines."""
-        return {"address": self.address, "actor": None if self.principal is None else self.principal.actor}
+        return {"address": self.caller.address, "actor": None if self.principal is None else self.principal.actor}
 
     def _may_continue(self, principal: Principal) -> bool:  # noqa: ARG002 - for sessions with a scope
         """Return whether the connection may stay open with changed rights."""

@@ -62,10 +62,9 @@ class EventsHub:
         """Position up to which every record has been delivered. The server sets it when the hub begins to listen."""
         self._next_delivery: asyncio.Future[None] | None = None
         """Completed by the next delivery; None while no reader waits."""
-        self._counts = auth_gate.counts
+        self._auth_gate = auth_gate
         self._on_fail = on_fail
         self._native = native
-        self._now_ms = auth_gate.clock.wall_ms
         self._live: dict[str, set[EventReader]] = {}
         self._live_in_project: dict[str, set[EventReader]] = {}
         """Readers of the `insieme` dialect, by the partition of their project."""
@@ -168,7 +167,7 @@ class EventsHub:
             {reply.reader for fingerprint, reply in origins if fingerprint == record.fingerprint} if origins else ()
         )
         if readers:
-            frame = self._native.encode_broadcast(record, self._now_ms())
+            frame = self._native.encode_broadcast(record, self._auth_gate.clock.wall_ms())
             if frame is not None:
                 self._enqueue(frame, readers, submitters)
         if in_project:
@@ -176,12 +175,12 @@ class EventsHub:
                 followers = in_project.get(partition)
                 if followers:
                     # All readers of a project receive the same form of the record.
-                    frame = next(iter(followers)).dialect.encode_broadcast(record, self._now_ms())
+                    frame = next(iter(followers)).dialect.encode_broadcast(record, self._auth_gate.clock.wall_ms())
                     if frame is not None:
                         self._enqueue(frame, followers, submitters)
 
     def _enqueue(self, frame: bytes, readers: Iterable[EventReader], submitters: Collection[EventReader]) -> None:
-        self._counts.deliveries += self.coalescer.broadcast(frame, readers, submitters)
+        self._auth_gate.counts.deliveries += self.coalescer.broadcast(frame, readers, submitters)
 
     def _select_readers(self, record: Record) -> Collection[EventReader]:
         if len(record.partitions) == 1:

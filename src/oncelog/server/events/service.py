@@ -43,7 +43,6 @@ class EventsService(ApiService):
         super().__init__(log, auth_gate)
         self.hub = hub
         self._rate = new_rate(self.limits.new_events_per_second_max)
-        self._body_bytes_max = log.limits.body_bytes_max
         self.native = native
         self._tenants = Tenants(())
         self.insieme: Dialect = insieme or InsiemeDialect(None)
@@ -59,7 +58,7 @@ class EventsService(ApiService):
         rate = self._rate
         have_own_ids = bool(self._tenants.event_scopes)
         items: list[Submission | RejectedItem] = []
-        bytes_max = self._body_bytes_max  # one item above the limit would make the log refuse all items
+        bytes_max = self.log.limits.body_bytes_max  # one item above the limit would make the log refuse all items
         for item in submit.items:
             if isinstance(item, Submission):
                 if len(item.body) > bytes_max:
