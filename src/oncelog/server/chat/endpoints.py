@@ -40,8 +40,18 @@ class ChatEndpoints:
         after_user = _cursor_parameter(USER_ID, decode_user_id)
         after = integer_schema("Cursor: the page has the messages after this sequence.")
         before = integer_schema("The page has the messages directly before this sequence. Excludes `after`.")
-        read = partial(Endpoint, api="chat", method="GET")
-        write = partial(Endpoint, api="chat", method="POST")
+        read = partial(
+            Endpoint,
+            api="chat",
+            method="GET",
+            authorize=lambda call: service.check_readable(call["chat_id"], call.principal),
+        )
+        write = partial(
+            Endpoint,
+            api="chat",
+            method="POST",
+            authorize=lambda call: service.check_writable(call["chat_id"], call.principal),
+        )
         user = path_parameter(
             "user_id", USER_ID, "The user: `user:…`, or `client:…` of an API key.", "user:ben", decode_user_id
         )
@@ -68,6 +78,7 @@ class ChatEndpoints:
             ),
             write(
                 path=_CHATS,
+                authorize=None,
                 name="createChat",
                 summary="Create a chat",
                 description=(
@@ -89,6 +100,7 @@ class ChatEndpoints:
             ),
             read(
                 path=_CHATS,
+                authorize=None,
                 name="listChats",
                 summary="List the chats of the caller",
                 description="A page of chats in the order of their ids.",
@@ -102,7 +114,6 @@ class ChatEndpoints:
                 summary="Read a chat and its members",
                 description="The chat, with a page of its members in the order of their ids.",
                 parameters=(_CHAT_PARAMETER, after_user, limit),
-                authorize=self._authorize_read,
                 handle=lambda call: service.load_chat(call.scope, call.principal, call["after"], call["limit"]),
                 responses={200: schema_response("Chat", "A page.")},
             ),
@@ -124,12 +135,11 @@ class ChatEndpoints:
                     example={"role": "owner"},
                     is_required=False,
                 ),
-                authorize=self._authorize_write,
                 handle=self._add_member,
                 responses=done,
                 errors=(409, 507),
             ),
-            read(
+            write(
                 path=_MEMBER,
                 parameters=member,
                 method="DELETE",
@@ -139,7 +149,6 @@ class ChatEndpoints:
                     "For owners. Every member may also leave the chat. When the last owner leaves, the member that "
                     "joined first becomes an owner. A repeated request changes nothing."
                 ),
-                authorize=self._authorize_write,
                 handle=lambda call: service.remove_member(call.scope, call["user_id"], call.principal),
                 responses=done,
             ),
@@ -159,7 +168,6 @@ class ChatEndpoints:
                     EPOCH_PARAMETER,
                     limit,
                 ),
-                authorize=self._authorize_read,
                 handle=self._get_history,
                 responses={200: schema_response("Batch", "A page.")},
                 errors=(409,),
@@ -179,7 +187,6 @@ class ChatEndpoints:
                     decode=messages.decode_new_message,
                     example={"client_message_id": _MESSAGE_EXAMPLE, "content": "Hello"},
                 ),
-                authorize=self._authorize_write,
                 handle=self._send,
                 responses={
                     200: schema_response("Sent", "The first answer to a known message."),
@@ -202,7 +209,6 @@ class ChatEndpoints:
                         _MESSAGE_EXAMPLE,
                     ),
                 ),
-                authorize=self._authorize_read,
                 handle=lambda call: service.find_message(call.scope, call["message_id"], call.principal),
                 responses={200: schema_response("MessageOutcome", "Outcome of the message.")},
                 errors=(404,),
@@ -213,11 +219,11 @@ class ChatEndpoints:
                 summary="Read the watermarks of the members",
                 description="A page of members in the order of their ids.",
                 parameters=(_CHAT_PARAMETER, after_user, limit),
-                authorize=self._authorize_read,
                 handle=self._get_delivery,
                 responses={200: schema_response("Delivery", "A page.")},
             ),
-            write(
+            read(
+                method="POST",
                 path=f"{_CHAT}/ack",
                 name="acknowledge",
                 summary="Acknowledge messages",
@@ -229,20 +235,11 @@ class ChatEndpoints:
                     decode=messages.acknowledgement.decode_body,
                     example={"last_acked_sequence": 1},
                 ),
-                authorize=self._authorize_read,
                 handle=lambda call: service.acknowledge(call.scope, call.body, call.principal),
                 responses={200: schema_response("Acknowledged", "The watermark is durable.")},
                 errors=(409,),
             ),
         ]
-
-    def _authorize_read(self, call: Call) -> str:
-        self._service.check_readable(call["chat_id"], call.principal)
-        return str(call["chat_id"])
-
-    def _authorize_write(self, call: Call) -> str:
-        self._service.check_writable(call["chat_id"], call.principal)
-        return str(call["chat_id"])
 
     # --- chats
 

@@ -65,15 +65,17 @@ class ChatService(ApiService):
 
     # --- rights
 
-    def check_writable(self, scope: str, principal: Principal) -> None:
-        """Raise ApiError without the grant to write: the same error as for an unknown chat."""
+    def check_writable(self, scope: str, principal: Principal) -> str:
+        """Return the scope. Raises ApiError without the grant to write: the same error as for an unknown chat."""
         if not principal.grants.may_write(scope):
             raise membership_error()
+        return scope
 
-    def check_readable(self, scope: str, principal: Principal) -> None:
-        """Raise ApiError without the grant to read: the same error as for an unknown chat."""
+    def check_readable(self, scope: str, principal: Principal) -> str:
+        """Return the scope. Raises ApiError without the grant to read: the same error as for an unknown chat."""
         if not principal.grants.may_read(scope):
             raise membership_error()
+        return scope
 
     def check_not_stopping(self) -> None:
         """Raise ApiError while the server is being stopped."""
