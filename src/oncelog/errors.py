@@ -107,7 +107,7 @@ class SlowReaderError(OncelogError):
 
 
 class ClockJumpedError(OncelogError):
-    """The clock is `ahead_ms` ahead of the time that the steady clock of the machine predicts."""
+    """The clock is `ahead_ms` ahead of the time that the machine's steady clock predicts."""
 
     def __init__(self, ahead_ms: int, limit_ms: int) -> None:
         super().__init__(

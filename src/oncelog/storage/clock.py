@@ -1,4 +1,4 @@
-"""Clock of an embedded log: the wall clock, checked against the monotonic clock of the machine.
+"""Clock of an embedded log: the wall clock, checked against the machine's monotonic clock.
 
 Keys expire by log time, so a wall clock that jumps forward would make the log forget keys too early. A log stores the
 time of its newest commit by both clocks (`ClockMark`). With it every process, also one that starts later, distinguishes
@@ -23,7 +23,7 @@ class Clock(Protocol):
     """Source of time for a log. Tests inject a clock that they control."""
 
     def wall_ms(self) -> int:
-        """Return milliseconds since 1970 by the wall clock of the machine, which may jump."""
+        """Return milliseconds since 1970 by the machine's wall clock, which may jump."""
 
     def elapsed_ms(self) -> int:
         """Return milliseconds since the machine started, including sleep. This clock never jumps."""

@@ -7,7 +7,7 @@ START_MS: Final = 1_700_000_000_000
 
 
 class ManualClock:
-    """A `storage.clock.Clock` for tests: the wall clock and the steady clock of the machine move only by
+    """A `storage.clock.Clock` for tests: the wall clock and the machine's steady clock move only by
     method calls."""
 
     def __init__(self, wall_ms: int = START_MS) -> None:

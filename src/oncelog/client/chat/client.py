@@ -1,4 +1,4 @@
-"""The asyncio client of chats: it sends and delivers each message once, in one order, in spite of crashes.
+"""The asyncio chat client: it sends and delivers each message once, in one order, in spite of crashes.
 
     async with ChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
         await client.create("tea", members=["user:bob"])

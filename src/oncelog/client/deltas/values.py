@@ -83,7 +83,7 @@ class Refusal(Struct, frozen=True):
 
 
 class DeltaRefusedError(ClientError):
-    """The gateway refuses a delta, which blocks the deltas behind it. `withdraw` takes it out of the outbox."""
+    """The gateway refuses a delta, which blocks the deltas behind it. `withdraw` removes it from the outbox."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Parts of the blocking client of events that the generator cannot derive: handlers run in threads."""
+"""Parts of the blocking events client that the generator cannot derive: handlers run in threads."""
 
 import asyncio
 import inspect

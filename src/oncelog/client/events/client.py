@@ -1,4 +1,4 @@
-"""The asyncio client of events: durable submissions, and each event once, in one order.
+"""The asyncio events client: durable submissions, and each event once, in one order.
 
     async with Client("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         pending = await client.submit({"type": "todo.added", "text": "milk"})

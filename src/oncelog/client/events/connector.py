@@ -1,4 +1,4 @@
-"""Task that keeps a client of events connected to a server."""
+"""Task that keeps an events client connected to a server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from oncelog.errors import LostError
 
 
 class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
-    """Connector of a client of events."""
+    """Connector of an events client."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Outbox of a client of events: drafts, and submissions without an outcome."""
+"""Outbox of an events client: drafts, and submissions without an outcome."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from oncelog.core.canonical import INTEGER_MAX, JsonValue
 from oncelog.errors import CanonicalError
 
 EventsRuntime = ProtocolRuntime[ClientStore, ClientLimits, EventsProtocol]
-"""Runtime of a client of events."""
+"""Runtime of an events client."""
 
 
 class Draft(NamedTuple):
@@ -73,7 +73,7 @@ class Pending(BasePending[OutboxEntry, Outcome]):
 
 
 class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]):
-    """Outbox of a client of events."""
+    """Outbox of an events client."""
 
     def __init__(self, runtime: EventsRuntime) -> None:
         limits = runtime.limits

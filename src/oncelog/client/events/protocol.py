@@ -89,7 +89,7 @@ class _Request(Struct, gc=False):
 
 
 class EventsProtocol(BaseProtocol):
-    """State of one client of events."""
+    """State of one events client."""
 
     def __init__(self, client_id: str, partitions: Sequence[str], cursor: int, epoch: str) -> None:
         super().__init__(logger)

@@ -1,4 +1,4 @@
-"""SQLite file of a client of events: outbox, cursor, refused submissions, and events that were set aside.
+"""SQLite file of an events client: outbox, cursor, refused submissions, and events that were set aside.
 
 The file may be a file of the application. Then one transaction saves the effect of an event and the cursor after it,
 and each event takes effect exactly once in spite of crashes.
@@ -47,7 +47,7 @@ class StoredClient(Struct, frozen=True):
 
 
 class ClientStore(OutboxStore):
-    """Store of one client of events."""
+    """Store of one events client."""
 
     _schema = SCHEMA
 

@@ -1,4 +1,4 @@
-"""Values of the client of events: limits, events, outcomes and status."""
+"""Values of the events client: limits, events, outcomes and status."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from oncelog.deprecation import alias_property
 
 
 class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """Limits and times of a client of events."""
+    """Limits and times of an events client."""
 
     outbox_events_max: int = 100_000
     """Submissions without an outcome. If the outbox is full, `submit` raises LimitExceededError."""
@@ -94,7 +94,7 @@ class SetAside(Struct, frozen=True):
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """Status of a client of events for a user interface."""
+    """Status of an events client for a user interface."""
 
     set_aside: int = 0
     """Events that are set aside."""

@@ -218,7 +218,7 @@ def _take_token(tenant: Tenant, usage: Usage, now_ms: int, admission: Admission 
     """Take a token of a tenant, by the time of the batch, because the lanes of a tenant have different log times.
 
     The clock of another process may be slightly behind; then the bucket has less. If it is far behind, for example
-    after the clock of the machine was set back, the bucket would need longer to refill than its size allows. It then
+    after the machine's clock was set back, the bucket would need longer to refill than its size allows. It then
     counts as full, so that the tenant need not wait until this clock has caught up.
     """
     per_second = tenant.new_writes_per_second_max
