@@ -12,6 +12,7 @@ import shlex
 import stat
 import threading
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from oncelog.errors import SettingsError
@@ -62,6 +63,14 @@ def create_or_report(path: str, mode: int = OWNER_ONLY) -> None:
     """Create an empty file (`create_file`), or report an existing one (`report_loose_file`). Raises OSError."""
     if not create_file(path, mode):
         report_loose_file(path, mode)
+
+
+def describe_creation_error(path: str, error: OSError) -> str:
+    """Return the message for a file that `create_or_report` could not create."""
+    directory = Path(path).parent
+    if isinstance(error, FileNotFoundError) and not directory.exists():
+        return f"{path} cannot be created: {error.strerror}: the directory {directory} does not exist; create it first"
+    return f"{path} cannot be created: {error.strerror}"
 
 
 def open_new(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -> int:

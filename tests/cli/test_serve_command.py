@@ -220,6 +220,7 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
         done = oncelog("serve", "--development", "--store", str(tmp_path / "log.db"), "--port", str(port))
         assert (done.returncode, done.stdout) == (2, "")
         assert f"oncelog: cannot listen on 127.0.0.1:{port}: " in done.stderr
+        assert "stop the program that uses it, or set another port" in done.stderr
         assert "Traceback" not in done.stderr
 
 

@@ -52,7 +52,11 @@ def test_transfer_example_survives_a_kill_at_every_statement(tmp_path: Path) -> 
 @pytest.mark.parametrize("number", range(len(PAGE)))
 def test_programs_of_the_page_run(number: int, tmp_path: Path) -> None:
     output = run_python("-c", PAGE[number], cwd=tmp_path)
-    assert output == ("this key was used for other work; nothing was done\n" if number == 0 else "")
+    assert output == (
+        "this key was used with other arguments or for other work; nothing was done; use a new key for new work\n"
+        if number == 0
+        else ""
+    )
 
 
 SCRIPT: Final = """

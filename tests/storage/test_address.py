@@ -44,6 +44,12 @@ def test_shown_address_hides_secrets_and_keeps_the_schema(address: str, said: st
     assert is_address(address) == (address != "app.db")
 
 
+async def test_empty_address_is_refused() -> None:
+    for use in (open_log, create_inspector):
+        with pytest.raises(SettingsError, match="the address of the log is empty"):
+            use("")
+
+
 @pytest.mark.parametrize(
     "address",
     [

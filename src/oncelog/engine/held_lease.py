@@ -107,7 +107,9 @@ def to_work_error(verdict: Verdict) -> WorkError:
         return WorkError(f"unexpected verdict: {verdict!r}")
     match verdict.reason:
         case Reason.IDENTITY_REUSED:
-            return ConflictError("this key was used for other work; nothing was done")
+            return ConflictError(
+                "this key was used with other arguments or for other work; nothing was done; use a new key for new work"
+            )
         case Reason.IN_FLIGHT:
             return InFlightError(verdict.message, verdict.retry_after_ms)
         case Reason.RUN_FAILED:

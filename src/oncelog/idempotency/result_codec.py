@@ -41,6 +41,7 @@ class ResultCodec:
 
     def __init__(self, function: Callable[..., Any], result: Any, remembered_errors: Sequence[type[Exception]]) -> None:
         self._type = _get_result_type(function) if result is NO_RESULT else result
+        self._name = getattr(function, "__name__", repr(function))
         _check_json_type(self._type, function)
         self._decoder = msgspec.json.Decoder(_StoredOutcome[self._type])  # type: ignore[name-defined]
         if isinstance(remembered_errors, type):
@@ -57,7 +58,10 @@ class ResultCodec:
             body = msgspec.json.encode(_StoredOutcome(value))
             stored = self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-            raise ResultError(f"the result cannot be stored as {self._type}: {error}") from error
+            raise ResultError(
+                f"the result of {self._name} cannot be stored as {inspect.formatannotation(self._type)}: {error}; "
+                "nothing was stored, so the next call runs the function again"
+            ) from error
         if stored.result is UNSET:
             raise ResultError("the result is UNSET, which cannot be stored")
         return body, stored.result
@@ -79,8 +83,8 @@ class ResultCodec:
             stored = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise ResultError(
-                f"the stored result is not {self._type}: {error}; if the return type of the function has changed, set "
-                "a new name with name=…"
+                f"the stored result is not {inspect.formatannotation(self._type)}: {error}; if the return type of the "
+                "function has changed, set a new name with name=…"
             ) from error
         if stored.raised is not None:
             raise self._rebuild_error(stored.raised)

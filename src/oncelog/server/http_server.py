@@ -5,6 +5,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping
+from errno import EADDRINUSE
 from functools import partial
 from typing import Any, Final
 
@@ -55,6 +56,7 @@ class HttpPort:
         port: int,
         *,
         purpose: str = "",
+        port_setting: str = "port",
         tls: ssl.SSLContext | None = None,
         shutdown_timeout_s: float = CLOSE_TIMEOUT_S,
         **protocol_options: Any,
@@ -78,7 +80,10 @@ class HttpPort:
         except OSError as error:
             # `socket.create_server` repeats the address in its text.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-            raise SettingsError(f"cannot listen{purpose} on {host}:{port}: {reason}") from error
+            advice = f"; stop the program that uses it, or set another {port_setting}"
+            raise SettingsError(
+                f"cannot listen{purpose} on {host}:{port}: {reason}{advice if error.errno == EADDRINUSE else ''}"
+            ) from error
         self._listener = Listener(
             sockets,
             self._limiter,
@@ -221,7 +226,7 @@ class MetricsListener(HttpPort):
         app = web.Application()
         for path, handler in self._routes.items():
             app.router.add_get(path, handler)
-        await self._listen(app, host, port, purpose=" for metrics")
+        await self._listen(app, host, port, purpose=" for metrics", port_setting="metrics_port")
 
     @property
     def port(self) -> int:

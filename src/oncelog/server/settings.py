@@ -204,7 +204,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
                 (
                     "no caller could authenticate: configure tokens (tokens.algorithms and tokens.key_files) or "
                     "API keys (api_keys.file), or, for a server that only its own machine can reach, set "
-                    "development to true"
+                    "development to true (--development)"
                 ),
             ),
             (

@@ -28,10 +28,12 @@ def is_address(store: str) -> bool:
 
 
 def check_scheme(store: str) -> None:
-    """Raise SettingsError for an address with an unsupported scheme.
+    """Raise SettingsError for an empty address, or one with an unsupported scheme.
 
     The message quotes only the scheme, because the rest of the address may contain a password.
     """
+    if not store:
+        raise SettingsError("the address of the log is empty: a log is a file or postgresql://USER@HOST/DATABASE")
     other = _ANY_SCHEME_PATTERN.match(store)
     if other is not None and not is_address(store):
         raise SettingsError(

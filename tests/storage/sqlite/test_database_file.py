@@ -186,7 +186,9 @@ async def test_directory_is_refused(tmp_path: Path) -> None:
 
 
 async def test_log_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError):
+    with pytest.raises(
+        StoreUnavailableError, match=f"the directory {tmp_path}/nowhere does not exist; create it first"
+    ):
         await open_and_close(tmp_path / "nowhere" / "log.db")
     assert list(tmp_path.iterdir()) == []
 

@@ -22,7 +22,7 @@ from oncelog.errors import (
     StoreUnavailableError,
     UnstorableError,
 )
-from oncelog.file_modes import OWNER_ONLY, create_or_report
+from oncelog.file_modes import OWNER_ONLY, create_or_report, describe_creation_error
 from oncelog.sql_files import split_script
 from oncelog.storage.key_hash import SECRET_BYTES
 from oncelog.storage.metadata import LogMetadata, check_schema_version, check_settings, new_epoch, new_settings
@@ -122,7 +122,7 @@ class SqliteDriver:
         try:
             create_or_report(path, self._file_mode)
         except OSError as error:
-            raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
+            raise StoreUnavailableError(describe_creation_error(path, error)) from error
 
     def get_free_bytes(self, path: str) -> int | None:
         """See `Driver`: the bytes that processes without root privileges may use."""
@@ -251,7 +251,7 @@ def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
     unchanged."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name == "SQLITE_FULL":
-        return DiskFullError(f"{path}: {error} [{name}]{hint}")
+        return DiskFullError(f"{path}: {error} [{name}]; free space{hint}")
     if name.startswith(_UNAVAILABLE_ERRORS):
         return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
     is_sqlite = isinstance(error, sqlite3.Error)

@@ -289,7 +289,10 @@ class Writer:
         """Raise LogReplacedError if the file was removed or replaced. Readers of an open file do not notice that
         themselves."""
         if self._file_id is not None and self._driver.get_file_id(self._path) != self._file_id:
-            raise LogReplacedError(f"{self._path} has been removed or replaced since it was opened")
+            raise LogReplacedError(
+                f"{self._path} has been removed or replaced since it was opened; open the log again, or restart "
+                "the server"
+            )
 
     def _use_metadata(self, metadata: LogMetadata) -> None:
         """Keep the metadata of the opened file. After an error the file is opened again, and may be another log."""
