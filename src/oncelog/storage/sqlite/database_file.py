@@ -157,7 +157,7 @@ class MemoryDriver:
     is_shared = False
 
     def __init__(self) -> None:
-        self._uri = f"file:/oncelog-{id(self)}?vfs=memdb"
+        self._uri = f"file:/oncelog-{id(self)}-{time.monotonic_ns()}?vfs=memdb"
         # SQLite removes the database with its last connection, and the writer closes its connection after errors.
         weakref.finalize(self, self.connect("").close)
 
