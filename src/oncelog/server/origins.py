@@ -45,7 +45,8 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
     for text in reversed((forwarded_for or "").split(",")):
         if not _is_in(found, trusted):
             break
-        before = _parse_address_with_port(text.strip())
+        parts = _HOST_AND_PORT.fullmatch(text.strip().lower())  # some proxies add the port
+        before = parse_address(text.strip() if parts is None else parts[1] or parts[2])
         if before is None:
             break
         found = before
@@ -88,12 +89,6 @@ def parse_address(text: str | None) -> Address | None:
     # A socket for both versions reports IPv4 addresses in this form.
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return mapped or found
-
-
-def _parse_address_with_port(text: str) -> Address | None:
-    """Parse an address with an optional port, which some proxies add."""
-    parts = _HOST_AND_PORT.fullmatch(text.lower())
-    return parse_address(text if parts is None else parts[1] or parts[2])
 
 
 # --- the page ---------------------------------------------------------------------------------------------

@@ -85,7 +85,11 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self._set_principal(self.auth_gate.authenticate(request.token, self.caller))
             self.device_id, self._is_live = request.device_id, request.is_live
             if request.is_live:
-                await self._join()
+                # Before the answer to `connect`, so that all messages sent after the answer are delivered.
+                with translate_errors():
+                    await self.hub.join(self)
+                if self._is_closing:  # the client has disconnected during the join
+                    self.hub.leave(self)
         except ApiError as error:
             self._send_error(error, self._get_reply_to(request))
             self.close(WSCloseCode.POLICY_VIOLATION, codec.get_code(error))
@@ -94,13 +98,6 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         members = codec.encode_connected(self.user_id, service.log.epoch, service.limits.heartbeat_ms)
         self._enqueue(codec.encode_reply("connected", members, request.request_id))
         self._count_request("ok")
-
-    async def _join(self) -> None:
-        """Join the hub before the answer to `connect`, so that all messages sent after the answer are delivered."""
-        with translate_errors():
-            await self.hub.join(self)
-        if self._is_closing:  # the client has disconnected during the join
-            self.hub.leave(self)
 
     async def _sync(self, request: SyncRequest) -> None:
         service = self.service
