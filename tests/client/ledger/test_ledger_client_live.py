@@ -56,6 +56,7 @@ from oncelog.testing.clock import ManualClock
 from server.running_server import Serving, api_key, serving
 from server.test_server_app import make_certificate
 
+KEY = UUID(int=7)
 FEW = LedgerLimits(
     pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, in_flight_max=3, pending_writes_max=5, idle_ms=3_600_000
 )
@@ -240,21 +241,28 @@ async def test_unexpected_error_is_raised_to_all_callers(tmp_path: Path, monkeyp
         assert len(await soon(ledger.recovered())) == 1
 
 
-@pytest.mark.rule("LG-19")
-async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> None:
-    """The first write was committed and reported, and the key was used again; then the power failed."""
-    path = tmp_path / "client.db"
+def _store_key_twice(path: Path, *names: str) -> None:
+    """Leave two writes under one key in a file, as if power failed before the outcome of the first one was saved."""
     store = LedgerStore(str(path))
     store.open("billing-1")
     scope = store.load_scope("acme", "")
-    operations, now = (set_entity("a", b"1"),), time.time_ns() // 10**6
+    now = time.time_ns() // 10**6
+    contents = [(set_entity(name, b"1"),) for name in names]
     entries = [
-        QueuedWrite(number, bytes([7]) * 16, operations, encode_operations(operations), now) for number in (1, 2)
+        QueuedWrite(number, KEY.bytes, operations, encode_operations(operations), now)
+        for number, operations in enumerate(contents, 1)
     ]
     store.save(
         scope.id, StoreChanges([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
     )
     store.close()
+
+
+@pytest.mark.rule("LG-19")
+async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> None:
+    """The first write was committed and reported, and the key was used again; then the power failed."""
+    path = tmp_path / "client.db"
+    _store_key_twice(path, "a", "a")
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
         first, second = await soon(ledger.recovered())
         assert written(first.outcome).tx_id == written(second.outcome).tx_id
@@ -263,24 +271,20 @@ async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> Non
 
 async def test_callers_get_the_outcome_of_the_newer_write_of_a_key_stored_twice(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    store = LedgerStore(str(path))
-    store.open("billing-1")
-    scope = store.load_scope("acme", "")
-    now = time.time_ns() // 10**6
-    contents = [(set_entity(name, b"1"),) for name in ("a", "b")]
-    entries = [
-        QueuedWrite(number, bytes([7]) * 16, operations, encode_operations(operations), now)
-        for number, operations in enumerate(contents, 1)
-    ]
-    store.save(
-        scope.id, StoreChanges([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
-    )
-    store.close()
+    _store_key_twice(path, "a", "b")
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
-        again = asyncio.create_task(ledger.write(set_entity("b", b"1"), key=bytes([7]) * 16))
+        again = asyncio.create_task(ledger.write(set_entity("b", b"1"), key=KEY))
         first, second = await soon(ledger.recovered())
         assert await soon(again) == second.outcome != first.outcome
         assert await ledger.pending() == []
+
+
+async def test_newer_write_of_a_key_stored_twice_is_withdrawn(tmp_path: Path) -> None:
+    path = tmp_path / "client.db"
+    _store_key_twice(path, "a", "b")
+    async with ledger_of(NOWHERE, path) as ledger:
+        await ledger.withdraw(KEY)
+        assert [one.operations for one in await ledger.pending()] == [(set_entity("a", b"1"),)]
 
 
 @pytest.mark.rule("LG-7")

@@ -228,9 +228,9 @@ class WriteStream(RetryTask[LedgerRuntime]):
     async def withdraw(self, key: bytes) -> bool:
         """Withdraw a pending write; see `LedgerScope.withdraw`."""
         self._runtime.check_open()
-        if not any(entry.key == key for entry in self._protocol.entries):
+        if self._find_entry(key) is None:
             await self.outbox.save()  # the write may have been submitted just now
-        entry = next((entry for entry in self._protocol.entries if entry.key == key), None)
+        entry = self._find_entry(key)
         if entry is None:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
         is_final = self._protocol.withdraw(entry)
@@ -238,6 +238,10 @@ class WriteStream(RetryTask[LedgerRuntime]):
         self._advance()
         await self._runtime.wait_until(lambda: entry.is_reported)
         return is_final
+
+    def _find_entry(self, key: bytes) -> QueuedWrite | None:
+        """Return the newest pending write with a key."""
+        return next((entry for entry in reversed([*self._protocol.entries]) if entry.key == key), None)
 
     def _build_forgotten_error(self) -> ForgottenError | None:
         forgotten = self._protocol.forgotten

@@ -151,15 +151,32 @@ class SqliteDriver:
         )
 
 
+class _MemoryConnection(sqlite3.Connection):
+    """The only connection to a database in memory. SQLite removes the database when the connection is closed."""
+
+    def close(self) -> None:
+        """Roll back only: the writer closes its connection after errors, and connects again."""
+        if self.in_transaction:
+            self.rollback()
+
+
 class MemoryDriver:
-    """Opens connections to a database in memory, which exists as long as the driver."""
+    """Returns the connection to a database in memory, which exists as long as the driver.
+
+    SQLite could open several connections to one such database (`vfs=memdb`), but limits its size to 1 GiB then.
+    """
 
     is_shared = False
 
     def __init__(self) -> None:
-        self._uri = f"file:/oncelog-{id(self)}-{time.monotonic_ns()}?vfs=memdb"
-        # SQLite removes the database with its last connection, and the writer closes its connection after errors.
-        weakref.finalize(self, self.connect("").close)
+        self._connection = sqlite3.connect(
+            ":memory:",
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+            factory=_MemoryConnection,
+        )
+        weakref.finalize(self, sqlite3.Connection.close, self._connection)
 
     def check(self, path: str) -> None:
         """See `Driver`: no other application can reach the database."""
@@ -169,9 +186,7 @@ class MemoryDriver:
 
     def connect(self, path: str) -> sqlite3.Connection:  # noqa: ARG002 - the driver has one database
         """See `Driver`."""
-        return sqlite3.connect(
-            self._uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
-        )
+        return self._connection
 
     def get_free_bytes(self, path: str) -> int | None:  # noqa: ARG002
         """See `Driver`."""
