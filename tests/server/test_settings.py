@@ -315,7 +315,13 @@ def test_development_mode_is_allowed_on_loopback(host: str) -> None:
 
 
 @pytest.mark.rule("CO-21")
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "128.0.0.1"])  # noqa: S104
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("0.0.0.0", "::", "10.0.0.1", "128.0.0.1"),  # noqa: S104
+        *("example.org", "localhost.example.org", "127.0.0.1%lo", "::ffff:127.0.0.1"),
+    ],
+)
 def test_development_mode_is_refused_on_other_hosts(host: str) -> None:
     message = refusal(None, {}, {**OPEN, "host": host, **TOKENS})
     assert "loopback" in message

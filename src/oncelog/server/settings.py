@@ -7,6 +7,7 @@ earlier ones: the defaults, a TOML file, the environment, the command line.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from itertools import combinations
 from typing import Any, Final, get_type_hints
 
@@ -30,7 +31,7 @@ from oncelog.server.errors import raise_first
 from oncelog.server.event_validator import VALIDATORS_GROUP
 from oncelog.server.limits import ApiLimits
 from oncelog.server.log_format import Format, Level
-from oncelog.server.origins import normalize_origin, parse_address, parse_networks
+from oncelog.server.origins import normalize_origin, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
 DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
@@ -243,8 +244,13 @@ def _may_share_address(host: str, other: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can connect to the host: 127.0.0.0/8, ::1 and `localhost`."""
-    address = parse_address(host)
-    return host.lower() == "localhost" if address is None else address.is_loopback
+    if host.lower() == "localhost":
+        return True
+    try:
+        # Stricter than `parse_address`, which drops a suffix: the system would look `127.0.0.1%name` up as a name.
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 # --- loading -----------------------------------------------------------------------------------------
