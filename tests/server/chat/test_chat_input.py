@@ -43,6 +43,8 @@ MESSAGES = ChatMessages(ApiLimits(message_bytes_max=4096))
         ({"chat_id": "a\n"}, "INVALID_MESSAGE", "$.chat_id"),
         ({"chat_id": "e\u0301"}, "INVALID_MESSAGE", "$.chat_id"),
         ({"chat_id": "a" * 129}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": None}, "INVALID_REQUEST", "$.chat_id"),
+        ({"chat_id": 7}, "INVALID_REQUEST", "$.chat_id"),
         ({"request_id": "a" * 129}, "INVALID_REQUEST", "$.request_id"),
         ({"request_id": 7}, "INVALID_REQUEST", "$.request_id"),
         ({"type": "send"}, "INVALID_REQUEST", "$.type"),

@@ -348,7 +348,10 @@ class ChatMessages:
         if message is None:
             *others, last = self._frames
             raise field_error("$.type", f"must be {', '.join(others)} or {last}")
-        with _refuse_invalid_message() if kind == "send_message" else nullcontext():
+        is_send = kind == "send_message"
+        if is_send:
+            get_text(members, "chat_id", "$")  # a frame without the text of an id is malformed; other faults follow
+        with _refuse_invalid_message() if is_send else nullcontext():
             frame: Frame = message.decode(members, "$", request_id)
         return frame
 
