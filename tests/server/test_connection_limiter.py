@@ -1,6 +1,9 @@
 """Limits of connections by number, address and principal, and the room for authenticated ones."""
 
+from collections.abc import Callable
+
 import pytest
+from aiohttp import StreamReader
 
 from oncelog.server.auth.grants import EVERYTHING
 from oncelog.server.auth.principal import Principal
@@ -267,6 +270,35 @@ def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
         other.set_principal(principal("user:ada"))
     stream.close()
     other.set_principal(principal("user:ada"))
+
+
+class CountingByteLimit:
+    """A limit of bytes before authentication."""
+
+    def __init__(self) -> None:
+        self.bytes_max: int | None = None
+
+    def remove(self) -> None:
+        self.bytes_max = None
+
+    def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:  # noqa: ARG002
+        self.bytes_max = bytes_max
+
+    def ignore_body(self, body: StreamReader) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.rule("CO-25")
+def test_limit_of_the_first_message_ends_on_a_connection_that_was_authenticated_for_another_caller() -> None:
+    limiter = Limiter()
+    proxy = limiter.connected("10.0.0.1", is_proxy=True)
+    proxy.byte_limit = limit = CountingByteLimit()
+    stream = limiter.open_stream("192.0.2.1", proxy)
+    Caller("192.0.2.2", proxy).set_principal(principal("user:bob"))
+    stream.limit_first_message(100, lambda: None)
+    assert limit.bytes_max == 100
+    stream.set_principal(principal("user:ada"))
+    assert limit.bytes_max is None
 
 
 @pytest.mark.rule("CO-27")

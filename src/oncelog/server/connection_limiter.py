@@ -84,7 +84,7 @@ class Caller:
 
     def set_principal(self, principal: Principal) -> None:  # noqa: ARG002 - for subclasses
         """Set the authenticated principal. Raises ApiError if the principal has too many connections."""
-        if self._proxy is not None and self._proxy.counted_address is not None:
+        if self._proxy is not None:
             self._proxy.remove_limits()
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
