@@ -47,7 +47,7 @@ class ResultCodec:
         if isinstance(remembered_errors, type):
             raise TypeError("remember must be a list of exceptions, not a single exception")
         self.remembered_errors = tuple(remembered_errors)
-        self._errors_by_name = {_get_error_name(error): error for error in remembered_errors}
+        self._errors_by_name = {_get_error_name(error): error for error in self.remembered_errors}
 
     def encode_result(self, value: Any) -> tuple[bytes, Any]:
         """Return the body for a value, and the value as all callers get it, decoded from the body.

@@ -58,7 +58,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     """A longer token is refused. A higher value is not possible."""
 
     def __post_init__(self) -> None:
-        are_known = self.algorithms != () and set(self.algorithms) <= set(ALGORITHMS)
+        are_known = bool(self.algorithms) and set(self.algorithms) <= set(ALGORITHMS)
         is_registered = self.grants_claim in ("", *_REGISTERED_CLAIMS)
         raise_first(
             SettingsError,
