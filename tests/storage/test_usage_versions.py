@@ -12,7 +12,9 @@ from databases import BOTH_STORES, is_postgres, log_at, query
 from oncelog.core.operations import Relate, SetEntity
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Committed, Item, OpenStream, Reason, Refused, Request, SetMember
+from oncelog.errors import ClosedError, StoreUnavailableError
 from oncelog.storage.postgres import PostgresStore
+from oncelog.storage.queries.sql_store import SqlStore
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.store import Store
 from storage.older_schema import WITHOUT_USAGE_VERSION
@@ -84,6 +86,27 @@ async def test_usage_of_an_earlier_version_is_counted_again_when_the_log_is_open
     assert isinstance(verdicts[1][0], Refused)
     assert verdicts[1][0].reason is Reason.QUOTA_EXCEEDED
     await store.close()
+
+
+@BOTH_STORES
+async def test_store_is_closed_if_counting_fails_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreUnavailableError("the disk is full")
+
+    path = tmp_path / "log.db"
+    store = await opened(path)
+    await store.set_tenants(TENANTS)
+    usage = await usage_of(store)
+    await store.close()
+    downgrade(path, usage)
+    monkeypatch.setattr(SqlStore, "set_tenants", fail)
+    store = store_at(path)
+    with pytest.raises(StoreUnavailableError, match="the disk is full"):
+        await store.open()
+    with pytest.raises(ClosedError):
+        await store.usage()
 
 
 @BOTH_STORES

@@ -120,7 +120,11 @@ class PostgresStore(SqlStore):
         )
         if self._notifies_others:
             self._notifier = Notifier(self._sessions.create, self._poll_session, f"oncelog_{metadata.epoch}")
-        await self._recount_usage()
+        try:
+            await self._recount_usage()
+        except BaseException:
+            await self.close()
+            raise
 
     async def _open_log(self) -> StoreTransaction:
         connection = await connect_behind_barrier(self._address, self._timeouts)
