@@ -6,8 +6,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from core import item_builders as builders
 from engine.observable_store import LoopClock
+from oncelog.core.operations import SetEntity
 from oncelog.core.policy import EVENTS
+from oncelog.core.tenants import Tenant
+from oncelog.core.transactions import transaction
+from oncelog.core.values import OpenStream, Refused, SetMember
 from oncelog.engine.log import Log, open_log
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.postgres.connection import Timeouts
@@ -109,6 +114,35 @@ async def test_session_with_invalid_prepared_statements_is_replaced(database: st
         assert after != before
         assert place(await log.submit(event(3))) == 3
         assert session_of(log) == after
+
+
+@pytest.mark.rule("CO-16")
+async def test_writes_and_erasures_prepare_no_statement_while_they_hold_a_lane(database: str) -> None:
+    """If the process froze while it prepares one, the session would keep its lane."""
+    async with open_log(database, tenants=[Tenant("acme"), Tenant("chat"), Tenant("org")]) as log:
+        await log.submit(event(1))
+        prepared = statements_of(log)
+        assert set(STATEMENTS) <= prepared
+        for item in (
+            builders.event(2, partitions=("acme/a",)),
+            OpenStream("chat/1", "user:ann"),
+            SetMember("chat/1", "user:bob"),
+            builders.message(1),
+            SetMember("chat/1", "user:ann", present=False),
+            transaction("org/1", "c1", 1, [SetEntity("a", b"1")]),
+            transaction("org/1", "c1", 2, [SetEntity("€" * 1000, b"1")]),
+        ):
+            assert not isinstance(await log.submit(item), Refused)
+        assert await log.erase(partition="acme/a") == 1
+        assert await log.erase(stream="chat/1") == 1
+        assert await log.erase(stream="org/1") == 2
+        assert statements_of(log) == prepared
+
+
+def statements_of(log: Log) -> set[str]:
+    """Return the statements that the writer's session has prepared."""
+    connection = log._store._writer._connection  # type: ignore[attr-defined]
+    return {statement.query for statement in connection._stmt_cache.iter_statements()}
 
 
 def session_of(log: Log) -> int:

@@ -32,17 +32,20 @@ PAUSE_S_MAX: Final = 0.5
 RETRY_HINT: Final = "; submit again under the same identity"
 _STATEMENT_NAMES: Final = (
     *("state", "keys", "sequences", "save", "save_lanes", "save_clock", "roots", "policies"),
-    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy"),
+    *("epoch", "declare_policy", "oldest_members", "tenants", "lock_usage", "set_bytes"),
+    *("bodies", "erase", "erase_values", "erase_all_values", "erase_long_values"),
+    *("touch_lane", "count_erasure", "own_transaction"),
 )
 STATEMENTS: Final = (
     *(SQL[name] for name in _STATEMENT_NAMES),
     *side_state_tables.STATEMENTS,
 )
-"""All statements that the writer runs while it holds lanes or the lock of declarations. A session keeps them.
+"""Statements that the writer runs while it holds lanes or the lock of declarations. A session keeps them.
 
 asyncpg prepares a statement at its first use, and the server counts the session as busy until the request has ended. A
 process that freezes there inside a transaction is not idle in it, so no limit of the server would release its lanes.
-Therefore a new session prepares all of them before its first transaction.
+Therefore a new session prepares them before its first transaction. Statements of rare acts that hold all lanes are left
+out: new quotas, and a new epoch.
 """
 
 T = TypeVar("T")
