@@ -106,16 +106,11 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         check_whole_numbers(self, set_ports, highest=65_535, may_be_zero=_PORTS)
         check_whole_numbers(self, ["shutdown_ms"], highest=SETTING_NUMBER_MAX, may_be_zero=["shutdown_ms"])
         check_tenants(self.tenants)
-        raise_first(
-            SettingsError,
-            *(
-                (
-                    normalize_origin(origin) is None,
-                    f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}",
+        for origin in self.origins:
+            if normalize_origin(origin) is None:
+                raise SettingsError(
+                    f"origins must have the form scheme://host[:port], without a path and without *, not {origin!r}"
                 )
-                for origin in self.origins
-            ),
-        )
         try:
             parse_networks(self.trusted_proxies)
         except ValueError as error:
