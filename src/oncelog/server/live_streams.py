@@ -34,7 +34,10 @@ class LiveStream:
         self._names = names
         self._task = task
         self._error: ApiError | None = None
-        self._is_ended = False
+        self._is_stopped = False
+        """`stop` has cancelled the task."""
+        self._is_ending = False
+        """`stop` has no effect any more."""
 
     async def run(self, work: Coroutine[Any, Any, None]) -> ApiError | None:
         """Do the work of the stream. Return the error that has ended it, if there is one."""
@@ -43,11 +46,11 @@ class LiveStream:
         except (ApiError, OncelogError) as error:
             return to_api_error(error, UNREADABLE)
         except asyncio.CancelledError:
-            if not self._is_ended:
+            if not self._is_stopped:
                 raise  # the request was cancelled
             self._task.uncancel()
         finally:
-            self._is_ended = True
+            self._is_ending = True
         return self._error
 
     async def wait_bounded(self, write: Awaitable[None]) -> None:
@@ -66,10 +69,14 @@ class LiveStream:
 
     def stop(self, error: ApiError | None = None) -> None:
         """End the stream, with or without an error."""
-        if not self._is_ended:
-            self._is_ended = True
+        if not self._is_stopped and not self._is_ending:
+            self._is_stopped = True
             self._error = error
             self._task.cancel()
+
+    def start_cleanup(self) -> None:
+        """Ignore `stop` from now on, which would interrupt the cleanup of a stream that has failed."""
+        self._is_ending = True
 
 
 class LiveStreams(OpenConnections[LiveStream]):
@@ -141,6 +148,7 @@ class LiveStreams(OpenConnections[LiveStream]):
                     return
                 finally:
                     if not coming.done():
+                        stream.start_cleanup()
                         coming.cancel()
                         await asyncio.wait([coming])
                 await self._write(stream, response, encode(batch))
