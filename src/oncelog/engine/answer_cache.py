@@ -17,11 +17,10 @@ from msgspec import Struct
 from oncelog.core.policy import FOREVER, Forget, Policy, Retention
 from oncelog.core.proof import Block, MerkleTree, Proof, prove_from_tree
 from oncelog.core.values import KeyIdentity, Receipt, Remembered
+from oncelog.engine import logger
 from oncelog.errors import LogReplacedError
 from oncelog.storage.clock import Clock
 from oncelog.storage.store import BatchResult, Store
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 SHRINK_DIVISOR: Final = 64
 """A full answer cache drops this fraction of its entries at a time."""

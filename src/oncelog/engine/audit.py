@@ -1,7 +1,6 @@
 """Audit records of a log (CO-43): a queue of acts that wait for their commit, and pages of recorded acts."""
 
 import asyncio
-import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,10 +15,9 @@ from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
 from oncelog.core.rules.audit import AuditEntry, decode_audit_entry
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Committed, Item, Reason, Record, RecordAct, Refused, Replayed, Verdict
+from oncelog.engine import logger
 from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError, OncelogError
 from oncelog.storage.clock import Clock
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 QUEUED_ACTS_MAX: Final = 1000
 """Maximum number of acts that wait for a commit, such as on a full disk. Further acts go to the process log only."""

@@ -37,6 +37,7 @@ from oncelog.core.values import (
     Verdict,
     key_identity,
 )
+from oncelog.engine import logger
 from oncelog.engine.answer_cache import AnswerCache
 from oncelog.engine.batch_scheduler import BATCH_ITEMS_TARGET, BatchScheduler
 from oncelog.engine.limits import Limits
@@ -52,8 +53,6 @@ from oncelog.errors import (
 )
 from oncelog.storage.clock import Clock
 from oncelog.storage.store import BatchResult, Store
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
 UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"

@@ -7,11 +7,10 @@ async with oncelog.open("app.db") as log:
 """
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 from uuid import UUID
 
 from oncelog.core.canonical import canonical
@@ -39,6 +38,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.deprecation import alias_method, alias_property
+from oncelog.engine import logger
 from oncelog.engine.answer_cache import AnswerCache, CacheUpdater, ResultCache
 from oncelog.engine.audit import (
     LOG_ACTOR,
@@ -65,8 +65,6 @@ from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import MemoryDriver, SqliteDriver
 from oncelog.storage.store import BatchResult, Store
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 
 class Log(LogReader):

@@ -5,18 +5,16 @@ the lane, and the member tailer reads the new changes from the store.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from oncelog.core.rules.members import get_effective_role
 from oncelog.core.values import Changes, LaneHead
+from oncelog.engine import logger
 from oncelog.errors import StoreError
 from oncelog.storage.side_state import ACKNOWLEDGEMENT, build_member_change_rows
 from oncelog.storage.store import MemberChange, MemberCursor, Store
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 PAGE_CHANGES: Final = 500
 

@@ -1,17 +1,14 @@
 """One reader's subscription to a lane, with a bounded record queue."""
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from oncelog.core.values import Record
+from oncelog.engine import logger
 from oncelog.engine.limits import Limits
 from oncelog.engine.read_results import Cursor, format_order
 from oncelog.errors import ClosedError, SlowReaderError
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 
 class Subscription:

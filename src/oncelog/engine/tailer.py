@@ -6,7 +6,6 @@ whose answer was lost is delivered once, and a retry is not delivered again.
 """
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,14 +15,13 @@ from msgspec.structs import replace
 
 from oncelog.core.identity import compute_lane
 from oncelog.core.values import Changes, LaneHead, Record
+from oncelog.engine import logger
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import LaneReader, MemberListener, MemberTailer
 from oncelog.engine.read_results import Cursor, format_order
 from oncelog.engine.subscription import Subscription
 from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError, StoreError
 from oncelog.storage.store import Query, Store
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 PAGE_RECORDS: Final = 500
 BUFFERED_RECORDS_MAX: Final = 5_000

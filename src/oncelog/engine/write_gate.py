@@ -5,7 +5,6 @@ of leased work, cursors, erasures, and members that leave or are removed. The di
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from operator import gt, lt
@@ -14,10 +13,9 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.core.limits import check_whole_numbers
+from oncelog.engine import logger
 from oncelog.errors import DiskFullError, OncelogError
 from oncelog.storage.store import Store
-
-logger: Final = logging.getLogger("oncelog.engine")
 
 PAUSE_MS_MAX: Final = 10_000
 """Maximum pause between two probes of a disk that was found full repeatedly."""

@@ -17,7 +17,7 @@ from oncelog.core.values import RequestedSettings
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
-from oncelog.server import errors
+from oncelog.server import errors, logger
 from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR, to_record_act
 from oncelog.server.auth.credential_files import CredentialEvent, CredentialListener
@@ -40,8 +40,6 @@ from oncelog.server.settings import ServerSettings, new_authenticator
 from oncelog.server.tls import ServerCertificate
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import Clock, SystemClock
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 LISTEN_RETRY_S: Final = 1.0
 """Pause between attempts to read a log that could not be read."""

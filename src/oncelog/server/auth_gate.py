@@ -1,11 +1,11 @@
 """Authentication for every API: verifies credentials and limits failed attempts."""
 
-import logging
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
 from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED, SERVER_BUSY
 from oncelog.errors import AuthError, CanonicalError
+from oncelog.server import logger
 from oncelog.server.auth.authenticator import CredentialVerifier
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
@@ -14,8 +14,6 @@ from oncelog.server.limits import REQUESTS_BURST_SECONDS, ApiLimits
 from oncelog.server.metrics import Counts
 from oncelog.server.rate_limiter import LogLimiter, RateLimiter
 from oncelog.storage.clock import Clock
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 RATE_KEYS_MAX: Final = 100_000
 """Addresses or actors that a rate limiter remembers."""

@@ -25,8 +25,7 @@ from oncelog.errors import (
     StoreUnavailableError,
     UnstorableError,
 )
-
-logger: Final = logging.getLogger("oncelog.doors")
+from oncelog.server import logger
 
 RETRY_AFTER_MS: Final = 1000
 """Retry delay for a client while the log cannot accept new writes."""

@@ -1,7 +1,6 @@
 """The ports of a server: HTTP and WebSocket on one, and metrics on another if the settings say so."""
 
 import asyncio
-import logging
 import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from oncelog.errors import SettingsError
+from oncelog.server import logger
 from oncelog.server.connection_limiter import ConnectionLimiter, ConnectionLimits
 from oncelog.server.endpoint import Endpoint, EndpointRouter
 from oncelog.server.http_fast_path import FastHandler, HttpFastPath
@@ -24,8 +24,6 @@ from oncelog.server.request_gate import Handler, RequestGate
 from oncelog.server.settings import ServerSettings
 from oncelog.server.tls import ServerCertificate
 from oncelog.server.web_chat.endpoints import WebChat
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 KEEP_ALIVE_S: Final = 75.0
 """How long an idle connection stays open for the next request."""

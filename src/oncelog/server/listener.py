@@ -6,7 +6,6 @@ runs out of file descriptors. The listener therefore accepts sockets itself.
 
 import asyncio
 import errno
-import logging
 import resource
 import socket
 import ssl
@@ -14,10 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from oncelog.server import logger
 from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 BACKLOG: Final = 4096
 """Connections that may wait in the kernel to be accepted. The kernel may enforce a lower limit (`somaxconn`)."""

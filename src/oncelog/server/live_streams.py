@@ -1,7 +1,6 @@
 """Streams that follow a log until their reader leaves or the server ends them; and server-sent events."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -9,13 +8,12 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from oncelog.errors import OncelogError
+from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate, OpenConnections
 from oncelog.server.endpoint import Call
 from oncelog.server.errors import UNREADABLE, ApiError, credential_ended_error, encode_error, to_api_error
 from oncelog.server.http_protocol import HttpProtocol
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from oncelog.errors import SettingsError
-
-logger: Final = logging.getLogger("oncelog.doors")
+from oncelog.server import logger
 
 LINES_MAX: Final = 5
 """Lines of one message in a second."""

@@ -1,7 +1,6 @@
 """Reload of a running server: settings that need no restart, the certificate, schemas and credential files."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -9,13 +8,12 @@ from msgspec.structs import replace
 
 from oncelog.core.tenants import Tenant
 from oncelog.errors import OncelogError
+from oncelog.server import logger
 from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR
 from oncelog.server.auth.authenticator import Authenticator
 from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.settings import ServerSettings
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 CREDENTIALS_POLL_S: Final = 1.0
 """How often credential files are checked for changes."""
@@ -64,7 +62,7 @@ class Reloader:
                 load()
             except OncelogError as error:
                 failures += 1
-                logger.error("not reloaded: %s", error)  # noqa: TRY400 - a stack trace adds nothing
+                logger.error("not reloaded: %s", error)  # noqa: TRY400 - the message names the cause
         self._run_checks()
         if not failures:
             logger.info("keys, grants and certificates were reloaded")
@@ -95,7 +93,7 @@ class Reloader:
                 if is_changed:
                     logger.info("quotas were reloaded", extra={"tenants": len(wanted)})
         except OncelogError as error:
-            logger.error("the quotas were not reloaded: %s", error)  # noqa: TRY400 - as above
+            logger.error("the quotas were not reloaded: %s", error)  # noqa: TRY400
         finally:
             self._tenants_task = None
 

@@ -5,7 +5,6 @@ error responses.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 from oncelog import error_codes
+from oncelog.server import logger
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
@@ -33,8 +33,6 @@ from oncelog.server.origins import (
 )
 from oncelog.server.problems import DEFAULT_DIALECT, ProblemDialect, to_error_response
 from oncelog.server.settings import ServerSettings
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 CACHED_CHECKS_MAX: Final = 256
 """Cached results for addresses and headers."""

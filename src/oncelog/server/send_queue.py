@@ -4,16 +4,14 @@ A flush writes several frames at a time and never waits. The queue counts, logs 
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol, cast
 
 from oncelog.core.canonical import JsonValue
+from oncelog.server import logger
 from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 TRANSPORT_BYTES_HIGH: Final = 64 * 1024
 """Above this number of unsent bytes, further frames wait in the send queue, which counts them."""

@@ -9,7 +9,6 @@ its decoder, its table, its handlers, and the form of its errors.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import lru_cache, partial
@@ -20,6 +19,7 @@ from aiohttp import WSCloseCode
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
 from oncelog.errors import OncelogError
+from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
@@ -33,8 +33,6 @@ from oncelog.server.errors import (
 )
 from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
 from oncelog.server.send_queue import SendQueue, SessionTransport
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 CHECKED_NAMES_MAX: Final = 1000
 """Names for which a connection caches whether its principal may write them."""

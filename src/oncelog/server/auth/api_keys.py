@@ -6,7 +6,6 @@ server compares at every request.
 
 import base64
 import hmac
-import logging
 import math
 import re
 import secrets
@@ -22,6 +21,7 @@ from msgspec import Struct
 from oncelog.core.identity import check_text
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+from oncelog.server import logger
 from oncelog.server.auth import secret_files
 from oncelog.server.auth.credential_files import (
     CredentialAct,
@@ -34,8 +34,6 @@ from oncelog.server.auth.grants import Grants, decode_grants
 from oncelog.server.auth.principal import Principal, find_principal_kind, parse_client_id, parse_new_client_id, to_actor
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 KEY_PREFIX: Final = "olk_"
 """Distinguishes keys from tokens, and helps scanners to find leaked keys."""

@@ -6,7 +6,6 @@ A `CredentialUser` uses the keys of one or several files, and reports the keys t
 the event loop's thread.
 """
 
-import logging
 import os
 import threading
 import time
@@ -23,10 +22,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.errors import SettingsError
+from oncelog.server import logger
 from oncelog.server.auth import secret_files
 from oncelog.server.auth.secret_files import FileContents, InsecureFileError, SecretCheck
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 SETTLE_NS: Final = 1_000_000_000
 """A file that changed within this time before a read is read again: the clock of the file system may be too coarse to

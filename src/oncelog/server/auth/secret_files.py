@@ -6,7 +6,6 @@ carry the whole input.
 
 import enum
 import fcntl
-import logging
 import os
 import shlex
 import stat
@@ -21,8 +20,7 @@ from msgspec.structs import replace as replace_fields
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
 from oncelog.file_modes import open_new, open_or_create, sync_path, warn_once
-
-logger: Final = logging.getLogger("oncelog.doors")
+from oncelog.server import logger
 
 _WRITABLE_BY_OTHERS: Final = stat.S_IWOTH
 _GROUP_OR_OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO

@@ -6,7 +6,6 @@ The hub encodes a broadcast once. The sender of a message receives the answer in
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -20,8 +19,6 @@ from oncelog.server.chat.member_lookups import MemberLookups
 from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 from oncelog.storage.side_state import MEMBERSHIP
 from oncelog.storage.store import MemberChange
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 PAGE_CHATS: Final = 1000
 

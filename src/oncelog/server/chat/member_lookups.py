@@ -11,7 +11,6 @@ users stay valid.
 """
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +19,8 @@ from typing import Final, Protocol
 
 from oncelog.core.values import Record
 from oncelog.errors import OncelogError, StoreError
+from oncelog.server import logger
 from oncelog.server.api_service import ApiService
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 QUERY_PAIRS_MAX: Final = 1000
 """Pairs of chat and user in one query of the store. A single chat may have more pairs."""

@@ -1,6 +1,5 @@
 """WebSocket sessions of the Chat API: the frames `connect`, `send_message`, `sync`, `ack` and `ping`."""
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Final
@@ -19,8 +18,6 @@ from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import UNREADABLE, ApiError, to_api_error, translate_errors
 from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 RECONNECT_DELAY_MS: Final = 1000
 """Reconnect delay for clients that the server disconnects."""

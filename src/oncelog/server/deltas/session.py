@@ -1,7 +1,6 @@
 """WebSocket sessions of the Deltas API: one frame connects, then the deltas of a gateway follow."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Annotated, ClassVar, Final, Literal
@@ -14,6 +13,7 @@ from oncelog import error_codes
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.values import Record
 from oncelog.errors import OncelogError
+from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.deltas import codec
@@ -22,8 +22,6 @@ from oncelog.server.errors import UNREADABLE, ApiError, to_api_error
 from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_frames import encode_frame
 from oncelog.server.websocket_session import WebSocketSession
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 
 class Connect(Struct, frozen=True, forbid_unknown_fields=True):

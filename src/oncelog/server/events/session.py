@@ -6,17 +6,17 @@ the order of their requests. Only pages of an open sync cycle overtake results, 
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from aiohttp import WSCloseCode
 
 from oncelog import error_codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Verdict
+from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, to_api_error
@@ -37,8 +37,6 @@ from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.reply_queue import CloseReason, ReplyQueue
 from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 SubmitMessage = tuple[bytes, Submit]
 """`msg_id` and content of a `submit_events`. The dialect decodes both in one step."""

@@ -16,7 +16,6 @@ position it still knows closes the connection. The client syncs again on a new c
 
 import asyncio
 import heapq
-import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -31,8 +30,6 @@ from oncelog.server.events.hub import PendingReply, is_event
 from oncelog.server.events.service import EventsService
 from oncelog.server.reply_queue import ReplyQueue
 from oncelog.server.send_queue import SendQueue
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 CATCH_UP_RECORDS: Final = 500
 RANGES_MAX: Final = 4096

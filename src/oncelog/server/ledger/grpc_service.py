@@ -1,7 +1,6 @@
 """The Ledger API over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection services."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from oncelog import error_codes
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import OpenConnections
 from oncelog.server.connection_limiter import Caller, CountedStream
@@ -31,8 +31,6 @@ from oncelog.server.ledger.write_batcher import DecodeWrite, WriteBatcher
 from oncelog.server.limits import LONG_FRAME_BYTES
 from oncelog.server.live_streams import LiveStream
 from oncelog.server.settings import ServerSettings
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 SERVICE: Final = "oncelog.ledger.v1.Ledger"
 GRPC_STATUS: Final = {
