@@ -39,14 +39,14 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
     The nearest proxy wrote the rightmost address. From the right, the first address that is not a trusted proxy is the
     client. The client may have forged the addresses to the left of it.
     """
-    found = parse_address(peer)
+    found = _parse_address(peer)
     if found is None:
         return UNKNOWN_ADDRESS
     for text in reversed((forwarded_for or "").split(",")):
         if not _is_in(found, trusted):
             break
         parts = _HOST_AND_PORT.fullmatch(text.strip().lower())  # some proxies add the port
-        before = parse_address(text.strip() if parts is None else parts[1] or parts[2])
+        before = _parse_address(text.strip() if parts is None else parts[1] or parts[2])
         if before is None:
             break
         found = before
@@ -55,7 +55,7 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
 
 def to_client_network(address: str) -> str:
     """Return the key by which a client is counted: its IPv4 address, or the network of its IPv6 address."""
-    found = parse_address(address)
+    found = _parse_address(address)
     if not isinstance(found, IPv6Address):
         return address
     return str(IPv6Network((int(found), CLIENT_NETWORK_BITS), strict=False))
@@ -63,7 +63,7 @@ def to_client_network(address: str) -> str:
 
 def is_trusted(peer: str | None, trusted: Networks) -> bool:
     """Return whether a peer is a trusted proxy."""
-    found = parse_address(peer)
+    found = _parse_address(peer)
     return found is not None and _is_in(found, trusted)
 
 
@@ -80,7 +80,7 @@ def _is_in(address: Address, networks: Networks) -> bool:
     return any(address in network for network in networks)
 
 
-def parse_address(text: str | None) -> Address | None:
+def _parse_address(text: str | None) -> Address | None:
     """Return the address in a text, or None for another text."""
     try:
         found = ip_address((text or "").partition("%")[0])
@@ -125,7 +125,7 @@ def is_loopback_host(host_header: str | None) -> bool:
     parts = _HOST_AND_PORT.fullmatch((host_header or "").lower())
     if parts is None or not _is_port(parts[3]):
         return False
-    address = parse_address(parts[1] or parts[2])
+    address = _parse_address(parts[1] or parts[2])
     if address is not None:
         return address.is_loopback
     name = (parts[2] or "").removesuffix(".")
@@ -138,7 +138,7 @@ def _normalize_origin_parts(scheme: str, host_and_port: str) -> str | None:
         return None
     host: str = parts[2] or ""
     if parts[1] is not None:
-        address = parse_address(parts[1])
+        address = _parse_address(parts[1])
         if address is None:
             return None
         host = f"[{address}]"

@@ -242,7 +242,7 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        # Stricter than `parse_address`, which drops a suffix: the system would look `127.0.0.1%name` up as a name.
+        # Only the plain form of an address: the system would look `127.0.0.1%name` up as a name.
         return ip_address(host).is_loopback
     except ValueError:
         return False
