@@ -26,7 +26,7 @@ from oncelog.file_modes import check_file_mode, create_file, open_or_create, par
 from oncelog.idempotency.asgi import IdempotencyMiddleware
 from oncelog.server.app import Server
 from oncelog.server.auth.api_keys import ApiKeys
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.settings import load
 
 pytestmark = pytest.mark.rule("CO-26")

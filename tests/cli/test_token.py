@@ -15,7 +15,7 @@ from cli.runner import COMMAND, RUNNER
 from oncelog.errors import AuthError
 from oncelog.server import limits
 from oncelog.server.auth.api_keys import ApiKeys
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.storage.clock import SystemClock

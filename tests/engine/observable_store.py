@@ -16,7 +16,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, RecordAct, Remembered, Request, Settings
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.store import (
     BatchResult,
     Consumer,

@@ -18,7 +18,7 @@ from oncelog.server.auth import credential_files, secret_files
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
 from oncelog.server.auth.authenticator import Authenticator
 from oncelog.server.auth.credential_files import CredentialEvent
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.websocket import WebSocketSessions
 from security.test_revocation import ALL, accepts, check_ended, create, failed_files

@@ -10,8 +10,7 @@ from client.events.event_clients import client_of, committed, counted, live
 from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.errors import CanonicalError
-from oncelog.server.auth.grants import parse_grants
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import Principal, parse_grants
 from server.auth.auth_material import token
 from server.running_server import Serving, SocketClient, api_key, item, serving
 

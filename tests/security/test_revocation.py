@@ -15,7 +15,7 @@ from oncelog.server.auth import credential_files
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
 from oncelog.server.auth.authenticator import Authenticator
 from oncelog.server.auth.credential_files import CredentialEvent
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.auth.auth_material import NOW_S, token, written

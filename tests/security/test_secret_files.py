@@ -11,7 +11,7 @@ from cli.runner import COMMAND, RUNNER, Result
 from oncelog.errors import SettingsError
 from oncelog.server.auth import secret_files
 from oncelog.server.auth.api_keys import ApiKeys
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.secret_files import SecretCheck, check_secret_file
 from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind
 from server.auth import auth_material

@@ -19,7 +19,7 @@ from oncelog.engine.limits import Limits
 from oncelog.server import app as server_module
 from oncelog.server.app import Server
 from oncelog.server.auth.api_keys import ApiKeys, CreatedKey
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.tokens import TokenSettings
 from oncelog.server.limits import ApiLimits
 from oncelog.server.settings import ApiKeySettings, ServerSettings

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 from aiohttp import StreamReader
 
-from oncelog.server.auth.grants import EVERYTHING
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import EVERYTHING, Principal
 from oncelog.server.connection_limiter import (
     HELD_BYTES,
     RESERVED_CONNECTIONS,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from oncelog.server.auth.authenticator import DevelopmentAuthenticator
-from oncelog.server.auth.grants import EVERYTHING
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import EVERYTHING, Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.limits import ApiLimits
 from oncelog.server.live_streams import LiveStream, LiveStreams

@@ -16,7 +16,7 @@ from oncelog.engine.limits import Limits
 from oncelog.errors import AuthError, SettingsError
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import TokenSettings, issue_token
 from oncelog.server.limits import SETTINGS_FILE_BYTES_MAX, ApiLimits

@@ -9,7 +9,7 @@ import pytest
 from deadlines import WAIT_S, until
 from oncelog.core.values import Request
 from oncelog.storage.inspect import postgres
-from oncelog.storage.leaps import EpochRenewal, build_leap_request
+from oncelog.storage.metadata import EpochRenewal, build_leap_request
 from oncelog.storage.postgres import store
 from oncelog.storage.postgres.connection import Timeouts
 from servers.shared_logs import LONG_MS, fetched

@@ -37,16 +37,18 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
-from oncelog.storage.leaps import (
+from oncelog.storage.memory import MemoryLog
+from oncelog.storage.metadata import (
     NO_OPERATOR,
     PREVIOUS_EPOCHS_MAX,
     EpochRenewal,
+    LogMetadata,
     Operator,
     build_leap_request,
     decode_previous_epochs,
+    new_epoch,
+    new_settings,
 )
-from oncelog.storage.memory import MemoryLog
-from oncelog.storage.metadata import LogMetadata, new_epoch, new_settings
 from oncelog.storage.side_state import TABLES, build_member_change_rows, lane_of_scope
 from oncelog.storage.store import (
     BatchResult,

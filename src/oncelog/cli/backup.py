@@ -12,7 +12,7 @@ from oncelog.file_modes import parse_file_mode
 from oncelog.storage import backups
 from oncelog.storage.address import check_scheme, is_address
 from oncelog.storage.inspect.factory import create_inspector
-from oncelog.storage.leaps import Operator
+from oncelog.storage.metadata import Operator
 
 CLI_ACTOR: Final = "system:cli"
 

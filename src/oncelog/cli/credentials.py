@@ -8,7 +8,7 @@ import typer
 from oncelog.cli.files import get_secret_check
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, format_utc, parse_duration_ms, print_result
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.storage.clock import SystemClock
 
 Read = Annotated[

@@ -25,7 +25,7 @@ from oncelog.proof import RecordHeader
 from oncelog.storage.clock import JUMP_MS_MAX
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.key_search import MATCHES_MAX, KeyMatches, KeyQuery, search_keys
-from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.metadata import NO_GAPS
 from oncelog.storage.queries.records import find_block, find_record, load_gaps, load_heads
 from oncelog.storage.verify.side_state import decode_policies
 

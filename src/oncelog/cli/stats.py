@@ -8,7 +8,7 @@ from oncelog.cli.terminal import AsJson, LogArgument, format_record_counts, form
 from oncelog.core.policy import LEDGER
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
-from oncelog.storage.leaps import count_blocks, count_records
+from oncelog.storage.metadata import count_blocks, count_records
 from oncelog.storage.queries.records import count_audit_records, count_erasures, list_consumers, load_gaps, load_heads
 from oncelog.storage.queries.tenants import load_usage
 from oncelog.storage.verify.side_state import decode_policies

@@ -13,8 +13,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from oncelog.errors import OncelogError
-from oncelog.server.auth.grants import parse_grants
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import Principal, parse_grants
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.background_tasks import run_long
 from oncelog.server.connection_limiter import Caller

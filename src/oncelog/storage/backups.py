@@ -17,8 +17,15 @@ from oncelog.core.rules.leaps import find_highest_number
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.file_modes import OWNER_ONLY, create_file, sync_path
 from oncelog.storage.inspect.sqlite import checkpoint_and_close, renew_epoch
-from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, count_records
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import (
+    NO_OPERATOR,
+    NO_REPLACED_LOG,
+    EpochRenewal,
+    LogMetadata,
+    Operator,
+    ReplacedLog,
+    count_records,
+)
 from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, is_foreign_database, load_metadata, migrate_schema
 from oncelog.storage.sqlite.moved_marker import save_marker

@@ -41,7 +41,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import HistoryChangedError, PolicyError
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.side_state import MEMBERSHIP
 from oncelog.storage.tenants import encode_partitions
 

@@ -10,7 +10,7 @@ from databases import BOTH_STORES
 from deadlines import until
 from oncelog.core.values import RecordAct
 from oncelog.engine.audit import AuditFilter
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.storage.metadata import EPOCH_BYTES
 from server.running_server import Serving, serving
 

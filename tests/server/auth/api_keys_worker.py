@@ -3,7 +3,7 @@
 import sys
 
 from oncelog.server.auth.api_keys import ApiKeys
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 
 
 def main(path: str, name: str, count: str) -> None:

@@ -21,8 +21,7 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
 from oncelog.server.auth import api_keys, secret_files
 from oncelog.server.auth.api_keys import ApiKeys
-from oncelog.server.auth.grants import Grants, parse_grants
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import Grants, Principal, parse_grants
 from oncelog.server.auth.secret_files import SecretCheck
 from scripts import read_line, start_script
 from server.auth import auth_material

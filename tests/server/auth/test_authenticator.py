@@ -6,7 +6,7 @@ import pytest
 
 from oncelog.errors import AuthError, OncelogError, SettingsError
 from oncelog.server.auth.authenticator import ApiKeys, Authenticator, CredentialVerifier, DevelopmentAuthenticator
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from server.auth import auth_material
 from server.auth.auth_material import NOW_MS, SetClock, token
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX
 from oncelog.errors import CanonicalError
-from oncelog.server.auth.grants import EVERYTHING, Grants, decode_grants, parse_grants
+from oncelog.server.auth.principal import EVERYTHING, Grants, decode_grants, parse_grants
 from oncelog.server.limits import GRANTS_MAX
 
 # Few letters, so that names collide, with the asterisk and letters that NFC combines.

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.errors import CanonicalError, SettingsError
-from oncelog.server.auth.grants import Grants, parse_grants
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import Grants, Principal, parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind, SigningKey
 from oncelog.server.auth.tokens import Tokens, TokenSettings, issue_token
 from oncelog.server.limits import LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX

@@ -13,7 +13,7 @@ from deadlines import soon
 from oncelog.client.deltas import DeltasClient
 from oncelog.core.deltas import deltas_scope, find_gateway_fault
 from oncelog.errors import CanonicalError, SettingsError
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from server.deltas.delta_servers import Json, SharedServer, change
 from server.running_server import Answer
 

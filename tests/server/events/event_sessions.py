@@ -14,8 +14,7 @@ from oncelog.core.builders import event
 from oncelog.core.values import Submission
 from oncelog.errors import AuthError
 from oncelog.server.auth.authenticator import CredentialVerifier
-from oncelog.server.auth.grants import EVERYTHING, Grants
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import EVERYTHING, Grants, Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.events.hub import EventsHub

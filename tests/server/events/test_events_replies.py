@@ -8,7 +8,7 @@ from aiohttp import WSCloseCode
 
 from deadlines import turns, until
 from oncelog.errors import StoreUnavailableError
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.events import subscriber
 from oncelog.server.events.subscriber import OwnPositions
 from oncelog.server.limits import ApiLimits

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import WSCloseCode
 
 from oncelog.errors import StoreUnavailableError
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from server.events.event_sessions import Tokens, code_of, item, session_server, uuid
 
 # --- connect -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from deadlines import turns, until
 from engine.observable_store import nothing
 from oncelog.core.values import Record
 from oncelog.errors import StoreUnavailableError
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.events.hub import PendingReply
 from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, ApiLimits
 from oncelog.server.send_queue import FULL_POLL_S

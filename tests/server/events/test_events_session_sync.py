@@ -3,7 +3,7 @@
 import pytest
 
 from oncelog.core.limits import PARTITIONS_MAX
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.events.subscriber import SubscriptionMode
 from server.events.event_sessions import Tokens, code_of, item, numbers, session_server, uuid
 

@@ -11,7 +11,7 @@ from aiohttp import WSCloseCode
 from deadlines import turns, until
 from oncelog.core.values import Submission
 from oncelog.errors import CanonicalError
-from oncelog.server.auth.grants import parse_grants
+from oncelog.server.auth.principal import parse_grants
 from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, parse_project
 from server.events import insieme_sessions as camel
 from server.events.event_sessions import Peer, Tokens, code_of, item, session_server, uuid

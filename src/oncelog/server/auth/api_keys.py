@@ -30,8 +30,15 @@ from oncelog.server.auth.credential_files import (
     CredentialUser,
     LoadedKeys,
 )
-from oncelog.server.auth.grants import Grants, decode_grants
-from oncelog.server.auth.principal import Principal, find_principal_kind, parse_client_id, parse_new_client_id, to_actor
+from oncelog.server.auth.principal import (
+    Grants,
+    Principal,
+    decode_grants,
+    find_principal_kind,
+    parse_client_id,
+    parse_new_client_id,
+    to_actor,
+)
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
 

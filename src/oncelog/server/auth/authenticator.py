@@ -10,8 +10,7 @@ from typing import ClassVar, Final, Protocol
 from oncelog.errors import AuthError, SettingsError
 from oncelog.server.auth.api_keys import KEY_PREFIX, ApiKey, ApiKeys, CreatedKey
 from oncelog.server.auth.credential_files import CredentialEvent, CredentialFiles, CredentialListener, CredentialUser
-from oncelog.server.auth.grants import EVERYTHING, Grants, decode_grants, parse_grants
-from oncelog.server.auth.principal import Principal
+from oncelog.server.auth.principal import EVERYTHING, Grants, Principal, decode_grants, parse_grants
 from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 

@@ -1,13 +1,154 @@
-"""Principals: the identities behind verified credentials."""
+"""Principals: the identities behind verified credentials, and their grants.
 
+A grant names partitions that an identity may read, write and audit, by exact name or by prefix.
+"""
+
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.identity import check_length, check_text, scope_of
-from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.canonical import JsonValue, nfc
+from oncelog.core.deltas import SCOPE_PREFIX
+from oncelog.core.identity import CONTROL_CHARACTER, check_length, check_object, check_text, scope_of
+from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX
 from oncelog.errors import CanonicalError
-from oncelog.server.auth.grants import Grants
+from oncelog.server.errors import raise_first
+from oncelog.server.limits import GRANTS_MAX
+
+WILDCARD: Final = "*"
+"""Matches any text, also an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
+
+
+class _PartitionSet(Struct, frozen=True):
+    """Exact names, and prefixes without their asterisk."""
+
+    names: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    def contains(self, partition: str) -> bool:
+        # Compares the stored form. Otherwise the letter e would be a prefix of a decomposed é.
+        normal = nfc(partition)
+        return normal in self.names or normal.startswith(self.prefixes)
+
+    def select_covered(self, other: "_PartitionSet") -> "_PartitionSet":
+        """Return the entries of another set that this set covers completely."""
+        prefixes = tuple(prefix for prefix in other.prefixes if prefix.startswith(self.prefixes))
+        return _PartitionSet(frozenset(filter(self.contains, other.names)), prefixes)
+
+    def intersect(self, other: "_PartitionSet") -> "_PartitionSet":
+        """Return the partitions that both have. Of two prefixes that overlap, one covers the other."""
+        own_covered, other_covered = other.select_covered(self), self.select_covered(other)
+        return _PartitionSet(
+            own_covered.names | other_covered.names, tuple(sorted({*own_covered.prefixes, *other_covered.prefixes}))
+        )
+
+    def to_texts(self) -> list[str]:
+        return sorted([*self.names, *(prefix + WILDCARD for prefix in self.prefixes)])
+
+
+class Grants(Struct, frozen=True):
+    """The partitions that an identity may read and may write; neither right includes the other.
+
+    `parse_grants` and `decode_grants` create grants. Partitions are compared in NFC (EV-6).
+    """
+
+    readable: _PartitionSet = _PartitionSet()
+    writable: _PartitionSet = _PartitionSet()
+    auditable: _PartitionSet = _PartitionSet()
+    """Streams whose administrative acts may be read (CO-43). The acts of the whole log need `*`."""
+
+    def may_read(self, partition: str) -> bool:
+        """Return whether records of the partition may be read."""
+        return self.readable.contains(partition)
+
+    def may_write(self, partition: str) -> bool:
+        """Return whether a write may name the partition."""
+        return self.writable.contains(partition)
+
+    def may_audit(self, stream: str) -> bool:
+        """Return whether the acts of a stream may be read. An empty name stands for the whole log."""
+        return self.auditable.contains(stream)
+
+    def intersect(self, other: "Grants") -> "Grants":
+        """Return the rights that are in both."""
+        return Grants(
+            self.readable.intersect(other.readable),
+            self.writable.intersect(other.writable),
+            self.auditable.intersect(other.auditable),
+        )
+
+    def to_claim(self) -> dict[str, list[str]]:
+        """Return `{"read": […], "write": […]}`, sorted and without repetition; `decode_grants` decodes it.
+
+        An empty `audit` is left out, because earlier versions refuse it.
+        """
+        audit = self.auditable.to_texts()
+        return {
+            "read": self.readable.to_texts(),
+            "write": self.writable.to_texts(),
+            **({"audit": audit} if audit else {}),
+        }
+
+
+def parse_grants(
+    read: Sequence[str] = (), write: Sequence[str] = (), audit: Sequence[str] = (), path: str = "$"
+) -> Grants:
+    """Parse grants: `orders/1` is one partition, `orders/*` every name that begins with `orders/`, `*` every name.
+
+    Raises CanonicalError with the path of a malformed text.
+    """
+    return Grants(
+        _parse_partitions(read, f"{path}.read"),
+        _parse_partitions(write, f"{path}.write"),
+        _parse_partitions(audit, f"{path}.audit"),
+    )
+
+
+def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
+    """Decode the grants of a token or a file: `{"read": […], "write": […], "audit": […]}`; a missing list is empty.
+
+    Raises CanonicalError with the path of the fault, also for other members, which may be misspelt.
+    """
+    members = check_object(value, path)
+    if not members.keys() <= {"read", "write", "audit"}:
+        raise CanonicalError(path, "must have no other members than read, write and audit")
+    for name, texts in members.items():
+        if type(texts) is not list:
+            raise CanonicalError(f"{path}.{name}", "must be an array")
+    return parse_grants(members.get("read", ()), members.get("write", ()), members.get("audit", ()), path)
+
+
+def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
+    if isinstance(texts, str):
+        raise CanonicalError(path, "must be an array, not a string")
+    names: set[str] = set()
+    prefixes: set[str] = set()
+    for index, text in enumerate(texts):
+        normal = nfc(check_text(text, f"{path}[{index}]"))
+        is_prefix = normal.endswith(WILDCARD)
+        name = normal.removesuffix(WILDCARD) if is_prefix else normal
+        has_wrong_gateway = name.startswith(f"{SCOPE_PREFIX}/") and CONTROL_CHARACTER.search(name) is not None
+        raise_first(
+            partial(CanonicalError, f"{path}[{index}]"),
+            ("\0" in text, "must not have U+0000"),
+            (
+                len(name) > PARTITION_CHARACTERS_MAX or not normal,
+                f"must have 1 to {PARTITION_CHARACTERS_MAX} characters",
+            ),
+            (has_wrong_gateway, "names a gateway, and must not have control characters"),
+        )
+        (prefixes if is_prefix else names).add(name)
+    if len(names) + len(prefixes) > GRANTS_MAX:
+        raise CanonicalError(
+            path, f"must have at most {GRANTS_MAX} different entries, not {len(names) + len(prefixes)}"
+        )
+    return _PartitionSet(frozenset(names), tuple(sorted(prefixes)))
+
+
+EVERYTHING: Final = parse_grants([WILDCARD], [WILDCARD], [WILDCARD])
+
 
 PRINCIPAL_KINDS: Final = ("user", "client", "system")
 """Kinds of principals. An actor begins with its kind."""

@@ -19,8 +19,7 @@ from oncelog.core.limits import SETTING_NUMBER_MAX, check_whole_numbers
 from oncelog.errors import AuthError, CanonicalError, SettingsError
 from oncelog.server.auth import signing_keys
 from oncelog.server.auth.credential_files import CredentialEvent, CredentialFile, CredentialUser, LoadedKeys
-from oncelog.server.auth.grants import Grants, decode_grants
-from oncelog.server.auth.principal import Principal, parse_new_client_id, to_actor
+from oncelog.server.auth.principal import Grants, Principal, decode_grants, parse_new_client_id, to_actor
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, SigningKey
 from oncelog.server.errors import raise_first

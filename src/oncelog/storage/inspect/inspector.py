@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from oncelog.core.values import KeyIdentity
 from oncelog.storage.clock import ClockMark
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, LogMetadata, Operator
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.store import KeyStatus
 

@@ -17,7 +17,7 @@ from oncelog.storage.address import redact_address
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.key_hash import hash_identities
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.postgres.connection import Connection, Timeouts, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, load_metadata
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error

@@ -15,8 +15,7 @@ from oncelog.core.values import KeyIdentity
 from oncelog.errors import NotALogError, StoreError
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
-from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, LogMetadata, Operator, ReplacedLog
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState

@@ -22,8 +22,7 @@ from msgspec import Struct
 from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, MovedError, StoreError
 from oncelog.storage.clock import SystemClock
-from oncelog.storage.leaps import count_records
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import LogMetadata, count_records
 from oncelog.storage.migrate.source import SLICE_ROWS, MigrationSource, PendingMove, SourceState, open_source
 from oncelog.storage.migrate.target import MigrationTarget, open_target
 from oncelog.storage.queries.records import count_erasures, find_block, load_heads

@@ -17,8 +17,7 @@ from oncelog.storage.clock import ClockMark
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.leaps import NO_GAPS, LaneGaps, count_records
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import NO_GAPS, LaneGaps, LogMetadata, count_records
 from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 from oncelog.storage.sqlite.database_file import SqliteDriver

@@ -17,8 +17,7 @@ from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Req
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
-from oncelog.storage.leaps import NO_OPERATOR, EpochRenewal, Operator, build_leap_request
-from oncelog.storage.metadata import LogMetadata, new_epoch
+from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, LogMetadata, Operator, build_leap_request, new_epoch
 from oncelog.storage.postgres import notify
 from oncelog.storage.postgres.connection import (
     Connection,

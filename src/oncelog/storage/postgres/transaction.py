@@ -17,8 +17,7 @@ from oncelog.core.values import KeyIdentity, LaneHead, Receipt, Record, Remember
 from oncelog.errors import LogReplacedError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.leaps import decode_leaps
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import LogMetadata, decode_leaps
 from oncelog.storage.postgres import side_state_tables
 from oncelog.storage.postgres.database_clock import DatabaseClock
 from oncelog.storage.postgres.query_driver import is_storable, run_query

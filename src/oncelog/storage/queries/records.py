@@ -6,7 +6,7 @@ from typing import Any, Final
 from oncelog.core.internal_records import Gap, count_missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Record
-from oncelog.storage.leaps import LaneGaps, decode_leaps
+from oncelog.storage.metadata import LaneGaps, decode_leaps
 from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.record_rows import decode_evidence, decode_record
 from oncelog.storage.store import Consumer, Evidence

@@ -17,8 +17,7 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
 from oncelog.storage.clock import ClockMark
-from oncelog.storage.leaps import PREVIOUS_EPOCHS_MAX, decode_previous_epochs
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import PREVIOUS_EPOCHS_MAX, LogMetadata, decode_previous_epochs
 from oncelog.storage.queries import records
 from oncelog.storage.queries import tenants as tenant_queries
 from oncelog.storage.queries.record_pages import Rows, read_rows

@@ -29,8 +29,7 @@ from oncelog.core.values import (
     decode_place,
 )
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
-from oncelog.storage.leaps import decode_leaps
-from oncelog.storage.metadata import LogMetadata
+from oncelog.storage.metadata import LogMetadata, decode_leaps
 from oncelog.storage.queries import side_state
 from oncelog.storage.queries.expiry import EXPIRY_INTERVAL_COMMITS, ExpirySweep
 from oncelog.storage.queries.records import find_record

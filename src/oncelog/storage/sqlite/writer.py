@@ -16,8 +16,16 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.storage.clock import ClockMark
-from oncelog.storage.leaps import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, Operator, ReplacedLog, build_leap_request
-from oncelog.storage.metadata import LogMetadata, new_epoch
+from oncelog.storage.metadata import (
+    NO_OPERATOR,
+    NO_REPLACED_LOG,
+    EpochRenewal,
+    LogMetadata,
+    Operator,
+    ReplacedLog,
+    build_leap_request,
+    new_epoch,
+)
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.sqlite.database_file import (

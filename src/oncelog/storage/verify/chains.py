@@ -15,7 +15,7 @@ from oncelog.core.rules.audit import check_audit_record
 from oncelog.core.rules.compaction import check_fold_record
 from oncelog.core.values import LaneHead, Record
 from oncelog.storage.inspect.inspector import RowTuple
-from oncelog.storage.leaps import count_records
+from oncelog.storage.metadata import count_records
 from oncelog.storage.record_rows import decode_evidence
 from oncelog.storage.side_state import lane_of_scope
 from oncelog.storage.tenants import encode_partitions

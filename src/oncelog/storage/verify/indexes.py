@@ -18,7 +18,7 @@ from oncelog.core.internal_records import find_last_eviction
 from oncelog.core.policy import FOREVER, find_retention
 from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
 from oncelog.storage.inspect.inspector import RowTuple
-from oncelog.storage.leaps import NO_GAPS
+from oncelog.storage.metadata import NO_GAPS
 from oncelog.storage.side_state import FLOORS, STREAMS, lane_of_scope
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress
 from oncelog.storage.verify.source import LogState, VerificationSource, check_order, pair_rows

@@ -12,7 +12,7 @@ from msgspec import Struct
 from oncelog.core.policy import Policy
 from oncelog.core.values import LaneHead, Record, Settings
 from oncelog.storage.inspect.inspector import LogView, RowTuple
-from oncelog.storage.leaps import LaneGaps
+from oncelog.storage.metadata import LaneGaps
 from oncelog.storage.side_state import SideStateTable
 from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary
 

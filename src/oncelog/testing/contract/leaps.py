@@ -12,7 +12,7 @@ from oncelog.core.rules.leaps import LEAP_MIN, LEAP_PER_SECOND
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Request, SetCursor, SetMember, Settings
 from oncelog.errors import ClockJumpedError, SettingsError
-from oncelog.storage.leaps import EpochRenewal
+from oncelog.storage.metadata import EpochRenewal
 from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
 from oncelog.testing.contract.driver import Contract, StoreDriver, list_positions
 from oncelog.testing.contract.writes import CHANNEL, DAY_MS, ORGANISATION, claim, event, message, transaction
