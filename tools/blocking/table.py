@@ -147,7 +147,7 @@ Any number of threads may share one; their writes meet in the same group commits
         twins=(
             Twin(
                 source="oncelog.client.runtime.client:StatusSource",
-                docstring="A client or one scope of it, for code without an event loop.",
+                docstring="A client or one of its scopes, for code without an event loop.",
                 base=OBJECT,
                 holds="status_source",
                 is_base=True,
@@ -192,7 +192,7 @@ the store's thread, and must not use the client: that would wait for itself.
                 },
                 texts={
                     "until_status": _CONDITION,
-                    "on_event": ("it may be async.", "it must not be async, and is called in a thread."),
+                    "on_event": ("It may be async.", "It must not be async; it is called in a thread."),
                 },
             ),
         ),

@@ -1,4 +1,4 @@
-"""Clients of an Oncelog server: a durable outbox, and every event once, in one order. See docs/guides/client.md."""
+"""Clients of the Events API: a durable outbox, and every event once, in one order. See docs/guides/client.md."""
 
 from typing import TYPE_CHECKING
 

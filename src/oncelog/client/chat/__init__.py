@@ -1,4 +1,4 @@
-"""Chat client: sends and delivers each message once, in one order, on- and offline. See docs/guides/chat-client.md."""
+"""Chat client: sends and delivers each message once, in order, online or offline. See docs/guides/chat-client.md."""
 
 from typing import TYPE_CHECKING
 

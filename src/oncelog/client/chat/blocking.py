@@ -63,7 +63,7 @@ class BlockingPending(BlockingObject):
     def content(self) -> str:
         """As `Pending.content`.
 
-        Content, for a user interface that shows it before it is sent.
+        The content, for example to display it before it is sent.
         """
         return self._pending.content
 
@@ -80,7 +80,7 @@ class BlockingPending(BlockingObject):
     def delivered(self, timeout_s: float | None = None) -> Outcome:
         """As `Pending.delivered`.
 
-        Wait until every other member of the chat has acknowledged it too. Return at once if it was refused.
+        Wait until all other members of the chat have acknowledged the message, or until it is refused.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """
@@ -90,7 +90,7 @@ class BlockingPending(BlockingObject):
     def result(self) -> Outcome | None:
         """As `Pending.result`.
 
-        The outcome; None until it is known.
+        The outcome, or None until it is known.
         """
         return self._pending.result
 
@@ -123,9 +123,9 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> None:
         """Store the configuration; `async with` opens the file and connects.
 
-        `path` is the file of the client, which is created if it is missing, or ":memory:" for messages that need not
-        survive. The file belongs to one device and one user. The file stores `device_id`; without one, the client
-        generates an id. `token` is a text, or a function that the client calls for each connection and request.
+        `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
+        a restart. The file belongs to one device of one user. It stores `device_id`; without one, the client generates
+        an id. `token` is a text, or a function that the client calls for each connection and request.
         """
         self._client = ChatClient(
             url,
@@ -146,11 +146,11 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> BlockingPending:
         """As `ChatClient.send`.
 
-        Add a message to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
+        Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
-        Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if
-        another message waits under this id, and StoreError if the file cannot be written: then the message is not in
-        the outbox. After a ClosedError it may be on the disk: then the client sends it when it is opened again.
+        Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if a
+        different message waits under this id, and StoreError if the file cannot be written: the message is then not in
+        the outbox. After a ClosedError the message may be on disk; if so, the client sends it when it is reopened.
         """
         portal = self._portal
         return BlockingPending(
@@ -163,7 +163,7 @@ class BlockingChatClient(BlockingBaseClient):
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
         """As `ChatClient.pending`.
 
-        Return the messages of a chat or of all chats without an outcome, in their order, also of earlier runs.
+        Return the messages without an outcome, in order, of one chat or of all, including earlier runs.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending, chat_id)]
@@ -171,14 +171,14 @@ class BlockingChatClient(BlockingBaseClient):
     def refused(self) -> list[RefusedMessage]:
         """As `ChatClient.refused`.
 
-        Return refused messages, oldest first, until `send_again` or `forget_refused`.
+        Return the refused messages, oldest first. `send_again` and `forget_refused` remove them.
         """
         return self._portal.run(self._client.refused)
 
     def send_again(self, client_message_id: UUID | str) -> BlockingPending:
         """As `ChatClient.send_again`.
 
-        Add a refused message to the outbox again, under its id. Raises ClientError for any other id.
+        Return a refused message to the outbox, under its id. Raises ClientError if none has this id.
         """
         portal = self._portal
         return BlockingPending(portal.call(self._client.send_again, client_message_id), portal)
@@ -186,37 +186,37 @@ class BlockingChatClient(BlockingBaseClient):
     def forget_refused(self, *client_message_ids: UUID | str) -> None:
         """As `ChatClient.forget_refused`.
 
-        Remove refused messages that the application has handled; all of them if no id is given.
+        Remove refused messages that the application has handled, or all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *client_message_ids)
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> Iterator[Message]:
         """As `ChatClient.messages`.
 
-        Iterate over messages of a chat or of all chats as they arrive, own ones too, in the order of each chat.
+        Iterate over the messages of one chat or of all as they arrive, in chat order, including the user's own.
 
         The stream begins after the messages that the application has received, or after `after`. A message counts as
-        received when the loop requests the next one; then the client acknowledges it to the server. Raises
-        HistoryChangedError if the history of a chat begins again.
+        received when the loop requests the next one; the client then acknowledges it to the server. Raises
+        HistoryChangedError if the history of a chat starts over.
         """
         return self._iterate(self._portal.run(self._client.messages, chat_id, after=after))
 
     def received(self, chat_id: str, sequence: int) -> None:
         """As `ChatClient.received`.
 
-        Acknowledge all messages up to a sequence, in an application that shows `lines` instead of using `messages`.
+        Acknowledge all messages up to a sequence. For applications that display `lines` instead of using `messages`.
 
-        Messages that have not arrived yet do not count as received.
+        Messages that have not arrived yet are not acknowledged.
         """
         self._portal.run(self._client.received, chat_id, sequence)
 
     def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """As `ChatClient.lines`.
 
-        Return a chat for a user interface: the last messages, then own messages that are not committed yet.
+        Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
-        An own message has its place as soon as the server has committed it. With `before`, return only messages before
-        that sequence.
+        A message of the user takes its place in the chat once the server has committed it. With `before`, return only
+        messages before that sequence.
         """
         return self._portal.call(self._client.lines, chat_id, before=before, count=count)
 
@@ -230,9 +230,9 @@ class BlockingChatClient(BlockingBaseClient):
     def updates(self) -> Iterator[Update]:
         """As `ChatClient.updates`.
 
-        Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
+        Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` and `HistoryChange`.
 
-        Raises UpdatesLostError in a loop that falls too far behind. Updates are not stored.
+        Raises UpdatesLostError if the loop falls too far behind. Updates are not stored.
         """
         return self._iterate(self._portal.run(self._client.updates))
 
@@ -248,39 +248,40 @@ class BlockingChatClient(BlockingBaseClient):
 
         Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
 
-        Raises LostError without an answer and ServerRefusedError after a refusal, as all HTTP calls do. It can be
-        called again after a LostError.
+        Like all HTTP calls, it raises LostError if the server does not answer, and ServerRefusedError if it refuses.
+        After a LostError the call can be repeated with the same `chat_id`.
         """
         return self._portal.call(self._client.create, chat_id, members=members)
 
     def details(self, chat_id: str) -> ChatDetails:
         """As `ChatClient.details`.
 
-        Return the state of a chat on the server, with its members.
+        Return the server's state of a chat, with its members.
         """
         return self._portal.call(self._client.details, chat_id)
 
     def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
         """As `ChatClient.add_member`.
 
-        Add a member (`user:bob`) as an owner of the chat, or set the role of a member (`OWNER` or `MEMBER`).
+        Add a member (`user:bob`), or set a member's role (`OWNER` or `MEMBER`). Only owners may do so.
 
-        Without a role, a new member becomes a plain member, and an existing one keeps its role. ServerRefusedError has
-        the code `NOT_AN_OWNER` if the user is a plain member, and `LAST_OWNER` if no owner would be left.
+        Without a role, a new member joins as a plain member, and an existing one keeps its role. Raises
+        ServerRefusedError with the code `NOT_AN_OWNER` if the user is a plain member, or `LAST_OWNER` if the chat would
+        be left without an owner.
         """
         self._portal.call(self._client.add_member, chat_id, user_id, role=role)
 
     def set_role(self, chat_id: str, user_id: str, role: str) -> None:
         """As `ChatClient.set_role`.
 
-        Set the role of a member. ServerRefusedError has the code `NOT_A_MEMBER` if the user is not a member.
+        Set a member's role. Raises ServerRefusedError with the code `NOT_A_MEMBER` if `user_id` is not a member.
         """
         self._portal.call(self._client.set_role, chat_id, user_id, role)
 
     def remove_member(self, chat_id: str, user_id: str) -> None:
         """As `ChatClient.remove_member`.
 
-        Remove a member as an owner of the chat, or leave the chat. The client keeps its messages.
+        Remove a member, which only owners may do, or leave the chat. The client keeps the chat's messages.
         """
         self._portal.call(self._client.remove_member, chat_id, user_id)
 
@@ -289,28 +290,28 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> list[Message]:
         """As `ChatClient.history`.
 
-        Return messages from the server, in their order: the first after a sequence, or the last before one.
+        Return messages from the server, in order: the first after a sequence, or the last before one.
         """
         return self._portal.call(self._client.history, chat_id, after=after, before=before, limit=limit)
 
     def watermarks(self, chat_id: str) -> dict[str, int]:
         """As `ChatClient.watermarks`.
 
-        Return the watermark of each member. The client requests them once for each connection.
+        Return the watermark of each member. The client requests them once per connection.
         """
         return self._portal.call(self._client.watermarks, chat_id)
 
     def status(self) -> Status:
         """As `ChatClient.status`.
 
-        Return the status for a user interface. `until_status` waits for another one.
+        Return the current status, for example for a user interface. `until_status` waits for a particular one.
         """
         return self._client.status()
 
     def reconnect_now(self) -> None:
         """As `ChatClient.reconnect_now`.
 
-        End the pause before the next attempt: the application knows that the network is back.
+        Skip the pause before the next connection attempt, for example because the network is back.
         """
         self._portal.run(self._client.reconnect_now)
 

@@ -2,10 +2,10 @@
 
 All messages up to `complete_to` have arrived, so readers may see them. The next message raises `complete_to` by one.
 The last page of a sync raises it to the end of the page: sequences that the page lacks do not exist, so a gap does not
-hold messages back. The client stores later messages (`ahead`), which show that a message is missing. If that message
-does not arrive soon, the client syncs the chat. So a live message that is lost or late is not missed.
+hold messages back. Messages beyond the next one are stored (`ahead`) and show that a message is missing. If the missing
+message does not arrive soon, the client syncs the chat, so that it does not miss a live message that is lost or late.
 
-While a sync has further pages, `complete_to` does not change: readers do not see a part of a sync.
+While a sync has further pages, `complete_to` does not change, so readers never see part of a sync.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class QueuedMessage(Struct):
 
     entry: OutboxMessage
     attempts: int = 0
-    """Number of times that it was sent without an answer."""
+    """How often the message was sent without being answered."""
 
 
 class SavedChat(NamedTuple):
-    """Numbers of a chat that the store saves and the client then reports."""
+    """State of a chat that the store saves and the client then reports."""
 
     chat_id: str
     is_member: bool
@@ -35,11 +35,11 @@ class SavedChat(NamedTuple):
     fetched_to: int
     received_to: int
     generation: int
-    """Not stored in the file."""
+    """How often the history was reset since the client was opened. Not stored in the file."""
 
 
 class ChatState:
-    """State of one chat. Only the protocol changes it."""
+    """State of one chat. Only the protocol modifies it."""
 
     __slots__ = (
         "acked_to", "ahead", "asked_heard_to", "chat_id", "complete_to", "fetched_to", "generation", "heard_to",
@@ -52,47 +52,47 @@ class ChatState:
         self.chat_id = chat_id
         self.is_member = is_member
         self.role: str | None = None
-        """Role of the user, from the list of chats and `membership` frames. Not stored."""
+        """The user's role, from the list of chats and `membership` frames. Not stored."""
         self.complete_to = complete_to
         """All messages up to this sequence have arrived."""
         self.fetched_to = fetched_to
-        """Last sequence of the pages that have arrived, while a sync has further pages."""
+        """Last sequence of the pages that have arrived while a sync has further pages."""
         self.received_to = received_to
         """The application has received all messages up to this sequence."""
         self.generation = 0
-        """Number of resets of its history since the client was opened."""
+        """How often the history was reset since the client was opened."""
         self.heard_to = complete_to
-        """Highest sequence that the server has mentioned."""
+        """Highest sequence that the server has reported."""
         self.asked_heard_to = 0
         """`heard_to` at the time of the last page request."""
         self.acked_to = 0
-        """Sequence that a device of the user has acknowledged to the server."""
+        """Highest sequence that one of the user's devices has acknowledged to the server."""
         self.ahead: set[int] = set()
         """Sequences after `complete_to` that have arrived over this connection."""
         self.queue: dict[str, QueuedMessage] = {}
-        """Messages in the outbox, by id, in the order of the outbox."""
+        """Outbox messages by id, in outbox order."""
         self.in_flight: set[str] = set()
-        """Ids of sent messages without an answer."""
+        """Ids of sent messages that are not answered yet."""
         self.is_synced = False
-        """Whether a sync has ended over this connection. The client sends messages of the chat only after that."""
+        """Whether a sync has finished over this connection. Until then the client sends no messages to the chat."""
         self.is_catching_up = True
         self.sync_id: str | None = None
 
     def disconnect(self) -> None:
-        """Forget the state of the connection that has ended."""
+        """Discard the state that belonged to the closed connection."""
         self.ahead.clear()
         self.in_flight.clear()
         self.is_synced, self.is_catching_up, self.sync_id = False, True, None
 
     def reset(self) -> None:
-        """Begin a new history. Keep the outbox."""
+        """Begin a new history and keep the outbox."""
         self.complete_to = self.fetched_to = self.received_to = self.heard_to = self.acked_to = 0
         self.generation += 1
         self.ahead.clear()
         self.is_catching_up = True
 
     def to_saved(self) -> SavedChat:
-        """Return the numbers to save."""
+        """Return the state to save."""
         return SavedChat(
             self.chat_id, self.is_member, self.complete_to, self.fetched_to, self.received_to, self.generation
         )
@@ -108,7 +108,7 @@ class ChatState:
         return self.is_member and self.received_to > self.acked_to
 
     def add_message(self, message: Message, ahead_max: int) -> bool:
-        """Add a live message. Return False if it need not be saved: it is repeated, or a sync brings it again."""
+        """Add a live message. Return False if it need not be saved: it is a duplicate, or a sync fetches it again."""
         number = message.sequence
         self.heard_to = max(self.heard_to, number)
         if number <= self.complete_to or number in self.ahead:
@@ -120,7 +120,7 @@ class ChatState:
         return True
 
     def apply_page(self, batch: MessageBatch) -> Sequence[Message]:
-        """Apply a page of a sync, and return the messages to save. Raises ProtocolError."""
+        """Apply a sync page and return the messages to save. Raises ProtocolError."""
         last = self.fetched_to
         for message in batch.messages:
             if message.sequence <= last or message.chat_id != self.chat_id:
@@ -135,7 +135,7 @@ class ChatState:
             self.is_catching_up, self.is_synced = False, True
             self.ahead = {number for number in self.ahead if number > self.complete_to}
             self._advance()
-            # Sequences that the server mentioned before the request and that the page lacks do not exist.
+            # Sequences that the server reported before the request but that the page lacks do not exist.
             heard_since = self.heard_to if self.heard_to > self.asked_heard_to else 0
             self.heard_to = max(self.complete_to, heard_since, max(self.ahead, default=0))
         return batch.messages
@@ -150,30 +150,30 @@ class ChatState:
 
 
 class ChangeSet(Struct):
-    """Changes to save and report, in the order of the fields."""
+    """Changes to save and report, in field order."""
 
     reset_chats: list[str] = field(default_factory=list)
-    """Chats whose messages and watermarks the store first removes."""
+    """Chats whose messages and watermarks the store removes first."""
     user_and_epoch: tuple[str, str] | None = None
-    """User and epoch."""
+    """New user and epoch, or None if neither has changed."""
     messages: list[Message] = field(default_factory=list)
     chats: dict[str, SavedChat] = field(default_factory=dict)
     settled: list[SettledMessage] = field(default_factory=list)
     watermarks: list[tuple[str, str, int | None]] = field(default_factory=list)
-    """Chat, user, and acknowledged sequence; None for a member that has left."""
+    """Chat, user and acknowledged sequence, or None for a member that has left."""
     members: dict[str, tuple[Member, ...]] = field(default_factory=dict)
-    """All members of a chat with their watermarks, by chat."""
+    """All members with their watermarks, by chat."""
     updates: list[Update] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__struct_fields__)
 
     def save_chat(self, chat: ChatState) -> None:
-        """Add the current numbers of a chat."""
+        """Add the current state of a chat."""
         self.chats[chat.chat_id] = chat.to_saved()
 
     def reset_chat(self, chat: ChatState) -> None:
-        """Begin a chat again. Drop its changes, but no outcomes: the server has committed or refused those messages."""
+        """Reset a chat and drop its changes, except outcomes: the server has committed or refused those messages."""
         chat.reset()
         self.reset_chats.append(chat.chat_id)
         self.messages = [message for message in self.messages if message.chat_id != chat.chat_id]

@@ -1,4 +1,4 @@
-"""The asyncio chat client: it sends and delivers each message once, in one order, in spite of crashes.
+"""The asyncio chat client: it sends and delivers each message once, in one order, despite crashes.
 
     async with ChatClient("http://127.0.0.1:7171", path="ann.db", token="ann") as client:
         await client.create("tea", members=["user:bob"])
@@ -7,8 +7,8 @@
         async for message in client.messages("tea"):
             print(message.sequence, message.sender_id, message.content)
 
-Two tasks do the work: the `connector` stays connected, and the `outbox` saves messages that are sent or arrive. The
-`protocol` decides without I/O, and the `store` has the file.
+Two tasks do the work: the `connector` keeps the client connected, and the `outbox` saves outgoing and incoming
+messages. The `protocol` decides without I/O, and the `store` reads and writes the file.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ LINES_DEFAULT: Final = 50
 
 
 class ChatClient(ConnectedClient[ChatRuntime, Status]):
-    """A device of a user, with a separate file. `async with` opens and closes it."""
+    """A chat client for one device of one user, with a separate file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
         self,
@@ -82,9 +82,9 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     ) -> None:
         """Store the configuration; `async with` opens the file and connects.
 
-        `path` is the file of the client, which is created if it is missing, or ":memory:" for messages that need not
-        survive. The file belongs to one device and one user. The file stores `device_id`; without one, the client
-        generates an id. `token` is a text, or a function that the client calls for each connection and request.
+        `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
+        a restart. The file belongs to one device of one user. It stores `device_id`; without one, the client generates
+        an id. `token` is a text, or a function that the client calls for each connection and request.
         """
         self.limits = check_limits(limits, ChatLimits)
         check_token(token)
@@ -136,26 +136,26 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         content_type: str = TEXT_PLAIN,
         client_message_id: UUID | str | None = None,
     ) -> Pending:
-        """Add a message to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
+        """Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
-        Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if
-        another message waits under this id, and StoreError if the file cannot be written: then the message is not in
-        the outbox. After a ClosedError it may be on the disk: then the client sends it when it is opened again.
+        Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if a
+        different message waits under this id, and StoreError if the file cannot be written: the message is then not in
+        the outbox. After a ClosedError the message may be on disk; if so, the client sends it when it is reopened.
         """
         self._runtime.check_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())
         return (await self._outbox.submit([draft]))[0]
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
-        """Return the messages of a chat or of all chats without an outcome, in their order, also of earlier runs."""
+        """Return the messages without an outcome, in order, of one chat or of all, including earlier runs."""
         return [message for message in self._outbox.pending.values() if chat_id in (None, message.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
-        """Return refused messages, oldest first, until `send_again` or `forget_refused`."""
+        """Return the refused messages, oldest first. `send_again` and `forget_refused` remove them."""
         return [message for _, message in sorted(self._outbox.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
-        """Add a refused message to the outbox again, under its id. Raises ClientError for any other id."""
+        """Return a refused message to the outbox, under its id. Raises ClientError if none has this id."""
         self._runtime.check_open()
         number, message = self._get_refused(str(client_message_id))
         draft = OutboxMessage(
@@ -166,7 +166,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return (await self._outbox.submit([draft], [number]))[0]
 
     async def forget_refused(self, *client_message_ids: UUID | str) -> None:
-        """Remove refused messages that the application has handled; all of them if no id is given."""
+        """Remove refused messages that the application has handled, or all of them if no id is given."""
         self._runtime.check_open()
         names = [str(item) for item in client_message_ids] or [item.client_message_id for item in self.refused()]
         await self._outbox.save((), [self._get_refused(name)[0] for name in names])
@@ -180,11 +180,11 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     # --- reading
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> MessageStream:
-        """Iterate over messages of a chat or of all chats as they arrive, own ones too, in the order of each chat.
+        """Iterate over the messages of one chat or of all as they arrive, in chat order, including the user's own.
 
         The stream begins after the messages that the application has received, or after `after`. A message counts as
-        received when the loop requests the next one; then the client acknowledges it to the server. Raises
-        HistoryChangedError if the history of a chat begins again.
+        received when the loop requests the next one; the client then acknowledges it to the server. Raises
+        HistoryChangedError if the history of a chat starts over.
         """
         self._runtime.check_open()
         if chat_id is not None:
@@ -194,9 +194,9 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return MessageStream(self._runtime, chat_id, after)
 
     def received(self, chat_id: str, sequence: int) -> None:
-        """Acknowledge all messages up to a sequence, in an application that shows `lines` instead of using `messages`.
+        """Acknowledge all messages up to a sequence. For applications that display `lines` instead of using `messages`.
 
-        Messages that have not arrived yet do not count as received.
+        Messages that have not arrived yet are not acknowledged.
         """
         check_number(sequence, "sequence")
         self._runtime.check_open()
@@ -205,10 +205,10 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             self._runtime.mark_received(chat_id, min(sequence, shown.complete_to), shown.generation)
 
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
-        """Return a chat for a user interface: the last messages, then own messages that are not committed yet.
+        """Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
-        An own message has its place as soon as the server has committed it. With `before`, return only messages before
-        that sequence.
+        A message of the user takes its place in the chat once the server has committed it. With `before`, return only
+        messages before that sequence.
         """
         runtime = self._runtime
         check_chat_id(chat_id)
@@ -220,7 +220,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             runtime.store.load_messages_before, chat_id, INTEGER_MAX if before is None else before, complete_to,
             user_id, count,
         )  # fmt: skip
-        self._delivery_counts.schedule(chat_id)  # marks of own messages depend on them
+        self._delivery_counts.schedule(chat_id)  # the marks of the user's messages depend on them
         lines = [
             _to_line(message, message.sender_id, get_mark(message, user_id, watermarks), message) for message in found
         ]
@@ -240,9 +240,9 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             await self._runtime.call_store(self._runtime.store.forget_messages, chat_id, min(up_to, chat.received_to))
 
     def updates(self) -> BoundedStream[Update]:
-        """Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` or `HistoryChange`.
+        """Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` and `HistoryChange`.
 
-        Raises UpdatesLostError in a loop that falls too far behind. Updates are not stored.
+        Raises UpdatesLostError if the loop falls too far behind. Updates are not stored.
         """
         self._runtime.check_open()
         return BoundedStream(self._runtime.streams, count_max=("updates_max", self.limits.updates_max))
@@ -270,10 +270,10 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     async def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
         """Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
 
-        Raises LostError without an answer and ServerRefusedError after a refusal, as all HTTP calls do. It can be
-        called again after a LostError.
+        Like all HTTP calls, it raises LostError if the server does not answer, and ServerRefusedError if it refuses.
+        After a LostError the call can be repeated with the same `chat_id`.
         """
-        # The client chooses the id, so that a repeated request creates no second chat.
+        # The client chooses the id, so that a repeated request does not create a second chat.
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id
         check_chat_id(name)
         if isinstance(members, str):  # also an iterable, of characters
@@ -286,23 +286,24 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return details
 
     async def details(self, chat_id: str) -> ChatDetails:
-        """Return the state of a chat on the server, with its members."""
+        """Return the server's state of a chat, with its members."""
         return await self._check_chat(chat_id).get_details(chat_id)
 
     async def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
-        """Add a member (`user:bob`) as an owner of the chat, or set the role of a member (`OWNER` or `MEMBER`).
+        """Add a member (`user:bob`), or set a member's role (`OWNER` or `MEMBER`). Only owners may do so.
 
-        Without a role, a new member becomes a plain member, and an existing one keeps its role. ServerRefusedError has
-        the code `NOT_AN_OWNER` if the user is a plain member, and `LAST_OWNER` if no owner would be left.
+        Without a role, a new member joins as a plain member, and an existing one keeps its role. Raises
+        ServerRefusedError with the code `NOT_AN_OWNER` if the user is a plain member, or `LAST_OWNER` if the chat would
+        be left without an owner.
         """
         await self._check_chat(chat_id).add_member(chat_id, user_id, role)
 
     async def set_role(self, chat_id: str, user_id: str, role: str) -> None:
-        """Set the role of a member. ServerRefusedError has the code `NOT_A_MEMBER` if the user is not a member."""
+        """Set a member's role. Raises ServerRefusedError with the code `NOT_A_MEMBER` if `user_id` is not a member."""
         await self._check_chat(chat_id).add_member(chat_id, user_id, role, only_if_member=True)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
-        """Remove a member as an owner of the chat, or leave the chat. The client keeps its messages."""
+        """Remove a member, which only owners may do, or leave the chat. The client keeps the chat's messages."""
         await self._check_chat(chat_id).remove_member(chat_id, user_id)
         protocol = self._runtime.protocol
         if user_id == protocol.user_id:
@@ -312,11 +313,11 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     async def history(
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> list[Message]:
-        """Return messages from the server, in their order: the first after a sequence, or the last before one."""
+        """Return messages from the server, in order: the first after a sequence, or the last before one."""
         return await self._check_chat(chat_id).get_history(chat_id, after, before, limit)
 
     async def watermarks(self, chat_id: str) -> dict[str, int]:
-        """Return the watermark of each member. The client requests them once for each connection."""
+        """Return the watermark of each member. The client requests them once per connection."""
         self._check_chat(chat_id)
         return await self._delivery_counts.load_watermarks(chat_id)
 
@@ -329,7 +330,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     # --- status
 
     def status(self) -> Status:
-        """Return the status for a user interface. `until_status` waits for another one."""
+        """Return the current status, for example for a user interface. `until_status` waits for a particular one."""
         runtime, connector = self._runtime, self._connector
         pending, refused = len(self._outbox.pending), len(self._outbox.refused)
         if not runtime.is_open:
@@ -352,7 +353,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         )
 
     def _is_live(self) -> bool:
-        """Whether the file has all messages that the server has reported."""
+        """Whether the file contains all messages that the server has reported."""
         protocol = self._runtime.open_protocol
         return protocol.is_live and not protocol.changes and not self._outbox.is_busy
 

@@ -1,4 +1,4 @@
-"""Frames of the Chat API as a client encodes and decodes them. Every frame of the server is checked."""
+"""The client's encoding and decoding of Chat API frames. Every frame from the server is validated."""
 
 from typing import Any, Final
 
@@ -17,11 +17,11 @@ NOT_A_MEMBER: Final = "NOT_A_MEMBER"
 INVALID_ACK: Final = "INVALID_ACK"
 TOO_LARGE: Final = "MESSAGE_TOO_LARGE"
 TRANSIENT: Final = frozenset({"RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY", "QUOTA_EXCEEDED"})
-"""Codes of errors after which the client sends a request again later."""
+"""Error codes after which the client retries a request later."""
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """The fields of all frames."""
+    """The fields that all frames have."""
 
     type: str
     request_id: str | None = None
@@ -72,7 +72,7 @@ class MembershipFrame(Struct, frozen=True, gc=False):
     user_id: str
     present: bool
     last_acked_sequence: int = 0
-    """Sequence of a present member. A member that joins again keeps its earlier one."""
+    """Acknowledged sequence of a member that is present. A member that rejoins keeps its earlier one."""
     role: str | None = None
 
 
@@ -112,9 +112,9 @@ ServerFrame = (
 
 
 def decode_frame(data: str | bytes) -> tuple[ServerFrame | None, str | None]:
-    """Return a frame and the id of the request that it answers. Raises ProtocolError.
+    """Decode a frame and the id of the request that it answers. Raises ProtocolError.
 
-    Only newer servers send frames of other types. Their result is None.
+    Return None for a frame of an unknown type: newer servers may send additional types.
     """
     try:
         frame = _decode_envelope(data)
@@ -125,12 +125,12 @@ def decode_frame(data: str | bytes) -> tuple[ServerFrame | None, str | None]:
 
 
 def encode_connect(token: str | None, device_id: str) -> bytes:
-    """Return the first frame of a connection."""
+    """Encode `connect`, the first frame of a connection."""
     return orjson.dumps({"type": "connect", "token": token, "device_id": device_id})
 
 
 def encode_send(entry: OutboxMessage, request_id: str) -> bytes:
-    """Return a frame that sends a message."""
+    """Encode the frame that sends a message."""
     return orjson.dumps(
         {
             "type": "send_message",
@@ -144,7 +144,7 @@ def encode_send(entry: OutboxMessage, request_id: str) -> bytes:
 
 
 def encode_sync(chat_id: str, after: int, limit: int, epoch: str, request_id: str) -> bytes:
-    """Return the request for a page of a sync."""
+    """Encode the request for a page of a sync."""
     return orjson.dumps(
         {
             "type": "sync_request",
@@ -158,12 +158,12 @@ def encode_sync(chat_id: str, after: int, limit: int, epoch: str, request_id: st
 
 
 def encode_ack(chat_id: str, sequence: int, request_id: str) -> bytes:
-    """Return the acknowledgement of all messages up to a sequence."""
+    """Encode the acknowledgement of all messages up to a sequence."""
     return orjson.dumps({"type": "ack", "request_id": request_id, "chat_id": chat_id, "last_acked_sequence": sequence})
 
 
 def to_own_message(entry: OutboxMessage, ack: SendAck, user_id: str) -> Message:
-    """Return a committed own message as other members receive it."""
+    """Build the message that other members receive for a committed message of this client."""
     return Message(
         message_id=ack.message_id,
         chat_id=entry.chat_id,

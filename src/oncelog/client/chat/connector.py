@@ -1,4 +1,4 @@
-"""Task that keeps a chat client connected to a server."""
+"""The task that keeps a chat client connected to its server."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         self._timer_wakeup = asyncio.Event()
         self._list_wakeup = asyncio.Event()
         self.connection_count = 0
-        """Number of admitted connections. Answers over HTTP from before the last one may be out of date."""
+        """How many connections were admitted. HTTP answers from before the latest one may be out of date."""
 
     @property
     def is_connected(self) -> bool:
@@ -39,9 +39,9 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         return self._protocol.phase in (ChatPhase.LISTING, ChatPhase.READY)
 
     def wake_all(self) -> None:
-        """Wake all tasks and waiting callers after a change of the protocol.
+        """Wake waiting callers and all tasks that have work after the protocol changed.
 
-        It may have changes to save, frames, or a new due time, or want the list.
+        The protocol may have changes to save, frames to send or a new due time, or it may need the list of chats.
         """
         if self._protocol.changes:
             self._outbox.wake()
@@ -71,7 +71,7 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
             await self._outbox.wait_for_capacity()
 
     async def _run_timer(self, _socket: Socket) -> None:
-        """Call `tick` of the protocol at `next_at_ms`."""
+        """Call the protocol's `tick` at `next_at_ms`."""
         protocol = self._protocol
         while True:
             self._timer_wakeup.clear()
@@ -84,7 +84,7 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
                 self._process_changes()
 
     async def _load_lists(self, _socket: Socket) -> None:
-        """List the chats when the protocol wants them."""
+        """Request the list of chats whenever the protocol needs it."""
         protocol = self._protocol
         while True:
             await self._list_wakeup.wait()

@@ -1,4 +1,4 @@
-"""Watermarks of the members: the client requests them once for each connection, and frames then update them."""
+"""Watermarks of chat members. The client requests them once per connection; frames then update them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from oncelog.errors import LostError, OncelogError, ProtocolError, ServerRefused
 
 
 def get_mark(message: Message, user_id: str, watermarks: Mapping[str, int]) -> Mark:
-    """Return the mark of a committed message."""
+    """Return `DELIVERED` if all other members have received a message of the user, and `SENT` otherwise."""
     has_others = bool(watermarks.keys() - {user_id})
     if message.sender_id == user_id and has_others and _has_reached_all(watermarks, user_id, message.sequence):
         return Mark.DELIVERED
@@ -41,12 +41,12 @@ class DeliveryCounts:
         self._connector = connector
         self._http = http
         self._counted_connections: dict[str, int] = {}
-        """Number of the connection at the last request of each chat."""
+        """Number of the connection on which the watermarks of each chat were last requested."""
         self._scheduled: set[str] = set()
-        """Chats whose watermarks a task requests."""
+        """Chats whose watermarks a task is requesting."""
 
     def schedule(self, chat_id: str) -> None:
-        """Request the watermarks of a chat in a task, if they are out of date. Readers of updates receive them."""
+        """Request the watermarks of a chat in a task if they are out of date. Readers of updates receive them."""
         if self._connector.is_connected and not self._is_counted(chat_id) and chat_id not in self._scheduled:
             self._scheduled.add(chat_id)
             self._runtime.start_task("delivery", partial(self._run_scheduled, chat_id))
@@ -57,7 +57,7 @@ class DeliveryCounts:
         self._scheduled.discard(chat_id)
 
     async def load_watermarks(self, chat_id: str) -> dict[str, int]:
-        """Return the watermarks of the server, or the last known ones if it does not answer."""
+        """Return the server's watermarks, or the last known ones if the server does not answer."""
         await self._query(chat_id)
         known = self._runtime.watermarks.get(chat_id)
         if known is not None:
@@ -79,7 +79,7 @@ class DeliveryCounts:
                     await self._runtime.wait_until(is_otherwise)
 
     async def _query(self, chat_id: str) -> bool:
-        """Request watermarks unless this connection has done so. Return False if the server does not answer."""
+        """Request watermarks, unless this was done on this connection. Return False if the request fails."""
         protocol, connection = self._runtime.open_protocol, self._connector.connection_count
         if self._is_counted(chat_id):
             return True

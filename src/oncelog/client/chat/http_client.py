@@ -1,4 +1,4 @@
-"""Chats, members, history and delivery over HTTP. Raises LostError, ServerRefusedError or ProtocolError."""
+"""HTTP client for chats, members, history and delivery. Raises LostError, ServerRefusedError or ProtocolError."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -51,20 +51,20 @@ class _Messages(Struct):
 
 
 class ChatTransport(Protocol):
-    """Connections to a server, as the connector uses them."""
+    """The server access that the connector needs."""
 
     async def get_token(self) -> str | None:
-        """Return the token of the user. Raises LostError."""
+        """Return the user's token. Raises LostError."""
 
     async def connect(self) -> Socket:
         """Open a connection. Raises LostError or ServerRefusedError."""
 
     async def list_chats(self) -> list[ListedChat]:
-        """Return the chats of the user. Raises LostError, ServerRefusedError or ProtocolError."""
+        """Return the user's chats. Raises LostError, ServerRefusedError or ProtocolError."""
 
 
 class ChatHttpClient(HttpClient):
-    """Chats of one user on one server: a WebSocket for messages, and HTTP requests for everything else."""
+    """One user's access to a server: a WebSocket for messages, and HTTP requests for everything else."""
 
     async def connect(self) -> Socket:
         """As `ChatTransport.connect`."""
@@ -84,7 +84,7 @@ class ChatHttpClient(HttpClient):
         return _to_details([page async for page in self._load_pages(_to_path(chat_id), _ChatPage)])
 
     async def add_member(self, chat_id: str, user_id: str, role: str | None, *, only_if_member: bool = False) -> None:
-        """Add a member, or set its role. Only owners may do so."""
+        """Add a member or set its role. Only owners may do so."""
         body = None if role is None else orjson.dumps({"role": role, "only_if_member": only_if_member})
         await self._send("PUT", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
 
@@ -93,7 +93,7 @@ class ChatHttpClient(HttpClient):
         await self._send("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
 
     async def get_history(self, chat_id: str, after: int | None, before: int | None, limit: int) -> list[Message]:
-        """Return messages from the server, in their order."""
+        """Return messages from the server, in order."""
         query = {"limit": str(limit)}
         if after is not None:
             query["after"] = str(after)

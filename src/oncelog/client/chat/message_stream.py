@@ -1,4 +1,4 @@
-"""Reader of the messages of a chat client: each message once, in the order of its chat."""
+"""The message reader of a chat client: each message once, in the order of its chat."""
 
 from collections import deque
 from typing import Final
@@ -11,10 +11,10 @@ PAGE_MESSAGES: Final = 100
 
 
 class MessageStream:
-    """`async for message in stream`. A message counts as received when the loop requests the next one.
+    """Yields messages: `async for message in stream`. A message counts as received when the loop requests the next one.
 
-    It does not count when the loop is left, because its body may have raised an error. The stream reads the file, so a
-    slow reader needs no memory.
+    If the loop is left instead, the message does not count, because the loop's body may have raised an error. The
+    stream reads from the file, so messages for a slow reader do not pile up in memory.
     """
 
     def __init__(self, runtime: ChatRuntime, chat_id: str | None, after: int | None) -> None:
@@ -22,12 +22,12 @@ class MessageStream:
         self._chat_id = chat_id
         self._after = after
         self._cursors: dict[str, tuple[int, int]] = {}
-        """Sequence of the last message that was read, and generation of the history, by chat."""
+        """Sequence of the last message read and generation of the history, by chat."""
         self._buffer: deque[Message] = deque()
         self._unacknowledged: Message | None = None
         self._is_over = False
         if chat_id is None or chat_id in runtime.progress:
-            self._find_readable()  # the stream begins after the messages that are received now
+            self._find_readable()  # fixes the start: the stream begins after the messages that are received now
 
     def __aiter__(self) -> "MessageStream":
         return self
@@ -43,7 +43,7 @@ class MessageStream:
         return self._unacknowledged
 
     async def aclose(self) -> None:
-        """End the stream. The next stream begins with the last message again."""
+        """End the stream. The next stream begins with the last message that this one returned."""
         self._is_over = True
         self._buffer.clear()
         self._unacknowledged = None
@@ -73,7 +73,7 @@ class MessageStream:
             self._buffer.extend(page)
 
     def _find_readable(self) -> list[str]:
-        """Return the chats with messages that were not read."""
+        """Return the chats that have unread messages."""
         self._check_same_history(*self._cursors)
         runtime = self._runtime
         names = (

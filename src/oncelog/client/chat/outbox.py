@@ -1,4 +1,4 @@
-"""The outbox of a chat client: own messages that wait for their outcomes, and the state that its tasks share."""
+"""The outbox of a chat client: messages that wait for their outcomes, and the state that the client's tasks share."""
 
 import asyncio
 import random
@@ -37,23 +37,23 @@ _CONTENT_TYPE: Final = re.compile(r"[!-.0-~]+/[ -~]+", re.ASCII)
 
 
 def now_ms() -> int:
-    """Return the time of the monotonic clock."""
+    """Return the monotonic time in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
 class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
-    """State of one chat client."""
+    """Runtime of a chat client, with the saved state that its tasks share."""
 
     def __init__(self, store: ChatStore, limits: ChatLimits, random_source: random.Random | None) -> None:
         super().__init__("chat", logger, store, limits, random_source)
         self.progress: dict[str, SavedChat] = {}
-        """Chats as they are in the file."""
+        """State of each chat as saved in the file."""
         self.watermarks: dict[str, dict[str, int]] = {}
-        """Acknowledged sequences of the members, of chats whose members were requested."""
+        """Acknowledged sequence of each member, for the chats whose members were requested."""
         self.history_change: HistoryChange | None = None
 
     def publish_changes(self, changes: ChangeSet) -> None:
-        """Report changes that are saved, to readers of updates and callers that wait."""
+        """Report saved changes to readers of updates and to waiting callers."""
         for chat_id, saved in changes.chats.items():
             if chat_id in self.progress and self.progress[chat_id].generation != saved.generation:
                 self.watermarks.pop(chat_id, None)
@@ -65,12 +65,12 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
         self.publish(changes.updates)
 
     def mark_received(self, chat_id: str, sequence: int, generation: int) -> None:
-        """The application has received everything up to this sequence, in this generation of the history."""
+        """Record that the application has received all messages up to a sequence in a generation of the history."""
         self.protocol.mark_received(chat_id, sequence, generation, now_ms())
         self.wake_tasks()
 
     def _update_watermarks(self, changes: ChangeSet) -> list[Update]:
-        """Update the watermarks, and return updates for the ones that no frame has reported."""
+        """Update the watermarks, and return updates for the changes that no frame has reported."""
         updates: list[Update] = []
         for chat_id, members in changes.members.items():
             known = self.watermarks.get(chat_id, {})
@@ -98,10 +98,10 @@ def check_chat_id(chat_id: str) -> None:
         raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
     if "/" in chat_id or _CONTROL.search(chat_id) or not is_storable(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
-    if chat_id in (".", ".."):  # a URL cannot have them as a part of its path
+    if chat_id in (".", ".."):  # a URL path cannot contain them as a segment
         raise CanonicalError("chat_id", "must not be . or ..")
     if not chat_id.isascii() and nfc(chat_id) != chat_id:
-        raise CanonicalError("chat_id", "must be in NFC")  # other forms of one text would be other chats
+        raise CanonicalError("chat_id", "must be in NFC")  # other forms of the same text would be different chats
 
 
 def prepare(
@@ -112,7 +112,7 @@ def prepare(
     limits: ChatLimits,
     wall_ms: int,
 ) -> OutboxMessage:
-    """Return an entry without a number. Raises CanonicalError for a message that no server accepts."""
+    """Validate a message and convert it to an entry without a number. Raises CanonicalError."""
     check_chat_id(chat_id)
     if not isinstance(content, str) or not is_storable(content):
         raise CanonicalError("content", "must be a text that UTF-8 can encode, without U+0000")
@@ -160,7 +160,7 @@ class Pending(BasePending[OutboxMessage, Outcome]):
 
     @property
     def content(self) -> str:
-        """Content, for a user interface that shows it before it is sent."""
+        """The content, for example to display it before it is sent."""
         return self._entry.content
 
     @property
@@ -171,7 +171,7 @@ class Pending(BasePending[OutboxMessage, Outcome]):
     sent = alias_method("Pending.sent", "outcome")
 
     async def delivered(self) -> Outcome:
-        """Wait until every other member of the chat has acknowledged it too. Return at once if it was refused."""
+        """Wait until all other members of the chat have acknowledged the message, or until it is refused."""
         outcome = await self.outcome()
         if isinstance(outcome, Sent):
             await self._wait_until_delivered(self.chat_id, outcome.sequence)
@@ -179,17 +179,17 @@ class Pending(BasePending[OutboxMessage, Outcome]):
 
 
 class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
-    """Outbox of a chat client. Its task saves messages that arrive, too."""
+    """Outbox of a chat client. Its task also saves incoming messages."""
 
     def __init__(self, runtime: ChatRuntime, new_pending: Callable[[OutboxMessage], Pending]) -> None:
         limit = ("outbox_messages_max", runtime.limits.outbox_messages_max)
         super().__init__(runtime, new_pending, count_max=limit)
         self._capacity_event = asyncio.Event()
         self.refused: dict[int, RefusedMessage] = {}
-        """Refused messages by their numbers."""
+        """Refused messages by number."""
 
     async def wait_for_capacity(self) -> None:
-        """Wait while too many messages wait to be saved."""
+        """Wait until fewer messages wait to be saved, if there are too many."""
         while len(self._runtime.protocol.changes.messages) > self._runtime.limits.frames_max:
             self._capacity_event.clear()
             self.wake()

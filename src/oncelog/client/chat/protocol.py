@@ -3,9 +3,9 @@
 Frames go in (`receive`). Frames to send (`outgoing`) and changes to save and report (`take_changes`) come out.
 `connect` begins a connection and `disconnect` ends it, any number of times. The connector calls `tick` at `next_at_ms`.
 
-Over each connection the client first authenticates. Then the connector requests the list of chats over HTTP
-(`wants_list`, `apply_list`). Then the client syncs the chats with new messages. After the sync of a chat it sends the
-messages of its outbox. If an earlier attempt has committed a message, the sync finds it before it is sent again.
+On each connection the client first authenticates. The connector then requests the list of chats over HTTP
+(`wants_list`, `apply_list`), and the client syncs the chats that have new messages. Once a chat is synced, the client
+sends the chat's outbox. If an earlier attempt committed a message, the sync finds it before it is sent again.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ from oncelog.client.chat.values import (
 from oncelog.errors import LostError, ServerRefusedError
 
 WRONG_USER: Final = "WRONG_USER"
-"""Code of the client for a file that belongs to another user than the token."""
+"""Client-side error code when the file belongs to a different user than the token."""
 _CONNECTION_ERROR_CODES: Final = frozenset({codec.AUTH_FAILED, "SLOW_CONSUMER", "SERVER_STOPPING", "HISTORY_CHANGED"})
 
 
@@ -35,14 +35,14 @@ class ChatProtocol(ChatSender):
     """Protocol of one chat client."""
 
     def take_changes(self) -> ChangeSet:
-        """Return the changes to save and report since the last call."""
+        """Return the changes since the last call, to save and report."""
         changes, self.changes = self.changes, ChangeSet()
         return changes
 
     # --- the application's side
 
     def enqueue(self, entries: Iterable[OutboxMessage], now_ms: int, *, was_tried: bool = False) -> None:
-        """Add messages of the outbox, in its order. `was_tried`: an earlier run of the client may have sent them."""
+        """Add outbox messages, in order. `was_tried` means that an earlier run of the client may have sent them."""
         for entry in entries:
             chat = self._get_or_create_chat(entry.chat_id, is_member=False)
             chat.queue[entry.client_message_id] = QueuedMessage(entry, attempts=int(was_tried))
@@ -53,7 +53,7 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def mark_received(self, chat_id: str, sequence: int, generation: int, now_ms: int) -> None:
-        """Record that the application has received all messages up to a sequence, in a generation of the history."""
+        """Record that the application has received all messages up to a sequence in a generation of the history."""
         chat = self.chats.get(chat_id)
         if chat is not None and generation == chat.generation and sequence > chat.received_to:
             chat.received_to = sequence
@@ -73,7 +73,7 @@ class ChatProtocol(ChatSender):
             self._send_syncs()
 
     def leave(self, chat_id: str) -> None:
-        """Record that the user has left a chat. Its messages stay in the file."""
+        """Record that the user has left a chat. Its messages remain in the file."""
         self._heard_since_list.add(chat_id)
         chat = self.chats.get(chat_id)
         if chat is not None and chat.is_member:
@@ -86,13 +86,13 @@ class ChatProtocol(ChatSender):
     # --- the list of chats
 
     def start_list(self) -> None:
-        """Record that the connector requests the list of chats. The list may lack changes that arrive from now on."""
+        """Record that the connector requests the list of chats. Changes that arrive from now on may not be in it."""
         self.wants_list = False
         self._heard_since_list.clear()
         self._acked_since_list.clear()
 
     def apply_list(self, chats: Iterable[ListedChat], now_ms: int) -> None:
-        """Apply the list of all chats of the user."""
+        """Apply the list of all the user's chats."""
         if self.phase not in (ChatPhase.LISTING, ChatPhase.READY):
             return
         is_first, self.phase = self.phase is ChatPhase.LISTING, ChatPhase.READY
@@ -106,7 +106,7 @@ class ChatProtocol(ChatSender):
             if chat_id not in seen and chat_id not in self._heard_since_list:
                 self.leave(chat_id)
             if chat_id not in seen and not chat.is_synced and (chat.is_member or chat.queue):
-                self._schedule_sync(chat_id)  # the answer shows whether the user may read it now
+                self._schedule_sync(chat_id)  # the answer shows whether the user is a member now
         self._send_syncs()
 
     def _apply_listed(self, listed: ListedChat, now_ms: int) -> None:
@@ -122,14 +122,14 @@ class ChatProtocol(ChatSender):
             self.changes.updates.append(Membership(listed.chat_id, self.user_id, present=True, role=listed.role))
         chat.role = listed.role
         if chat.chat_id not in self._acked_since_list:
-            # The server may have less: an acknowledgement was lost, or the user has left and joined again.
+            # The server's number may be lower: an acknowledgement was lost, or the user has left and rejoined.
             chat.acked_to = listed.last_acked_sequence
         chat.heard_to = max(chat.heard_to, listed.last_sequence)
         self._schedule_ack(chat, now_ms)
         if chat.sync_id is not None:
             return
         if not chat.is_synced and chat.fetched_to == chat.complete_to == listed.last_sequence and not chat.ahead:
-            # The client has every message; later ones arrive live.
+            # The client has every message, and later ones arrive live.
             chat.is_synced, chat.is_catching_up = True, False
             self._send_messages(chat, now_ms)
         elif not chat.is_synced or chat.is_gapped or listed.last_sequence < chat.complete_to:
@@ -138,7 +138,7 @@ class ChatProtocol(ChatSender):
     # --- frames in
 
     def receive(self, data: str | bytes, now_ms: int) -> None:
-        """Handle a text frame. Raises ProtocolError, ServerRefusedError or LostError if the connection must end."""
+        """Handle a text frame. Raises ProtocolError, ServerRefusedError or LostError if the connection must close."""
         frame, request_id = codec.decode_frame(data)
         is_admitted = self.phase in (ChatPhase.LISTING, ChatPhase.READY)
         match frame:
@@ -162,7 +162,7 @@ class ChatProtocol(ChatSender):
 
     def _handle_connected(self, frame: codec.Connected) -> None:
         if self.phase is not ChatPhase.CONNECTING:
-            return  # repeated
+            return  # duplicate
         if self.user_id not in ("", frame.user_id):
             raise ServerRefusedError(
                 WRONG_USER, f"the file belongs to {self.user_id!r}, the token to {frame.user_id!r}"
@@ -180,7 +180,7 @@ class ChatProtocol(ChatSender):
         self.wants_list = True
 
     def _handle_message(self, message: Message, now_ms: int) -> None:
-        """Handle a live message, or an own message after its ack."""
+        """Handle a live message, or a message of the user that the server has acknowledged."""
         self._heard_since_list.add(message.chat_id)
         chat = self._get_or_create_chat(message.chat_id)
         before = chat.complete_to
@@ -192,7 +192,7 @@ class ChatProtocol(ChatSender):
         self.changes.messages.append(message)
         queued = chat.queue.get(message.client_message_id)
         if queued is not None and message.sender_id == self.user_id:
-            # An attempt has committed it, and its answer was lost or has not arrived yet.
+            # An attempt committed it, and the answer was lost or has not arrived yet.
             is_different = message.content is not None and queued.entry.equality_key != (
                 message.content,
                 message.content_type,
@@ -203,7 +203,7 @@ class ChatProtocol(ChatSender):
             self._settle(chat, message.client_message_id, sent)
 
     def _report_progress(self, chat: ChatState, before: int, now_ms: int) -> None:
-        """Save how far the chat has arrived, report new messages, and schedule a sync of missing ones."""
+        """Save up to where the chat is complete, report new messages, and schedule a sync for missing ones."""
         if chat.complete_to > before:
             self.changes.save_chat(chat)
             self.changes.updates.append(Arrived(chat.chat_id, chat.complete_to))
@@ -212,14 +212,14 @@ class ChatProtocol(ChatSender):
     def _handle_ack(self, frame: codec.SendAck, request_id: str, now_ms: int) -> None:
         chat, _ = self._sends.pop(request_id, (None, ""))
         if chat is None:
-            return  # repeated
+            return  # duplicate
         self.answer_count += 1
         self._pauses.pop(chat.chat_id, None)
         queued = chat.queue.get(frame.client_message_id)
         if queued is not None:
             sent = Sent(frame.message_id, frame.sequence, frame.created_at, frame.duplicate, frame.content_mismatch)
             self._settle(chat, frame.client_message_id, sent)
-            if frame.content_mismatch:  # another message has the id: a sync brings it, if it is missing here
+            if frame.content_mismatch:  # a different message has the id: a sync fetches it if it is missing here
                 chat.heard_to = max(chat.heard_to, frame.sequence)
                 self._report_progress(chat, chat.complete_to, now_ms)
             else:
@@ -229,14 +229,14 @@ class ChatProtocol(ChatSender):
     def _handle_batch(self, batch: codec.MessageBatch, request_id: str, now_ms: int) -> None:
         chat = self._syncs.pop(request_id, None)
         if chat is None:
-            return  # repeated
+            return  # duplicate
         self.answer_count += 1
         chat.sync_id = None
         if batch.cursor_ahead:
             self._reset_chat(chat)
         else:
             before = chat.complete_to
-            chat.is_member = True  # the server answers members only
+            chat.is_member = True  # the server answers only members
             for message in chat.apply_page(batch):
                 self._save_message(chat, message)
             self.changes.save_chat(chat)
@@ -248,7 +248,7 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def _reset_chat(self, chat: ChatState) -> None:
-        """Begin a chat again: the server has fewer messages than the client, in the same history."""
+        """Reload a chat from the start, because the server has fewer of its messages than the client in one history."""
         logger.warning("the server has lost messages of %s: they are loaded again", chat.chat_id)
         self.changes.updates.append(HistoryChange(self.epoch, self.epoch, chat.chat_id))
         self.changes.reset_chat(chat)
@@ -268,7 +268,7 @@ class ChatProtocol(ChatSender):
             if not frame.present:
                 self.leave(frame.chat_id)
                 if frame.chat_id in self.chats and self.chats[frame.chat_id].queue:
-                    self._schedule_sync(frame.chat_id)  # its answer refuses the messages
+                    self._schedule_sync(frame.chat_id)  # the server's answer refuses the queued messages
                     self._send_syncs()
                 return
             self.join(frame.chat_id, frame.role)
@@ -292,11 +292,11 @@ class ChatProtocol(ChatSender):
             self._handle_sync_error(self._syncs.pop(request_id), error, now_ms)
             self._send_syncs()
         elif request_id and request_id == self._last_ack_id:
-            # For example an acknowledgement beyond the last message, which the list of chats has.
+            # For example, the acknowledgement is beyond the last message. The list of chats shows which one that is.
             logger.warning("an acknowledgement was refused: %s: %s", error.code, error.message)
             self.wants_list |= error.code == codec.INVALID_ACK and self.phase is ChatPhase.READY
         else:
-            # The network has repeated a request.
+            # The network duplicated a request.
             logger.info("error without a request: %s: %s", error.code, error.message)
 
     def _handle_sync_error(self, chat: ChatState, error: codec.ServerError, now_ms: int) -> None:

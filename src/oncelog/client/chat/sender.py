@@ -1,7 +1,7 @@
-"""Requests of a chat client and their times: syncs, messages and acknowledgements. Base of the protocol.
+"""The requests of a chat client and their timing: syncs, messages and acknowledgements. Base of the protocol.
 
-The client sends the messages of a chat in their order, after a sync of the chat has ended. It syncs a few chats at a
-time. It collects acknowledgements for a moment, and repeats them if the server may not have received them.
+The client sends a chat's messages in order once the chat is synced. It syncs a few chats at a time. It briefly collects
+acknowledgements before sending them, and repeats any that the server may not have received.
 """
 
 import logging
@@ -31,7 +31,7 @@ class ChatPhase(Enum):
 
 
 class Work(Enum):
-    """Kinds of work that `tick` does when they are due."""
+    """Kinds of work that `tick` does when due."""
 
     SYNC = "sync"
     SEND = "send"
@@ -40,7 +40,7 @@ class Work(Enum):
 
 
 class ChatSender(BaseProtocol):
-    """State of one client, and the frames that it sends."""
+    """Protocol state of one chat client, and the frames that it sends."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ChatSender(BaseProtocol):
         super().__init__(logger)
         self.phase = ChatPhase.NONE
         self.user_id = user_id
-        """User id that the server has reported; empty before the first connection."""
+        """User id that the server has reported. Empty before the first connection."""
         self.epoch = epoch
         self.chats = {chat.chat_id: chat for chat in chats}
         self.wants_list = False
@@ -66,14 +66,14 @@ class ChatSender(BaseProtocol):
         self._random = random_source
         self._wall_ahead_ms = 0
         self._syncs: dict[str, ChatState] = {}
-        """Chats of unanswered syncs, by request id."""
+        """Unanswered syncs: the chat, by request id."""
         self._sends: dict[str, tuple[ChatState, str]] = {}
-        """Chats and ids of unanswered messages, by request id."""
+        """Unanswered messages: the chat and the message id, by request id."""
         self._due_ms: dict[Work, dict[str, int]] = {work: {} for work in Work}
-        """Times of due work, by chat. The client sends no messages of a chat before its SEND is due."""
+        """Times at which work is due, by chat. While a chat has a SEND time, the client sends none of its messages."""
         self._sync_queue: dict[str, None] = {}
         self._last_ack_id = ""
-        """Request id of the last acknowledgement. The server answers an acknowledgement only to refuse it."""
+        """Request id of the last acknowledgement, which the server answers only to refuse it."""
         self._heard_since_list: set[str] = set()
         """Chats with changes that the requested list may not contain."""
         self._acked_since_list: set[str] = set()
@@ -83,16 +83,16 @@ class ChatSender(BaseProtocol):
     # --- the connection
 
     def connect(self, token: str | None, wall_ahead_ms: int) -> None:
-        """Begin a connection. The wall clock is `wall_ahead_ms` ahead of the clock of the other methods."""
+        """Begin a connection. The wall clock is `wall_ahead_ms` ahead of the monotonic clock."""
         self.disconnect()
         self.phase = ChatPhase.CONNECTING
         self._wall_ahead_ms = wall_ahead_ms
         self.outgoing.append(codec.encode_connect(token, self._device_id))
 
     def disconnect(self, close_code: int | None = None) -> None:
-        """End the connection. The next one sends unanswered messages again, under the same ids.
+        """Record the end of the connection. The next one resends unanswered messages under the same ids.
 
-        If the server has closed the connection because of a frame that is too large, refuse the largest message.
+        If the server closed the connection because a frame was too large, refuse the largest message.
         """
         if close_code == CLOSE_TOO_LARGE:
             self._refuse_largest()
@@ -111,7 +111,7 @@ class ChatSender(BaseProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server owes an answer."""
+        """Whether the client waits for an answer from the server."""
         return self.phase is ChatPhase.CONNECTING or bool(self._syncs or self._sends)
 
     @property
@@ -121,7 +121,7 @@ class ChatSender(BaseProtocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether everything that the client has heard of has arrived."""
+        """Whether every message that the server has reported has arrived."""
         is_syncing = self._syncs or self._sync_queue or self._due_ms[Work.SYNC]
         return self.phase is ChatPhase.READY and not is_syncing
 
@@ -129,7 +129,7 @@ class ChatSender(BaseProtocol):
 
     @property
     def next_at_ms(self) -> int | None:
-        """Time of the next call of `tick`; None without due work."""
+        """When `tick` must be called next, or None if no work is scheduled."""
         if self.phase is not ChatPhase.READY:
             return None
         return min((at_ms for times in self._due_ms.values() for at_ms in times.values()), default=None)
@@ -158,7 +158,7 @@ class ChatSender(BaseProtocol):
             self._send_ack(self.chats[chat_id])
 
     def _take_due(self, work: Work, now_ms: int | None) -> list[str]:
-        """Remove the due times, or all times without a clock. Return their chats."""
+        """Remove the times that are due, or all of them without `now_ms`. Return their chats."""
         times = self._due_ms[work]
         due = [chat_id for chat_id, at_ms in times.items() if now_ms is None or at_ms <= now_ms]
         for chat_id in due:
@@ -174,11 +174,11 @@ class ChatSender(BaseProtocol):
         self._sync_queue[chat_id] = None
 
     def _check_gap(self, chat: ChatState, now_ms: int) -> None:
-        """Schedule a sync if a message before the newest one is missing. The message may still arrive by itself."""
+        """Schedule a sync if a message before the newest one is missing. It may still arrive in the meantime."""
         if chat.is_synced and not chat.is_gapped:
             self._due_ms[Work.SYNC].pop(chat.chat_id, None)
         elif chat.sync_id is None and chat.chat_id not in self._sync_queue:
-            # This includes chats and memberships that are new to the client.
+            # This includes chats and memberships that the client has just learned about.
             self._due_ms[Work.SYNC].setdefault(chat.chat_id, now_ms + self._limits.gap_wait_ms)
 
     def _send_syncs(self) -> None:
@@ -203,7 +203,7 @@ class ChatSender(BaseProtocol):
                 break
             queued = chat.queue[name]
             if now_ms + self._wall_ahead_ms - queued.entry.accepted_at_ms >= self._limits.remembered_ms:
-                # The sync has not found it, so it is not in the chat. The application decides whether to send it again.
+                # The sync did not find it, so it is not in the chat. The application decides whether to send it again.
                 reason = "it has been in the outbox for longer than a server remembers its id (remembered_ms)"
                 self._refuse(chat, name, EXPIRED, reason)
                 continue
@@ -212,9 +212,9 @@ class ChatSender(BaseProtocol):
             self._sends[self._append_request(codec.encode_send, queued.entry)] = (chat, name)
 
     def _handle_refusal(self, request_id: str, error: codec.ServerError, now_ms: int) -> None:
-        """Send a message again later, or refuse it."""
+        """Schedule a retry of a message after a transient error, or refuse it."""
         chat, name = self._sends.pop(request_id)
-        if name in chat.in_flight:  # otherwise a sync or a broadcast has settled it
+        if name in chat.in_flight:  # if not, a sync or a broadcast has already settled it
             self._withdraw_attempt(chat, name)
             if error.code in codec.TRANSIENT:
                 self._due_ms[Work.SEND][chat.chat_id] = now_ms + self._next_pause_ms(chat, error.retry_after_ms)
@@ -224,9 +224,9 @@ class ChatSender(BaseProtocol):
         self._send_messages(chat, now_ms)
 
     def _refuse_largest(self) -> None:
-        """Refuse the largest message in flight, because the server has received a frame that is too large.
+        """Refuse the largest message in flight, because the server received a frame that was too large.
 
-        The server does not name the frame. If the largest message is not too large, no other message is.
+        The server does not identify the frame. If the largest message is not too large, no other message is.
         """
         in_flight = [
             (len(codec.encode_send(chat.queue[name].entry, request_id)), chat, name)
@@ -246,7 +246,7 @@ class ChatSender(BaseProtocol):
 
     @staticmethod
     def _withdraw_attempt(chat: ChatState, name: str) -> None:
-        """Undo the count of an attempt that the server has answered without a commit."""
+        """Uncount an attempt that the server answered without a commit."""
         chat.in_flight.remove(name)
         chat.queue[name].attempts -= 1
 

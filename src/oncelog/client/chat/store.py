@@ -1,6 +1,6 @@
-"""SQLite file of a chat client: messages, the numbers of each chat, the outbox, and refused messages.
+"""The SQLite file of a chat client: messages, the state of each chat, the outbox and refused messages.
 
-All methods block. Only one thread may call them at a time.
+All methods block, and only one thread may call them at a time.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ SQL: Final = SCHEMA.load_queries()
 
 
 class StoredChatClient(Struct, frozen=True):
-    """Content of the file that a client loads when it is opened."""
+    """State that a client loads from its file when it is opened."""
 
     user_id: str
     device_id: str
@@ -41,7 +41,7 @@ class ChatStore(OutboxStore):
     def open(self, device_id: str | None) -> StoredChatClient:
         """Open the file and load its content.
 
-        Raises StoreInUseError, SettingsError if the file belongs to another device, or a StoreError.
+        Raises StoreInUseError or another StoreError, or SettingsError if the file belongs to a different device.
         """
 
         with self._file.open() as (connection, is_new):
@@ -65,15 +65,15 @@ class ChatStore(OutboxStore):
     # --- writing
 
     def save(self, accepted: Sequence[OutboxMessage], withdrawn: Sequence[int], changes: ChangeSet) -> None:
-        """Save messages of the outbox and changes of the protocol in one transaction.
+        """Save outbox messages and protocol changes in one transaction.
 
-        `withdrawn` are numbers of refused messages to remove. The commit is durable if it has anything that the server
-        cannot send again.
+        `withdrawn` lists the numbers of refused messages to remove. The commit is durable if it contains anything that
+        the server cannot send again.
         """
         refused = [
             (*astuple(entry), *astuple(outcome)) for entry, outcome in changes.settled if isinstance(outcome, Refused)
         ]
-        # If a crash loses the other changes, it loses the whole transaction, and the server sends them again.
+        # A crash loses the other changes only as a whole transaction, and the server sends them again.
         is_durable = bool(accepted or withdrawn or refused or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
             connection.executemany(SQL["accept"], map(astuple, accepted))
@@ -92,7 +92,7 @@ class ChatStore(OutboxStore):
     @staticmethod
     def _save_watermarks(connection: sqlite3.Connection, changes: ChangeSet) -> None:
         for chat_id, members in changes.members.items():
-            # `save_watermark` does not lower a watermark: a later frame may have raised it.
+            # `save_watermark` does not lower a watermark, because a later frame may have raised it.
             present = {member.user_id for member in members}
             known = connection.execute(SQL["watermarks"], (chat_id,)).fetchall()
             removed = [(chat_id, user_id) for user_id, _ in known if user_id not in present]
@@ -103,14 +103,14 @@ class ChatStore(OutboxStore):
             if sequence is None:
                 connection.execute(SQL["forget_watermark"], (chat_id, user_id))
             else:
-                # `note_watermark` changes only chats whose members are complete in the file.
+                # `note_watermark` changes only chats whose members are all in the file.
                 parameters = {"chat_id": chat_id, "user_id": user_id, "sequence": sequence}
                 connection.execute(SQL["note_watermark"], parameters)
 
     # --- reading
 
     def load_messages_after(self, chat_id: str, after: int, up_to: int, count: int) -> list[Message]:
-        """Return messages after a sequence, in their order."""
+        """Return messages after a sequence, in order."""
         with self._file.translate_errors():
             rows = self._file.connection.execute(SQL["messages_after"], (chat_id, after, up_to, count)).fetchall()
         return [Message(*row) for row in rows]
@@ -118,7 +118,7 @@ class ChatStore(OutboxStore):
     def load_messages_before(
         self, chat_id: str, before: int, complete_to: int, user_id: str, count: int
     ) -> tuple[list[Message], dict[str, int]]:
-        """Return the last messages before a sequence that readers may see, in their order, and the watermarks."""
+        """Return the last visible messages before a sequence, in order, and the watermarks."""
         parameters = {
             "chat_id": chat_id, "before": before, "complete_to": complete_to, "user_id": user_id, "count": count
         }  # fmt: skip
@@ -127,7 +127,7 @@ class ChatStore(OutboxStore):
         return [Message(*row) for row in reversed(rows)], self.load_watermarks(chat_id)
 
     def load_watermarks(self, chat_id: str) -> dict[str, int]:
-        """Return the last known watermarks of the members."""
+        """Return the members' last known watermarks."""
         with self._file.translate_errors():
             return dict(self._file.connection.execute(SQL["watermarks"], (chat_id,)).fetchall())
 

@@ -8,84 +8,84 @@ from msgspec import Struct
 from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Number, Settled
 
 EXPIRED: Final = "EXPIRED"
-"""Code of the client for a message that was in the outbox for longer than a server remembers ids."""
+"""Client-side refusal code for a message that was in the outbox for longer than a server remembers ids."""
 TEXT_PLAIN: Final = "text/plain"
 PAGE_MESSAGES_MAX: Final = 500
 _DAY_MS: Final = 86_400_000
 
 
 class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """Limits and times of a chat client."""
+    """Limits and timeouts of a chat client."""
 
     _server_maximums: ClassVar = {"page_messages": PAGE_MESSAGES_MAX}
 
     outbox_messages_max: int = 10_000
-    """Messages without an outcome. If the outbox is full, `send` raises LimitExceededError."""
+    """Messages without an outcome. When the outbox is full, `send` raises LimitExceededError."""
     content_bytes_max: int = 4096
-    """Size of the content of one message. The default limit of a server is the same."""
+    """Size of one message's content. The server's default limit is the same."""
     in_flight_max: int = 1
-    """Messages of one chat that are sent before the first of them is answered. With more than one, own messages may
-    change their order when the server refuses one of them temporarily."""
+    """Unanswered messages that the client may send per chat. With more than one, the user's messages may change their
+    order when the server temporarily refuses one of them."""
     remembered_ms: int = 7 * _DAY_MS - 3_600_000
-    """Age from which the client does not send a message of the outbox: a server forgets ids after seven days."""
+    """The client does not send outbox messages older than this, because a server forgets ids after seven days."""
     page_messages: int = 100
-    """Messages of one page of a sync."""
+    """Messages per page of a sync."""
     syncs_max: int = 8
-    """Chats that the client syncs at a time."""
+    """Chats that the client syncs at the same time."""
     ahead_max: int = 1000
-    """Messages of one chat that the client stores while an earlier one is missing. A sync brings further ones again."""
+    """Messages of one chat that the client stores while an earlier one is missing. A sync fetches any others again."""
     gap_wait_ms: int = 100
-    """Time that a missing message may be late before the client syncs the chat."""
+    """How long the client waits for a missing message before it syncs the chat."""
     ack_wait_ms: int = 50
-    """Time for which the client collects acknowledgements before it sends them."""
+    """How long the client collects acknowledgements before it sends them."""
     check_ms: int = 60_000
-    """Interval at which a live client compares its state with the list of chats of the server."""
+    """Interval at which a live client compares its state with the server's list of chats."""
     updates_max: int = 10_000
-    """Updates that wait for one reader of `updates`. With more, the reader gets UpdatesLostError."""
+    """Updates that wait for one reader of `updates`. If there are more, the reader gets UpdatesLostError."""
     frames_max: int = 1000
-    """Messages that wait to be saved. With more, the client stops reading, and the server may close the connection."""
+    """Messages that wait to be saved. Above this the client stops reading, and the server may close the connection."""
     message_bytes_max: int = 16 * MIB
-    """Largest answer or frame of the server."""
+    """Largest answer or frame that the client accepts from the server."""
     close_timeout_ms: int = 1000
-    """Time for which `close` tries to send the last acknowledgements."""
+    """How long `close` tries to send the last acknowledgements."""
 
 
 class Message(Struct, frozen=True):
-    """A committed message, as it is on the wire."""
+    """A committed message, as sent on the wire."""
 
     message_id: str
     chat_id: str
     sequence: Number
-    """Place in the chat, equal for all readers."""
+    """Position in the chat, the same for every reader."""
     sender_id: str
     client_message_id: str
     content: str | None
     """None if the message has been erased."""
     created_at: str
-    """Log time of the commit: ISO 8601, UTC, milliseconds."""
+    """Log time of the commit, in ISO 8601 format, UTC, with milliseconds."""
     content_type: str | None = TEXT_PLAIN
     """None if the message has been erased."""
 
 
 class Sent(Struct, frozen=True):
-    """Outcome of a committed message, also if an earlier attempt has committed it."""
+    """Outcome of a committed message, even if an earlier attempt had committed it."""
 
     message_id: str
     sequence: int
     created_at: str
     duplicate: bool = False
-    """An earlier attempt had committed it."""
+    """Whether an earlier attempt had committed it."""
     content_mismatch: bool = False
-    """The chat has another message under the same id, and keeps it: an id must not be used twice."""
+    """Whether the chat already has a different message under this id, which it keeps. An id must not be used twice."""
 
 
 class Refused(Struct, frozen=True):
-    """Outcome of a message that the client does not send again, because of the server or its age (`EXPIRED`)."""
+    """Outcome of a message that the client will not retry: the server refused it, or it is too old (`EXPIRED`)."""
 
     code: str
     message: str
     was_tried: bool = False
-    """An earlier attempt had no answer, so the message may be in the chat."""
+    """Whether an earlier attempt remained unanswered, so that the message may be in the chat."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -95,26 +95,26 @@ Outcome = Sent | Refused
 
 
 class OutboxMessage(BaseEntry, frozen=True, gc=False):
-    """A message in the outbox. The client sends the messages of a chat in the order of their numbers."""
+    """A message in the outbox. The client sends the messages of a chat in order of their numbers."""
 
     client_message_id: str
     chat_id: str
     content: str
     content_type: str
     accepted_at_ms: int
-    """By the clock of this machine."""
+    """Time of acceptance, by this machine's clock."""
 
     def __str__(self) -> str:
         return f"message {self.client_message_id}"
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return chat and id."""
+        """Chat and message id."""
         return self.chat_id, self.client_message_id
 
     @property
     def equality_key(self) -> tuple[str, str]:
-        """Return content and media type."""
+        """Content and media type."""
         return self.content, self.content_type
 
 
@@ -122,7 +122,7 @@ SettledMessage = Settled[OutboxMessage, Outcome]
 
 
 class RefusedMessage(Struct, frozen=True):
-    """A refused message. The client keeps it until `send_again` or `forget_refused`."""
+    """A refused message. The client keeps it until the application calls `send_again` or `forget_refused`."""
 
     client_message_id: str
     chat_id: str
@@ -133,7 +133,7 @@ class RefusedMessage(Struct, frozen=True):
 
 
 def to_refused_message(entry: OutboxMessage, outcome: Refused) -> RefusedMessage:
-    """Return a refused message of the outbox, as the application sees it."""
+    """Convert an outbox message and its refusal to the value that the application sees."""
     return RefusedMessage(
         entry.client_message_id, entry.chat_id, entry.content, entry.content_type, entry.accepted_at_ms, outcome
     )
@@ -143,17 +143,17 @@ class Mark(Enum):
     """State of a message in a user interface."""
 
     PENDING = "pending"
-    """Own message without an outcome."""
+    """The user's message has no outcome yet."""
     SENT = "sent"
-    """Committed."""
+    """The message is committed."""
     DELIVERED = "delivered"
-    """Own message that all other members have acknowledged."""
+    """All other members have acknowledged the user's message."""
     REFUSED = "refused"
-    """Own message that was refused."""
+    """The user's message was refused."""
 
 
 class Line(Struct, frozen=True):
-    """A message in a user interface, also an own message that is not committed yet."""
+    """A message in a user interface, which may be a message of the user that is not committed yet."""
 
     client_message_id: str
     sender_id: str
@@ -161,29 +161,29 @@ class Line(Struct, frozen=True):
     content_type: str | None
     mark: Mark
     message: Message | None = None
-    """None before the commit."""
+    """The committed message, or None before the commit."""
     refusal: Refused | None = None
 
 
 class ChatSummary(Struct, frozen=True):
-    """State of a chat in the client."""
+    """The client's view of a chat."""
 
     chat_id: str
     is_member: bool
     last_sequence: int
-    """Highest sequence that the server has mentioned."""
+    """Highest sequence that the server has reported."""
     complete_to: int
     """All messages up to this sequence have arrived."""
     received_to: int
     """The application has received all messages up to this sequence."""
     pending: int
-    """Own messages in the outbox."""
+    """How many messages wait in the outbox."""
     role: str | None = None
-    """Role of the user, `OWNER` or `MEMBER`. None before the server lists the chat, and from a server without roles."""
+    """The user's role, `OWNER` or `MEMBER`. None until the server lists the chat, or if the server has no roles."""
 
 
 OWNER: Final = "owner"
-"""Role of a member that may add and remove members and name owners."""
+"""Role of a member that may add members, remove members and set their roles."""
 MEMBER: Final = "member"
 
 
@@ -193,7 +193,7 @@ class Member(Struct, frozen=True):
     user_id: str
     last_acked_sequence: Number = 0
     role: str | None = None
-    """`OWNER` or `MEMBER`; None from a server without roles."""
+    """`OWNER` or `MEMBER`, or None if the server has no roles."""
 
 
 class ChatDetails(Struct, frozen=True):
@@ -205,7 +205,7 @@ class ChatDetails(Struct, frozen=True):
 
 
 class ListedChat(Struct, frozen=True):
-    """A chat of the user in the list of the server."""
+    """A chat in the server's list of the user's chats."""
 
     chat_id: str
     last_sequence: Number
@@ -217,14 +217,14 @@ class ListedChat(Struct, frozen=True):
 
 
 class Arrived(Struct, frozen=True):
-    """Messages up to `sequence` have arrived."""
+    """All messages up to `sequence` have arrived."""
 
     chat_id: str
     sequence: int
 
 
 class Progress(Struct, frozen=True):
-    """An own message has its outcome."""
+    """A message of the user has its outcome."""
 
     chat_id: str
     client_message_id: str
@@ -240,22 +240,22 @@ class Delivery(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True):
-    """A member was added to a chat, left it or got another role.
+    """A member was added to a chat, left it, or was given a different role.
 
-    Updates about the user of the client report new chats.
+    A new chat is reported by an update about the client's own user.
     """
 
     chat_id: str
     user_id: str
     present: bool
     role: str | None = None
-    """New role. None for a member that has left, and from a server without roles."""
+    """New role. None for a member that has left, or if the server has no roles."""
 
 
 class HistoryChange(Struct, frozen=True):
-    """The server has another history, for example after a restore. The client has removed the messages of the old one.
+    """The server has a different history, for example after a restore. The client has removed the old messages.
 
-    It loads all chats again from their first message, or only the chat `chat_id` if that is not None.
+    It reloads all chats from their first message, or only the chat `chat_id` if that is not None.
     """
 
     known_epoch: str
@@ -270,7 +270,7 @@ class Status(BaseStatus, frozen=True, kw_only=True):
     """Status of a chat client for a user interface."""
 
     user_id: str = ""
-    """User id that the server has reported; empty before the first connection."""
+    """User id that the server has reported. Empty before the first connection."""
     epoch: str = ""
     history_change: HistoryChange | None = None
-    """Last change since the client was opened."""
+    """Most recent history change since the client was opened."""

@@ -55,7 +55,7 @@ class BlockingPending(BlockingObject):
     def event(self) -> dict[str, Any]:
         """As `Pending.event`.
 
-        Copy of the event, for a user interface that shows it before the commit.
+        A copy of the event, for example to display it before it is committed.
         """
         return self._pending.event
 
@@ -63,7 +63,7 @@ class BlockingPending(BlockingObject):
     def result(self) -> Outcome | None:
         """As `Pending.result`.
 
-        The outcome; None until it is known.
+        The outcome, or None until it is known.
         """
         return self._pending.result
 
@@ -99,11 +99,11 @@ class BlockingClient(BlockingEventsBase):
     ) -> None:
         """Store the configuration; `async with` opens the file and connects.
 
-        `path` is an SQLite file, which is created if it is missing and may have tables of the application, or
-        ":memory:" for an outbox that need not survive. The client follows `partitions`; without any it only submits.
-        The file stores `client_id`; without one, the client generates an id. The client calls `apply(connection,
-        events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction that begins again
-        from another cursor. `store` is the deprecated name of `path`.
+        `path` is an SQLite file, which is created if it is missing and may contain the application's tables, or
+        ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; without any, it only
+        submits. The file stores `client_id`; without one, the client generates an id. The client calls
+        `apply(connection, events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction
+        that restarts from a different cursor. `store` is the deprecated name of `path`.
         """
         self._client = Client(
             url,
@@ -140,11 +140,11 @@ class BlockingClient(BlockingEventsBase):
     ) -> BlockingPending:
         """As `Client.submit`.
 
-        Add an event to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
+        Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
-        Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if another
-        event waits under this id, and StoreError if the store cannot be written: then the event is not in the outbox.
-        After a ClosedError it may be on the disk: then the client sends it when it is opened again.
+        Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
+        different event waits under this id, and StoreError if the store cannot be written: the event is then not in the
+        outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
         """
         portal = self._portal
         return BlockingPending(
@@ -155,7 +155,7 @@ class BlockingClient(BlockingEventsBase):
     def submit_many(self, drafts: Iterable[Draft]) -> list[BlockingPending]:
         """As `Client.submit_many`.
 
-        Add several events to the outbox in this order, all or none.
+        Add several events to the outbox, in this order, all or none. Raises the errors of `submit`.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.call(self._client.submit_many, drafts)]
@@ -163,7 +163,7 @@ class BlockingClient(BlockingEventsBase):
     def pending(self) -> list[BlockingPending]:
         """As `Client.pending`.
 
-        Return the submissions without an outcome, also of earlier runs.
+        Return the submissions without an outcome, including those from earlier runs of the program.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending)]
@@ -171,23 +171,23 @@ class BlockingClient(BlockingEventsBase):
     def refused(self) -> list[RefusedEvent]:
         """As `Client.refused`.
 
-        Return the submissions that the server has refused, oldest first, until `forget_refused`.
+        Return the submissions that the server has refused, oldest first. `forget_refused` removes them.
         """
         return self._portal.call(self._client.refused)
 
     def forget_refused(self, *ids: UUID | str) -> None:
         """As `Client.forget_refused`.
 
-        Remove refused submissions that the application has handled; all of them if no id is given.
+        Remove refused submissions that the application has handled, or all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *ids)
 
     def send_again(self, id: UUID | str) -> BlockingPending:
         """As `Client.send_again`.
 
-        Add a refused event to the outbox again, under its id and without an expected committed id.
+        Return a refused event to the outbox, under its id and without an expected committed id.
 
-        Raises ClientError if no event with this id is refused, and the errors of `submit`.
+        Raises ClientError if no refused event has this id, and the errors of `submit`.
         """
         portal = self._portal
         return BlockingPending(portal.call(self._client.send_again, id), portal)
@@ -199,11 +199,12 @@ class BlockingClient(BlockingEventsBase):
     def on_event(self, handler: Callable[[Event], None], *, name: str | None = None) -> Callable[[Event], None]:
         """As `Client.on_event`.
 
-        Call the function with every event, in order; it must not be async, and is called in a thread. Can be used as a
+        Call `handler` with every event, in order. It must not be async; it is called in a thread. Can be used as a
         decorator.
 
-        If it raises an error, the client sets the event aside for it (`set_aside`), and delivers the event to the other
-        handlers. After a crash the client may deliver an event again. Use `apply` to handle each event exactly once.
+        If the handler raises an error, the client sets the event aside for it (`set_aside`) and still delivers the
+        event to the other handlers. After a crash the client may deliver an event again. Use `apply` to handle each
+        event exactly once.
         """
         self._run_any_time(self._client.on_event, wrap_handler(handler), name=name)
         return handler
@@ -213,38 +214,38 @@ class BlockingClient(BlockingEventsBase):
 
         Iterate over the events after the cursor, in order.
 
-        An event counts as delivered when the loop requests the next one. If the loop is left or its body raises an
-        error, the next loop gets the last event again.
+        An event counts as delivered when the loop requests the next one. If the loop is left early or its body raises
+        an error, the next loop receives the last event again.
         """
         return self._iterate(self._client.events())
 
     def set_aside(self) -> list[SetAside]:
         """As `Client.set_aside`.
 
-        Return the events for which `apply` or a handler has raised an error, in their order.
+        Return the events for which `apply` or a handler raised an error, in order.
         """
         return self._portal.call(self._client.set_aside)
 
     def forget_set_aside(self, *committed_ids: int) -> None:
         """As `Client.forget_set_aside`.
 
-        Remove events that were set aside: the client does not deliver them again.
+        Remove events that were set aside. The client will not deliver them again.
         """
         self._portal.call(self._client.forget_set_aside, *committed_ids)
 
     def hand_over_set_aside(self) -> list[SetAside]:
         """As `Client.hand_over_set_aside`.
 
-        Deliver the events that were set aside again. Return the ones that fail again, with their errors.
+        Redeliver the events that were set aside. Return the ones that fail again, with their errors.
 
-        A handler of events must not call it.
+        Event handlers must not call it.
         """
         return self._portal.call(self._client.hand_over_set_aside)
 
     def reached(self, committed_id: int, timeout_s: float | None = None) -> None:
         """As `Client.reached`.
 
-        Wait until all events up to a committed id are delivered. Raises ClosedError if the client is closed.
+        Wait until all events up to a committed id have been delivered. Raises ClosedError if the client is closed.
 
         An application that knows the committed id of a submission can wait until its tables contain the event.
 
@@ -255,21 +256,21 @@ class BlockingClient(BlockingEventsBase):
     def status(self) -> Status:
         """As `Client.status`.
 
-        Return the status for a user interface.
+        Return the current status, for example for a user interface.
         """
         return self._client.status()
 
     def on_status(self, handler: Callable[[Status], None]) -> None:
         """As `Client.on_status`.
 
-        Call the function with each new status.
+        Call `handler` with each new status.
         """
         self._run_any_time(self._client.on_status, wrap_handler(handler))
 
     def on_history_changed(self, handler: Callable[[HistoryChange], None]) -> None:
         """As `Client.on_history_changed`.
 
-        Call the function when the server has another history. The client then waits for `start_over`.
+        Call `handler` when the server has a different history. The client then waits for `start_over`.
         """
         self._run_any_time(self._client.on_history_changed, wrap_handler(handler))
 
@@ -277,25 +278,25 @@ class BlockingClient(BlockingEventsBase):
     def history_change(self) -> HistoryChange | None:
         """As `Client.history_change`.
 
-        The change of the history of the server, while the client waits for `start_over`.
+        How the server's history has changed, while the client waits for `start_over`; otherwise None.
         """
         return self._client.history_change
 
     def start_over(self, since: int = 0, *, reset: Reset | None = None) -> None:
         """As `Client.start_over`.
 
-        Continue with the current history of the server, from another cursor.
+        Continue with the server's current history from the cursor `since`.
 
-        The client calls `reset(connection)`, or the `reset` of the constructor, in the same transaction. There the
-        application removes the effects of events after `since`. The client sends the submissions in the outbox as
-        before. A handler of events must not call it.
+        The client calls `reset(connection)`, or the `reset` of the constructor, in the transaction that moves the
+        cursor, so that the application can remove the effects of events after `since`. The outbox is unaffected: the
+        client still sends its submissions. Event handlers must not call it.
         """
         self._portal.call(self._client.start_over, since, reset=reset)
 
     def reconnect_now(self) -> None:
         """As `Client.reconnect_now`.
 
-        End the pause before the next attempt: the application knows that the network is back.
+        Skip the pause before the next connection attempt, for example because the network is back.
         """
         self._run_any_time(self._client.reconnect_now)
 

@@ -1,4 +1,4 @@
-"""Parts of the blocking events client that the generator cannot derive: handlers run in threads."""
+"""The parts of the blocking events client that the generator cannot derive: handlers run in threads."""
 
 import asyncio
 import inspect
@@ -21,7 +21,7 @@ class BlockingEventsBase(BlockingBaseClient):
     """Base of `BlockingClient`."""
 
     def close(self) -> None:
-        """Close the client. Raises RuntimeError in a handler."""
+        """Close the client. Raises RuntimeError when called by a handler."""
         if _in_handler.get():
             raise RuntimeError("close must not be called by a handler: it would wait for itself")
         super().close()
@@ -31,19 +31,19 @@ class BlockingEventsBase(BlockingBaseClient):
         """As `Client.forget_refused`."""
 
     def forget_rejected(self, *ids: UUID | str) -> None:
-        """Deprecated: use `forget_refused`, which forgets all without an id. This method forgets none."""
+        """Deprecated: use `forget_refused`. Without an id this method forgets nothing; `forget_refused` forgets all."""
         warn_renamed("BlockingClient.forget_rejected", "BlockingClient.forget_refused")
         if ids:
             self.forget_refused(*ids)
 
 
 def wrap_handler(handler: Callable[[Any], None]) -> Callable[[Any], Any]:
-    """Return an async handler that calls a blocking one in a thread."""
+    """Wrap a blocking handler in an async one that calls it in a thread."""
     if not callable(handler) or inspect.iscoroutinefunction(handler):
         raise SettingsError("the handler must be a function that is not async, because nothing would await it")
 
     def handle(value: Any) -> None:
-        _in_handler.set(True)  # asyncio gives every call in a thread a separate context
+        _in_handler.set(True)  # affects only this call, because `to_thread` copies the context
         handler(value)
 
     async def call_handler(value: Any) -> None:

@@ -1,13 +1,13 @@
-"""The asyncio events client: durable submissions, and each event once, in one order.
+"""The asyncio events client: submissions are durable, and each event arrives once, in one order.
 
     async with Client("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         pending = await client.submit({"type": "todo.added", "text": "milk"})
         async for event in client.events():
             print(event.committed_id, event.event)
 
-Independent tasks do the work: the `connector` stays connected, the `outbox` saves submissions, the `deliverer` delivers
-events to the application, and one task reports changes of the status. The `protocol` decides without I/O, and the
-`store` has the file.
+Independent tasks do the work: the `connector` keeps the client connected, the `outbox` saves submissions, the
+`deliverer` passes events to the application, and one task reports status changes. The `protocol` decides without I/O,
+and the `store` reads and writes the file.
 """
 
 import os
@@ -51,7 +51,7 @@ _STATE_BY_PHASE: Final = {
 
 
 class Client(ConnectedClient[EventsRuntime, Status]):
-    """A client of one server, with a separate store. `async with` opens and closes it."""
+    """An events client for one server, with a separate file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
         self,
@@ -72,11 +72,11 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     ) -> None:
         """Store the configuration; `async with` opens the file and connects.
 
-        `path` is an SQLite file, which is created if it is missing and may have tables of the application, or
-        ":memory:" for an outbox that need not survive. The client follows `partitions`; without any it only submits.
-        The file stores `client_id`; without one, the client generates an id. The client calls `apply(connection,
-        events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction that begins again
-        from another cursor. `store` is the deprecated name of `path`.
+        `path` is an SQLite file, which is created if it is missing and may contain the application's tables, or
+        ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; without any, it only
+        submits. The file stores `client_id`; without one, the client generates an id. The client calls
+        `apply(connection, events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction
+        that restarts from a different cursor. `store` is the deprecated name of `path`.
         """
         if store is not None:
             if path is not None:
@@ -98,7 +98,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._deliverer = Deliverer(self._runtime, apply)
         self._runtime.wake_tasks = self._wake_tasks
         self._handlers: dict[type, list[Callable[[Any], Awaitable[None] | None]]] = {Status: [], HistoryChange: []}
-        """Functions of the application that the client calls with each new status and each change of the history."""
+        """Application functions that the client calls with each new status and each history change."""
 
     # --- opening and closing
 
@@ -118,7 +118,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._runtime.finish_streams()
 
     def _wake_tasks(self) -> None:
-        """Wake the tasks that have work after a change of the protocol."""
+        """Wake waiting callers and the tasks that have work after the protocol changed."""
         self._connector.wake_writer()
         if self._runtime.protocol.settled:
             self._outbox.wake()
@@ -141,36 +141,36 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         id: UUID | str | None = None,  # noqa: A002 - the name that it has on the wire
         expected_committed_id: int | None = None,
     ) -> Pending:
-        """Add an event to the outbox. On return it is on the disk, and the client sends it until it has an outcome.
+        """Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
-        Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if another
-        event waits under this id, and StoreError if the store cannot be written: then the event is not in the outbox.
-        After a ClosedError it may be on the disk: then the client sends it when it is opened again.
+        Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
+        different event waits under this id, and StoreError if the store cannot be written: the event is then not in the
+        outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
         """
         return (await self.submit_many([Draft(event, partitions, id, expected_committed_id)]))[0]
 
     async def submit_many(self, drafts: Iterable[Draft]) -> list[Pending]:
-        """Add several events to the outbox in this order, all or none."""
+        """Add several events to the outbox, in this order, all or none. Raises the errors of `submit`."""
         self._runtime.check_open()
         return await self._outbox.submit_drafts(drafts)
 
     def pending(self) -> list[Pending]:
-        """Return the submissions without an outcome, also of earlier runs."""
+        """Return the submissions without an outcome, including those from earlier runs of the program."""
         return list(self._outbox.pending.values())
 
     async def refused(self) -> list[RefusedEvent]:
-        """Return the submissions that the server has refused, oldest first, until `forget_refused`."""
+        """Return the submissions that the server has refused, oldest first. `forget_refused` removes them."""
         return await self._runtime.call_store(self._runtime.store.load_refused)
 
     async def forget_refused(self, *ids: UUID | str) -> None:
-        """Remove refused submissions that the application has handled; all of them if no id is given."""
+        """Remove refused submissions that the application has handled, or all of them if no id is given."""
         self._runtime.check_open()
         await self._outbox.save((), [str(one).lower() for one in ids] or [one.id for one in await self.refused()])
 
     async def send_again(self, id: UUID | str) -> Pending:  # noqa: A002 - as above
-        """Add a refused event to the outbox again, under its id and without an expected committed id.
+        """Return a refused event to the outbox, under its id and without an expected committed id.
 
-        Raises ClientError if no event with this id is refused, and the errors of `submit`.
+        Raises ClientError if no refused event has this id, and the errors of `submit`.
         """
         self._runtime.check_open()
         found = [one for one in await self.refused() if one.id == str(id).lower()]
@@ -183,7 +183,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     forget_all_rejected = alias_method("Client.forget_all_rejected", "forget_refused")
 
     async def forget_rejected(self, *ids: UUID | str) -> None:
-        """Deprecated: use `forget_refused`, which forgets all without an id. This method forgets none."""
+        """Deprecated: use `forget_refused`. Without an id this method forgets nothing; `forget_refused` forgets all."""
         warn_renamed("Client.forget_rejected", "Client.forget_refused")
         if ids:
             await self.forget_refused(*ids)
@@ -191,10 +191,11 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     # --- events
 
     def on_event(self, handler: EventHandler, *, name: str | None = None) -> EventHandler:
-        """Call the function with every event, in order; it may be async. Can be used as a decorator.
+        """Call `handler` with every event, in order. It may be async. Can be used as a decorator.
 
-        If it raises an error, the client sets the event aside for it (`set_aside`), and delivers the event to the other
-        handlers. After a crash the client may deliver an event again. Use `apply` to handle each event exactly once.
+        If the handler raises an error, the client sets the event aside for it (`set_aside`) and still delivers the
+        event to the other handlers. After a crash the client may deliver an event again. Use `apply` to handle each
+        event exactly once.
         """
         check_function(handler, "the handler", may_be_async=True)
         called = name or get_handler_name(handler)
@@ -207,8 +208,8 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     async def events(self) -> AsyncIterator[Event]:
         """Iterate over the events after the cursor, in order.
 
-        An event counts as delivered when the loop requests the next one. If the loop is left or its body raises an
-        error, the next loop gets the last event again.
+        An event counts as delivered when the loop requests the next one. If the loop is left early or its body raises
+        an error, the next loop receives the last event again.
         """
         self._runtime.check_open()
         stream = EventStream(self._runtime.streams)
@@ -226,11 +227,11 @@ class Client(ConnectedClient[EventsRuntime, Status]):
             self._connector.wake_writer()
 
     async def set_aside(self) -> list[SetAside]:
-        """Return the events for which `apply` or a handler has raised an error, in their order."""
+        """Return the events for which `apply` or a handler raised an error, in order."""
         return await self._runtime.call_store(self._runtime.store.load_set_aside)
 
     async def forget_set_aside(self, *committed_ids: int) -> None:
-        """Remove events that were set aside: the client does not deliver them again."""
+        """Remove events that were set aside. The client will not deliver them again."""
         for number in committed_ids:
             check_number(number, "committed_ids")
         runtime = self._runtime
@@ -238,15 +239,15 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         runtime.wake_waiters()
 
     async def hand_over_set_aside(self) -> list[SetAside]:
-        """Deliver the events that were set aside again. Return the ones that fail again, with their errors.
+        """Redeliver the events that were set aside. Return the ones that fail again, with their errors.
 
-        A handler of events must not call it.
+        Event handlers must not call it.
         """
         self._deliverer.check_not_in_handler("hand_over_set_aside")
         return await self._deliverer.redeliver()
 
     async def reached(self, committed_id: int) -> None:
-        """Wait until all events up to a committed id are delivered. Raises ClosedError if the client is closed.
+        """Wait until all events up to a committed id have been delivered. Raises ClosedError if the client is closed.
 
         An application that knows the committed id of a submission can wait until its tables contain the event.
         """
@@ -258,7 +259,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     # --- status
 
     def status(self) -> Status:
-        """Return the status for a user interface."""
+        """Return the current status, for example for a user interface."""
         runtime, deliverer = self._runtime, self._deliverer
         server_last = runtime.protocol.last_committed_id if runtime.is_open else 0
         return Status(
@@ -275,31 +276,31 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         protocol, connector = self._runtime.protocol, self._connector
         state = _STATE_BY_PHASE[protocol.phase]
         if protocol.phase is EventsPhase.ASIDE and not self._deliverer.has_handlers:
-            state = ConnectionState.LIVE  # it only submits, and is ready for that
+            state = ConnectionState.LIVE  # the client only submits, and is ready to
         is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         return ConnectionState.REFUSED if is_refused or protocol.read_error is not None else state
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
-        """Call the function with each new status."""
+        """Call `handler` with each new status."""
         check_function(handler, "the handler", may_be_async=True)
         self._handlers[Status].append(handler)
 
     def on_history_changed(self, handler: Callable[[HistoryChange], Awaitable[None] | None]) -> None:
-        """Call the function when the server has another history. The client then waits for `start_over`."""
+        """Call `handler` when the server has a different history. The client then waits for `start_over`."""
         check_function(handler, "the handler", may_be_async=True)
         self._handlers[HistoryChange].append(handler)
 
     @property
     def history_change(self) -> HistoryChange | None:
-        """The change of the history of the server, while the client waits for `start_over`."""
+        """How the server's history has changed, while the client waits for `start_over`; otherwise None."""
         return self._runtime.protocol.history_change
 
     async def start_over(self, since: int = 0, *, reset: Reset | None = None) -> None:
-        """Continue with the current history of the server, from another cursor.
+        """Continue with the server's current history from the cursor `since`.
 
-        The client calls `reset(connection)`, or the `reset` of the constructor, in the same transaction. There the
-        application removes the effects of events after `since`. The client sends the submissions in the outbox as
-        before. A handler of events must not call it.
+        The client calls `reset(connection)`, or the `reset` of the constructor, in the transaction that moves the
+        cursor, so that the application can remove the effects of events after `since`. The outbox is unaffected: the
+        client still sends its submissions. Event handlers must not call it.
         """
         self._runtime.check_open()
         self._deliverer.check_not_in_handler("start_over")
@@ -317,7 +318,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         return protocol.phase is EventsPhase.LIVE and not self._deliverer.has_undelivered
 
     async def _report_changes(self) -> None:
-        """Call the handlers of the application after each change of the status or of the history."""
+        """Call the application's handlers after each status or history change."""
         reported: tuple[Status | None, HistoryChange | None] = (None, None)
 
         def is_new() -> bool:

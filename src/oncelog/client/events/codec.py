@@ -1,4 +1,4 @@
-"""Messages of the Events API as a client encodes and decodes them (docs/reference/events.md)."""
+"""The client's encoding and decoding of Events API messages (docs/reference/events.md)."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ from oncelog.errors import ProtocolError
 
 
 class Envelope(Struct, frozen=True, gc=False):
-    """Any message of the server."""
+    """Any message from the server."""
 
     type: str
     payload: Raw
@@ -27,9 +27,9 @@ class Connected(Struct, frozen=True):
     server_last_committed_id: Number
     epoch: str
     client_id: str = ""
-    """Client id of the own events as readers see it. The server may put the actor before it."""
+    """Client id of this client's events as readers see it. The server may prefix it with the actor."""
     actor: str = ""
-    """Empty if the server does not show it."""
+    """Empty if the server does not reveal it."""
 
 
 class SyncPage(Struct, frozen=True):
@@ -60,7 +60,7 @@ class SubmitResults(Struct, frozen=True):
 
 
 class Details(Struct, frozen=True):
-    """Details of an error that a client can act on."""
+    """Error details that a client can act on."""
 
     retry_after_ms: Number = 0
     epoch: str = ""
@@ -90,9 +90,10 @@ _PAYLOAD_DECODERS: Final[dict[str, Callable[[Raw], ServerMessage]]] = {
 
 
 def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int | None]:
-    """Return the payload of a message and the id of the request that it answers. Raises ProtocolError.
+    """Decode a message into its payload and the id of the request that it answers. Raises ProtocolError.
 
-    Messages of other types have no payload here: newer servers send all necessary data in the known types, too.
+    Messages of unknown types have no payload. They can be ignored, because newer servers send all necessary data in the
+    known types, too.
     """
     try:
         envelope = decode_envelope(data)
@@ -103,18 +104,18 @@ def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int |
 
 
 def encode_message(kind: str, payload: bytes, msg_id: str) -> bytes:
-    """Return a message to the server."""
+    """Encode a message to the server."""
     head = f'{{"type":"{kind}","protocol_version":"{PROTOCOL_VERSION}","msg_id":"{msg_id}","payload":'
     return b"%b%b}" % (head.encode(), payload)
 
 
 def encode_connect(token: str | None, client_id: str, msg_id: str) -> bytes:
-    """Return the first message of a connection."""
+    """Encode `connect`, the first message of a connection."""
     return encode_message("connect", orjson.dumps({"token": token, "client_id": client_id}), msg_id)
 
 
 def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, msg_id: str) -> bytes:
-    """Return the request for a page of events."""
+    """Encode the request for a page of events."""
     payload = {"partitions": partitions, "since_committed_id": since, "limit": limit}
     if epoch:
         payload["epoch"] = epoch
@@ -122,12 +123,12 @@ def encode_sync(partitions: Sequence[str], since: int, limit: int, epoch: str, m
 
 
 def encode_submit(entries: Sequence[OutboxEntry], msg_id: str) -> bytes:
-    """Return a request with submissions. Their bodies are copied from the outbox as bytes."""
+    """Encode a request with submissions. Their bodies are copied byte by byte from the outbox."""
     return encode_message("submit_events", b'{"events":[%b]}' % b",".join(map(_encode_item, entries)), msg_id)
 
 
 def to_own_event(entry: OutboxEntry, result: SubmitResult, client_id: str, actor: str) -> Event:
-    """Return a committed own event as other clients receive it."""
+    """Build the event that other clients receive for a committed submission of this client."""
     return Event(
         id=entry.id,
         client_id=client_id,

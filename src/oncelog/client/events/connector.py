@@ -1,4 +1,4 @@
-"""Task that keeps an events client connected to a server."""
+"""The task that keeps an events client connected to its server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
         self._busy_event = asyncio.Event()
 
     def restart(self) -> None:
-        """End the connection, because the protocol has started over."""
+        """Close the connection and open a new one, because the protocol has started over."""
         self._restart_event.set()
         self.skip_pause()
 
@@ -62,7 +62,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self._yield_to_submissions()
 
     async def _watch_delivery(self, _socket: Socket) -> None:
-        """Send submissions first while handlers are slow: a handler may wait for the outcome of a submission."""
+        """Reconnect to send submissions first while handlers are slow: a handler may be waiting for an outcome."""
         protocol = self._protocol
         while True:
             before = protocol.page_count
@@ -71,7 +71,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self._yield_to_submissions()
 
     async def _retry_read(self, _socket: Socket) -> None:
-        """Request events again at intervals while the client may not read all partitions."""
+        """Retry the request for events at intervals while the client is not allowed to read all partitions."""
         while True:
             await asyncio.sleep(self._runtime.limits.refused_pause_ms_min / 1000)
             if self._protocol.read_error is not None:
@@ -79,7 +79,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
                 self.wake_writer()
 
     def _yield_to_submissions(self) -> None:
-        """End the connection, because a sync cannot be interrupted. The next one sends the outbox before it syncs."""
+        """Drop the connection, because a sync cannot be interrupted. The next one sends the outbox before it syncs."""
         self.skip_pause()
         raise LostError("handlers are too slow; the client reconnects to submit before it requests further events")
 
@@ -88,7 +88,7 @@ class Connector(BaseConnector[EventsRuntime, EventsProtocol]):
         raise LostError("the client starts over")
 
     async def _resume_requests(self, _socket: Socket) -> None:
-        """Send requests again after the pause that a busy server asked for."""
+        """Resume sending requests after the pause that a busy server requested."""
         while True:
             await self._busy_event.wait()
             await asyncio.sleep(self._protocol.busy_ms / 1000)

@@ -1,6 +1,6 @@
-"""Task that delivers events to `apply`, handlers and loops, and saves the cursor after them.
+"""The task that delivers events to `apply`, handlers and loops, and saves the cursor after them.
 
-Handlers are functions of the application, and loops iterate over `Client.events`.
+Handlers are application functions; loops iterate over `Client.events`.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from oncelog.client.runtime.client import describe_error, is_being_cancelled
 from oncelog.errors import OncelogError, StoreError
 
 DELIVERY_S: Final = 0.1
-"""Time after which the deliverer saves the cursor while it delivers events."""
+"""The deliverer saves the cursor at least this often while it delivers a batch to handlers."""
 
 EventHandler = Callable[[Event], Awaitable[None] | None]
 
 
 class EventHandlers:
-    """Handlers and loops of one client, in the order of registration. All get an event before any gets the next one."""
+    """Handlers and loops of one client. All of them get an event before any of them gets the next one."""
 
     def __init__(self, streams: list[Any]) -> None:
-        """`streams` are the open loops."""
+        """`streams` lists the open loops."""
         self._handlers: dict[str, EventHandler] = {}
         self._streams: list[EventStream] = streams
 
@@ -42,9 +42,9 @@ class EventHandlers:
         self._handlers[name] = handler
 
     async def deliver(self, event: Event) -> tuple[list[SetAside], bool]:
-        """Deliver an event to all handlers and loops. An error of one of them does not keep it from the others.
+        """Deliver an event to all handlers and loops. If one of them fails, the others still receive it.
 
-        Return the failed deliveries, and whether anything received the event: a loop can be left just before that.
+        Return the failed deliveries, and whether anything received the event: a loop may be left just before delivery.
         """
         failed: list[SetAside] = []
         is_taken = bool(self._handlers)
@@ -52,13 +52,13 @@ class EventHandlers:
             error = await self.call(handler, name, event)
             if error is not None:
                 failed.append(SetAside(name, event, error))
-        # All loops get the event at once: they do not wait for the bodies of other loops.
+        # All loops get the event at the same time: none waits for the body of another.
         for handled in [stream.deliver(event) for stream in self._streams]:
             is_taken |= await handled
         return failed, is_taken
 
     async def redeliver(self, failed_delivery: SetAside) -> str | None:
-        """Deliver an event again to the handler that has failed. Return its error, or None."""
+        """Redeliver an event to the handler that failed. Return its error, or None if it succeeds."""
         handler = self._handlers.get(failed_delivery.handler)
         if handler is None:
             return f"the handler {failed_delivery.handler!r} does not exist; its first error: {failed_delivery.error}"
@@ -66,13 +66,13 @@ class EventHandlers:
 
     @staticmethod
     async def call(handler: Callable[[Any], Awaitable[None] | None], name: str, value: Any) -> str | None:
-        """Call a function of the application. Return its error in one line, or None."""
+        """Call an application function. Return a one-line description of its error, or None if it succeeds."""
         try:
             result = handler(value)
             if inspect.isawaitable(result):
                 await result
         except (Exception, asyncio.CancelledError) as error:
-            # If the application has cancelled what its handler waits for, the task of the client goes on.
+            # If the application cancelled something that its handler awaits, the client's task carries on.
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             logger.exception("the handler %s failed", name)
@@ -81,15 +81,15 @@ class EventHandlers:
 
 
 class EventStream(BoundedStream[Event]):
-    """A loop over the events of a client. An event counts as delivered when the loop requests the next one.
+    """A loop over a client's events. An event counts as delivered when the loop requests the next one.
 
-    It does not count when the loop is left, because its body may have raised an error.
+    If the loop is left instead, the event does not count, because the loop's body may have raised an error.
     """
 
     def __init__(self, streams: list[Any]) -> None:
         super().__init__(streams, count_max=("events", 1))
         self._handled: asyncio.Future[bool] | None = None
-        """Result of the event: whether the loop has requested the next one."""
+        """Result of the current delivery: whether the loop requested the next event."""
         self._is_delivered = False
 
     async def __anext__(self) -> Event:
@@ -100,7 +100,7 @@ class EventStream(BoundedStream[Event]):
         return event
 
     def deliver(self, event: Event) -> "asyncio.Future[bool]":
-        """Pass the next event to the loop. The result is False if the loop is left before it requests another one."""
+        """Pass the next event to the loop. The result is False if the loop is left before it requests the one after."""
         self._handled = asyncio.get_running_loop().create_future()
         if self._is_over:
             self._handled.set_result(False)
@@ -109,7 +109,7 @@ class EventStream(BoundedStream[Event]):
         return self._handled
 
     def finish(self, error: OncelogError | None = None) -> None:
-        """End the stream without its event, because the client is closed or the loop was left."""
+        """End the stream and drop its undelivered event, because the client is closed or the loop was left."""
         self._end(error)
         self._settle(was_handled=False)
 
@@ -120,7 +120,7 @@ class EventStream(BoundedStream[Event]):
 
 
 def get_handler_name(handler: Callable[..., object]) -> str:
-    """Return the name of a function in logs and in the store."""
+    """Return the name that identifies a function in logs and in the store."""
     return getattr(handler, "__qualname__", None) or type(handler).__name__
 
 
@@ -135,13 +135,13 @@ class Deliverer:
         self._task: asyncio.Task[None] | None = None
         self.handlers = EventHandlers(runtime.streams)
         self.cursor = 0
-        """All events up to this committed id are delivered."""
+        """All events up to this committed id have been delivered."""
         self._epoch = ""
         self.set_aside_count = 0
 
     @property
     def has_handlers(self) -> bool:
-        """Whether the application takes events, or the client follows no partitions."""
+        """Whether the application consumes events, or the client follows no partitions and has none to deliver."""
         return self._apply is not None or bool(self.handlers) or not self._runtime.protocol.partitions
 
     @property
@@ -154,24 +154,24 @@ class Deliverer:
         )
 
     def start(self, cursor: int, epoch: str, set_aside_count: int) -> None:
-        """Begin to deliver events after a cursor."""
+        """Start delivering the events after a cursor."""
         self.cursor, self._epoch, self.set_aside_count = cursor, epoch, set_aside_count
         self._task = self._runtime.start_task("deliver", self._run)
         self.wake()
 
     def wake(self) -> None:
-        """Let the task check for events and handlers."""
+        """Wake the task to check for events and handlers."""
         self._wakeup.set()
 
     def check_not_in_handler(self, method: str) -> None:
-        """Raise RuntimeError in a handler of events, which must not wait for the next event."""
+        """Raise RuntimeError in an event handler, which must not wait for a later event."""
         if asyncio.current_task() is self._task:
             raise RuntimeError(f"{method} must not be called by a handler of events: it would wait for itself")
 
     async def start_over(self, since: int, reset: Reset | None) -> None:
-        """Continue from another cursor in the current history of the server."""
+        """Continue from the cursor `since` in the server's current history."""
         runtime = self._runtime
-        # A handler may wait for an outcome that only arrives after the restart.
+        # A handler may be waiting for an outcome that arrives only after the restart.
         if self._task is not None:
             await runtime.cancel_tasks([self._task])
         async with self._lock:
@@ -183,7 +183,7 @@ class Deliverer:
         self.start(since, epoch, 0)
 
     async def redeliver(self) -> list[SetAside]:
-        """Deliver events that were set aside again. Return the ones that fail again, with their errors."""
+        """Redeliver the events that were set aside. Return the ones that fail again, with their errors."""
         left: list[SetAside] = []
         async with self._lock:
             for one in await self._runtime.call_store(self._runtime.store.load_set_aside):
@@ -210,7 +210,7 @@ class Deliverer:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            # Without handlers and loops events wait: to skip them would lose them.
+            # Without handlers and loops, events wait here: skipping them would lose them.
             while self.has_handlers and self.has_undelivered:
                 async with self._lock:
                     if self.has_undelivered:
@@ -231,14 +231,14 @@ class Deliverer:
                 if taken and time.monotonic() - began > DELIVERY_S:
                     break  # save the cursor first
                 not_taken, is_taken = await self.handlers.deliver(event)
-                if not is_taken and self._apply is None:  # the only loop was left before it got the event
+                if not is_taken and self._apply is None:  # the only loop was left before it received the event
                     break
                 failed += not_taken
                 taken += 1
             else:
                 taken = len(events)
         finally:
-            # Save also while the client is being closed, so that delivered events are not delivered again.
+            # Save even while the client is closing, so that delivered events are not delivered again.
             if taken < len(events):
                 protocol.return_events(events[taken:])
                 cursor = events[taken - 1].committed_id if taken else self.cursor

@@ -1,4 +1,4 @@
-"""Outbox of an events client: drafts, and submissions without an outcome."""
+"""The outbox of an events client: drafts, and submissions without an outcome."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -24,14 +24,14 @@ class Draft(NamedTuple):
 
     event: JsonValue
     partitions: Sequence[str] | None = None
-    """None for the partition of a client that follows only one."""
+    """Partitions of the event. None means the client's partition, if it follows exactly one."""
     id: UUID | str | None = None
-    """None for a new id. A caller that may submit the same event again must choose its id."""
+    """Id of the event. None generates one. A caller that may submit the same event again must choose the id."""
     expected_committed_id: int | None = None
 
 
 def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> OutboxEntry:
-    """Return an entry without a number. `partitions` are the partitions that the client follows.
+    """Validate a draft and convert it to an entry without a number. `partitions` are the client's partitions.
 
     Raises CanonicalError for a malformed or too large event, and ValueError if the draft has no partitions and the
     client does not follow exactly one.
@@ -67,7 +67,7 @@ class Pending(BasePending[OutboxEntry, Outcome]):
 
     @property
     def event(self) -> dict[str, Any]:
-        """Copy of the event, for a user interface that shows it before the commit."""
+        """A copy of the event, for example to display it before it is committed."""
         event: dict[str, Any] = msgspec.json.decode(self._entry.body)
         return event
 
@@ -86,7 +86,7 @@ class Outbox(BaseOutbox[EventsRuntime, OutboxEntry, Pending, list[SettledEntry]]
         self.refused_count = 0
 
     async def submit_drafts(self, drafts: Iterable[Draft], withdrawn: Sequence[str] = ()) -> list[Pending]:
-        """Prepare drafts and submit them: all or none."""
+        """Prepare drafts and submit all of them or none."""
         partitions, body_bytes_max = self._runtime.protocol.partitions, self._runtime.limits.body_bytes_max
         return await self.submit([prepare(draft, partitions, body_bytes_max) for draft in drafts], withdrawn)
 

@@ -1,21 +1,22 @@
 """The client side of the Events API, without I/O and without a clock.
 
-Frames go in (`receive`). Frames to send (`outgoing`), events in their order (`take_events`) and outcomes of submissions
+Frames go in (`receive`). Frames to send (`outgoing`), events in order (`take_events`) and submission outcomes
 (`take_settled`) come out. `connect` begins a connection and `disconnect` ends it, any number of times.
 
-The client sends one request at a time. Submissions that arrive meanwhile go into the next request. So the server
-commits submissions in the order of the application, and many submissions cost little more than one.
+The client sends one request at a time. Submissions that arrive in the meantime go into the next request. The server
+therefore commits submissions in the application's order, and many submissions cost little more than one.
 
-Order of own and foreign events: the server does not broadcast an event to the connection that submitted it. The answer
-has the committed id of the event. The answer arrives after the broadcasts of lower ids and before the broadcasts of
-higher ids (EV-14). For a request with one event, the order of arrival is therefore the order of committed ids. In a
-request with several events that is certain only for the highest id: an earlier connection of this client may have sent
-the other events, and their ids may be lower than those of earlier broadcasts. Therefore the protocol holds broadcasts
-back while such a request is under way, and sorts them together with the own events of the answer.
+Order of this client's events among those of others: the server does not broadcast an event to the connection that
+submitted it. Instead, its answer contains the committed id of the event, and arrives after the broadcasts of lower ids
+and before the broadcasts of higher ids (EV-14). For a request with one event, the order of arrival is therefore the
+order of committed ids. For a request with several events, this is guaranteed only for the highest id: an earlier
+connection of this client may have sent the other events, and their ids may be lower than those of earlier broadcasts.
+The protocol therefore holds broadcasts back while such a request is in flight, and sorts them together with the events
+from the answer.
 
-The protocol also holds broadcasts back from the moment when a busy server sends a request away until the request has
-its answer. An earlier connection or another client may have sent the same ids, and the server may have committed them
-while it had the request. Then the server did not broadcast them to this connection.
+The protocol also holds broadcasts back when a busy server turns a request away, until the request is answered. An
+earlier connection or another client may have sent the same ids, and the server may have committed them while it held
+the request. In that case the server did not broadcast them to this connection.
 """
 
 import logging
@@ -47,18 +48,18 @@ logger: Final = logging.getLogger("oncelog.client")
 
 PAGE_EVENTS: Final = 1000
 READY_EVENTS_MAX: Final = 5000
-"""Number of undelivered events from which the protocol requests no further page."""
+"""With this many undelivered events the protocol stops requesting pages."""
 REQUEST_EVENTS_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""Size of a request with more than one event."""
+"""Largest size of a request with more than one event."""
 ITEM_BYTES: Final = 100
-"""Upper bound of the size of an event in a request, without its body and its partitions."""
+"""Upper bound for the size of an event in a request, excluding its body and its partitions."""
 GROWTH_REQUESTS: Final = 64
-"""Number of accepted requests after which the protocol tries larger requests again."""
+"""After this many accepted requests the protocol tries larger ones again."""
 BUSY_MS_MIN: Final = 10
 BUSY_MS_MAX: Final = 60_000
 TOO_LARGE: Final = "too_large"
-"""Reason for the refusal of an event that exceeds the frame limit of the server."""
+"""Refusal reason for an event that exceeds the server's frame limit."""
 
 
 class EventsPhase(Enum):
@@ -67,29 +68,29 @@ class EventsPhase(Enum):
     NONE = "none"
     CONNECTING = "connecting"
     ASIDE = "aside"
-    """Connected and submitting. The client requests events once the application wants them and has room for them."""
+    """Connected and submitting. The client requests events once the application wants them and there is room."""
     CATCHING_UP = "catching up"
     LIVE = "live"
     HISTORY_CHANGED = "history changed"
-    """The client sends nothing until `start_over`."""
+    """The client sends nothing until `start_over` is called."""
 
 
 class _Request(Struct, gc=False):
-    """The request that has no answer yet."""
+    """The submission request that has no answer yet."""
 
     entries: list[OutboxEntry]
     cursor: int
-    """Cursor of the client when the request was sent."""
+    """The client's cursor when the request was built or, if later, when broadcasts were first held back."""
     holds_broadcasts: bool
     """Whether broadcasts wait for the answer."""
     held_broadcasts: list[Event]
     msg_id: str = ""
     is_under_way: bool = False
-    """False before the request is sent, and from the moment when a busy server sends it away."""
+    """False until the request is sent, and again after a busy server turns it away."""
 
 
 class EventsProtocol(BaseProtocol):
-    """State of one events client."""
+    """Protocol state of one events client."""
 
     def __init__(self, client_id: str, partitions: Sequence[str], cursor: int, epoch: str) -> None:
         super().__init__(logger)
@@ -99,31 +100,31 @@ class EventsProtocol(BaseProtocol):
         self._actor = ""
         self.partitions = tuple(partitions)
         self.epoch = epoch
-        """Epoch of the history that the cursor belongs to; empty before the first connection."""
+        """Epoch of the history that the cursor belongs to. Empty before the first connection."""
         self.history_change: HistoryChange | None = None
         self.busy_ms = 0
-        """Pause that a busy server asked for. The connector calls `resume` after it. 0 without a pause."""
+        """Pause that a busy server requested, or 0. The connector calls `resume` after it."""
         self.last_committed_id = cursor
         """Highest committed id that the server has reported."""
         self.wants_events = True
-        """Whether the application takes events. If not, the client does not request them until `want_events`."""
+        """Whether the application consumes events. If not, the client requests none until `want_events` is called."""
         self.page_count = 0
-        """Number of requested pages. If it does not grow while `is_page_due`, the application takes no events."""
+        """How many pages were requested. If it does not grow while `is_page_due`, the application takes no events."""
         self._scope = frozenset(partitions)
         self._cursor = cursor
         """All events of the partitions up to this committed id have arrived."""
         self._queue: deque[OutboxEntry] = deque()
         self._request: _Request | None = None
         self.ready: deque[Event] = deque()
-        """Events that the application can take."""
+        """Events that are ready for the application."""
         self.settled: list[SettledEntry] = []
         """Outcomes since the last `take_settled`."""
         self._page_request_id: str | None = None
         """Id of the page request that has no answer yet."""
         self.is_page_due = False
-        """Whether the server has further events and the client has no room for them."""
+        """Whether the server has further events for which the client has no room yet."""
         self._request_events_max = REQUEST_EVENTS_MAX
-        """Maximum number of events in a request that the server is expected to accept."""
+        """Largest number of events per request that the server is expected to accept."""
         self._accepted_requests = 0
 
     # --- the connection
@@ -135,13 +136,13 @@ class EventsProtocol(BaseProtocol):
         self._append_request(codec.encode_connect, token, self.client_id)
 
     def disconnect(self, close_code: int | None = None) -> None:
-        """End the connection. The next one sends unanswered submissions again, under the same ids."""
+        """Record the end of the connection. The next one resends unanswered submissions under the same ids."""
         self.outgoing.clear()
         self._page_request_id, self.is_page_due, self.busy_ms, self.read_error = None, False, 0, None
         request, self._request = self._request, None
         if request is not None:
             if request.holds_broadcasts:
-                self._cursor = request.cursor  # the next sync brings the held broadcasts again, in order
+                self._cursor = request.cursor  # the next sync returns the held broadcasts again, in order
             if close_code == CLOSE_TOO_LARGE and request.is_under_way:
                 self._split(request, TOO_LARGE, "the message is larger than the server accepts")
             else:
@@ -151,18 +152,18 @@ class EventsProtocol(BaseProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server owes an answer."""
+        """Whether the client waits for an answer from the server."""
         is_request_under_way = self._request is not None and self._request.is_under_way
         return self.phase is EventsPhase.CONNECTING or self._page_request_id is not None or is_request_under_way
 
     @property
     def cursor(self) -> int:
-        """All events up to this committed id have arrived in order: the application has them or can take them."""
+        """All events up to this committed id have arrived in order: the application has taken them or can take them."""
         request = self._request
         return request.cursor if request is not None and request.holds_broadcasts else self._cursor
 
     def start_over(self, since: int, epoch: str) -> None:
-        """Continue from another cursor in another history. Drop the events that wait in memory."""
+        """Continue from the cursor `since` in the history `epoch`. Drop the events that wait in memory."""
         self.disconnect()
         self.ready.clear()
         self._cursor = since
@@ -173,7 +174,7 @@ class EventsProtocol(BaseProtocol):
     # --- the application's side
 
     def enqueue(self, entries: Sequence[OutboxEntry]) -> None:
-        """Send submissions of the outbox, in its order."""
+        """Queue submissions from the outbox, in its order, and send them as soon as possible."""
         self._queue.extend(entries)
         self._send_request()
 
@@ -184,7 +185,7 @@ class EventsProtocol(BaseProtocol):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether too many events wait in memory. The connection must end, and the next one begins in phase ASIDE."""
+        """Whether too many events wait in memory. The connection must be closed; the next one begins in phase ASIDE."""
         held_count = 0 if self._request is None else len(self._request.held_broadcasts)
         return self.phase is EventsPhase.LIVE and len(self.ready) + held_count > 2 * READY_EVENTS_MAX
 
@@ -194,17 +195,17 @@ class EventsProtocol(BaseProtocol):
         return self.phase in (EventsPhase.LIVE, EventsPhase.ASIDE)
 
     def want_events(self) -> None:
-        """Request events from now on: the application takes them."""
+        """Start requesting events, because the application now consumes them."""
         self.wants_events = True
         self._catch_up_if_ready()
 
     def retry_read(self) -> None:
-        """Request events again after a refusal. The client may have the right to read them by now."""
+        """Request events again after a refusal. The client may have been granted access in the meantime."""
         self.read_error = None
         self._catch_up_if_ready()
 
     def take_events(self, count_max: int) -> tuple[list[Event], int]:
-        """Return the next events and the cursor after them."""
+        """Return up to `count_max` events and the cursor after them."""
         ready = self.ready
         events = [ready.popleft() for _ in range(min(count_max, len(ready)))]
         if len(ready) < READY_EVENTS_MAX:
@@ -214,7 +215,7 @@ class EventsProtocol(BaseProtocol):
         return events, events[-1].committed_id if ready else self.cursor
 
     def return_events(self, events: Sequence[Event]) -> None:
-        """Put events back that could not be delivered. `take_events` returns them first."""
+        """Put back events that could not be delivered. `take_events` returns them first."""
         self.ready.extendleft(reversed(events))
 
     def take_settled(self) -> list[SettledEntry]:
@@ -223,14 +224,14 @@ class EventsProtocol(BaseProtocol):
         return settled
 
     def resume(self) -> None:
-        """End the pause that a busy server asked for."""
+        """End the pause that a busy server requested."""
         self.busy_ms = 0
         self._send_request()
 
     # --- frames in
 
     def receive(self, data: str | bytes) -> None:
-        """Handle a text frame. Raises ProtocolError; ServerRefusedError if the server ends the connection."""
+        """Handle a text frame. Raises ProtocolError, or ServerRefusedError if the server ends the connection."""
         message, msg_id = codec.decode_message(data)
         match message:
             case Event():
@@ -246,7 +247,7 @@ class EventsProtocol(BaseProtocol):
 
     def _handle_connected(self, connected: codec.Connected) -> None:
         if self.phase is not EventsPhase.CONNECTING:
-            return  # repeated
+            return  # duplicate
         self.answer_count += 1
         self.last_committed_id = connected.server_last_committed_id
         if self.epoch and connected.epoch != self.epoch:
@@ -255,7 +256,7 @@ class EventsProtocol(BaseProtocol):
             return
         self.epoch = connected.epoch
         self._visible_client_id, self._actor = connected.client_id or self.client_id, connected.actor
-        self.history_change = None  # the server may have the previous history again
+        self.history_change = None  # the server may be back on the previous history
         self.phase = EventsPhase.ASIDE if self.partitions else EventsPhase.LIVE
         self._catch_up_if_ready()
         self._send_request()
@@ -285,7 +286,7 @@ class EventsProtocol(BaseProtocol):
             self.is_page_due = True
 
     def _handle_unrequested_page(self, page: codec.SyncPage) -> None:
-        """Handle a page that arrived twice, or the answer to a request that the network has repeated."""
+        """Handle a duplicated page, or the answer to a request that the network duplicated."""
         if self.phase is not EventsPhase.LIVE:
             return
         if page.has_more:
@@ -296,7 +297,7 @@ class EventsProtocol(BaseProtocol):
 
     def _handle_broadcast(self, event: Event) -> None:
         if event.committed_id <= self._cursor:
-            return  # repeated
+            return  # duplicate
         if self.phase is not EventsPhase.LIVE:
             raise ProtocolError(f"the server broadcast event {event.committed_id} before the end of the sync")
         self._cursor = event.committed_id
@@ -310,14 +311,14 @@ class EventsProtocol(BaseProtocol):
     def _handle_results(self, results: Sequence[codec.SubmitResult], msg_id: str | int | None) -> None:
         request = self._request
         if request is None or msg_id != request.msg_id:
-            # A repeated answer, or the answer to a request that the network has repeated. In the second case the server
-            # may have sent the request away once and committed it once. Then only the next sync brings its events.
+            # A duplicated answer, or the answer to a request that the network duplicated. In the second case the server
+            # may have turned one copy away and committed the other. Then only the next sync returns its events.
             if self.phase is not EventsPhase.ASIDE and any(result.committed_id > self._cursor for result in results):
                 raise ProtocolError("the server answered a request that the client did not send")
             return
         if len(results) != len(request.entries):
             raise ProtocolError(f"the server answered {len(request.entries)} events with {len(results)} results")
-        # All results are checked before the state changes: after a malformed answer the request is still pending.
+        # Check all results before changing the state, so that the request is still pending after a malformed answer.
         outcomes = [_to_outcome(entry, result) for entry, result in zip(request.entries, results, strict=True)]
         self.answer_count += 1
         self._request = None
@@ -329,10 +330,10 @@ class EventsProtocol(BaseProtocol):
         highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
         self._raise_last_committed_id(highest)
         if self.phase is EventsPhase.ASIDE:
-            self._catch_up_if_ready()  # the sync brings the own events, too
+            self._catch_up_if_ready()  # the sync also returns this client's events
         else:
             self._place_own_events(request, results, outcomes)
-            # The answer arrives after all broadcasts of lower ids, also if its events have other partitions.
+            # The answer arrives after all broadcasts of lower ids, even if its events are in other partitions.
             self._cursor = max(self._cursor, highest)
         self._send_request()
 
@@ -344,7 +345,7 @@ class EventsProtocol(BaseProtocol):
             if isinstance(outcome, Committed) and not self._scope.isdisjoint(entry.partitions):
                 own.append(codec.to_own_event(entry, result, self._visible_client_id, self._actor))
         if request.holds_broadcasts:
-            # Events up to the cursor of the request had arrived before. All broadcasts since then are held.
+            # Events up to the request's cursor had already arrived. All broadcasts since then are held.
             seen = {event.committed_id for event in request.held_broadcasts}
             new = {event.committed_id: event for event in own if event.committed_id > request.cursor}
             events = request.held_broadcasts + [event for number, event in new.items() if number not in seen]
@@ -375,29 +376,29 @@ class EventsProtocol(BaseProtocol):
                 self._split(request, error.code, error.message)
                 self._send_request()
             case error_codes.FORBIDDEN if is_about_page:
-                # The client may still have the right to submit.
+                # The client may still be allowed to submit.
                 self.answer_count += 1
                 self._page_request_id = None
                 self.phase = EventsPhase.ASIDE
                 self.read_error = f"{error.code}: {error.message}"
                 self._send_request()
             case error_codes.BAD_REQUEST if self.phase is not EventsPhase.CONNECTING and not is_about_page:
-                pass  # about a message that the network has repeated
+                pass  # about a message that the network duplicated
             case _:
                 if is_about_request and error.code == error_codes.RATE_LIMITED:
-                    # The server admits the next connection, and does not report the reason there.
+                    # The server will admit the next connection without repeating the reason.
                     self.blocked_writes.block(error.code, error.message)
                 raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
     # --- frames out
 
     def _catch_up_if_ready(self) -> None:
-        """Leave the phase ASIDE, unless a request is under way: the events of its answer would have no place."""
+        """Leave phase ASIDE, unless a request is in flight: the events of its answer could not be put in order."""
         if self.phase is not EventsPhase.ASIDE or not self.wants_events or self.read_error is not None:
             return
         request = self._request
         if (request is None or not request.is_under_way) and len(self.ready) < READY_EVENTS_MAX:
-            if request is not None:  # a busy server has sent it away
+            if request is not None:  # a busy server has turned it away
                 self._queue.extendleft(reversed(request.entries))
                 self._request = None
             self.phase = EventsPhase.CATCHING_UP
@@ -433,13 +434,13 @@ class EventsProtocol(BaseProtocol):
     # --- requests that the server does not accept
 
     def _postpone(self, request: _Request) -> None:
-        """Hold broadcasts back until the request has its answer: a busy server has sent it away (see above)."""
+        """Hold broadcasts back until the request is answered, because a busy server turned it away (see above)."""
         request.is_under_way = False
         if not request.holds_broadcasts and self.phase is EventsPhase.LIVE:
             request.holds_broadcasts, request.cursor = True, self._cursor
 
     def _split(self, request: _Request, reason: str, message: str) -> None:
-        """Send fewer events at a time until the event at fault is alone, and refuse that one."""
+        """Retry with half as many events until the faulty event is alone, then refuse that one."""
         if len(request.entries) == 1:
             self.settled.append(SettledEntry(request.entries[0], Refused(reason, (Fault("$", message),))))
             self.blocked_writes.unblock()

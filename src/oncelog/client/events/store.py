@@ -1,9 +1,9 @@
-"""SQLite file of an events client: outbox, cursor, refused submissions, and events that were set aside.
+"""The SQLite file of an events client: outbox, cursor, refused submissions, and events that were set aside.
 
-The file may be a file of the application. Then one transaction saves the effect of an event and the cursor after it,
-and each event takes effect exactly once in spite of crashes.
+The application may keep its own tables in the same file. One transaction then saves the effect of an event and the
+cursor after it, so each event takes effect exactly once despite crashes.
 
-All methods block. Only one thread may call them at a time.
+All methods block, and only one thread may call them at a time.
 """
 
 import sqlite3
@@ -25,7 +25,7 @@ SCHEMA: Final = StoreSchema(
 )
 SQL: Final = SCHEMA.load_queries()
 APPLY: Final = "apply"
-"""Name of the handler of events that `apply` could not handle."""
+"""Handler name under which events are set aside when `apply` fails."""
 _DISK_ERRORS: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _EVENT_DECODER: Final = msgspec.json.Decoder(Event)
 _OUTCOME_DECODER: Final = msgspec.json.Decoder(Refused)
@@ -36,7 +36,7 @@ Reset = Callable[[sqlite3.Connection], None]
 
 
 class StoredClient(Struct, frozen=True):
-    """Content of the file that a client loads when it is opened."""
+    """State that a client loads from its file when it is opened."""
 
     client_id: str
     cursor: int
@@ -83,12 +83,13 @@ class ClientStore(OutboxStore):
     def save_outbox(
         self, accepted: Sequence[OutboxEntry], withdrawn: Sequence[str], settled: Sequence[SettledEntry], now_ms: int
     ) -> int:
-        """Save new submissions and outcomes. On return new submissions and refusals are on the disk.
+        """Save new submissions and outcomes. On return new submissions and refusals are on disk.
 
-        `withdrawn` are ids of refused submissions to remove. Return the change of the number of refused submissions.
+        `withdrawn` lists the ids of refused submissions to remove. Return by how much the number of refused submissions
+        has changed.
         """
         refused = [one for one in settled if isinstance(one.outcome, Refused)]
-        # A crash may lose the outcome of a committed event: the client sends it again and gets the same answer.
+        # A crash may lose the outcome of a committed event: the client resends the event and gets the same answer.
         with self._file.transaction(is_durable=bool(accepted or refused or withdrawn)) as connection:
             connection.executemany(SQL["accept"], map(_to_entry_row, accepted))
             removed = connection.executemany(SQL["forget_refused"], [(event_id,) for event_id in withdrawn]).rowcount
@@ -115,11 +116,11 @@ class ClientStore(OutboxStore):
     def save_delivery(
         self, events: Sequence[Event], cursor: int, epoch: str, apply: Apply | None, failed: Sequence[SetAside]
     ) -> int:
-        """Call `apply` and move the cursor, in one transaction. Return the number of events that are set aside.
+        """Call `apply` and move the cursor in one transaction. Return how many events are now set aside.
 
-        The number is -1 if it has not changed.
+        Return -1 if that number has not changed.
         """
-        # A crash can only lose the whole transaction; then the server sends the events again.
+        # A crash can only lose the transaction as a whole. The server then sends the events again.
         with self._file.transaction(is_durable=False) as connection:
             if apply is not None and events:
                 failed = [*failed, *_apply_events(connection, apply, events)]
@@ -128,19 +129,19 @@ class ClientStore(OutboxStore):
             return self._count("count_set_aside") if failed else -1
 
     def load_set_aside(self) -> list[SetAside]:
-        """Return the events that are set aside, in their order."""
+        """Return the events that are set aside, in order."""
         with self._file.translate_errors(), self._file.translate_damage():
             rows = self._file.connection.execute(SQL["all_set_aside"])
             return [SetAside(handler, _EVENT_DECODER.decode(event), error) for handler, event, error in rows]
 
     def forget_set_aside(self, committed_ids: Sequence[int]) -> int:
-        """Remove events that are set aside. Return the number of the others."""
+        """Remove events that are set aside. Return how many remain."""
         with self._file.transaction(is_durable=True) as connection:
             connection.executemany(SQL["forget_set_aside_at"], [(committed_id,) for committed_id in committed_ids])
             return self._count("count_set_aside")
 
     def redeliver(self, failed_delivery: SetAside, apply: Apply | None) -> str | None:
-        """Call `apply`, if that is the failed handler, and remove the event. Return the error of `apply`, or None."""
+        """Call `apply`, if given, and remove the event. If `apply` fails, keep the event and return the error."""
         with self._file.transaction(is_durable=True) as connection:
             failed = [] if apply is None else _apply_events(connection, apply, [failed_delivery.event])
             if failed:
@@ -150,7 +151,7 @@ class ClientStore(OutboxStore):
             return None
 
     def start_over(self, partitions: Sequence[str], since: int, epoch: str, reset: Reset | None) -> None:
-        """Move the cursor to another history and call `reset`, in one transaction."""
+        """Move the cursor to a different history and call `reset`, in one transaction."""
         with self._file.transaction(is_durable=True) as connection:
             self._reset_cursor(connection, _to_json(partitions), since, epoch, reset)
 
@@ -167,7 +168,7 @@ class ClientStore(OutboxStore):
 
 
 def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> list[SetAside]:
-    """Call `apply` with all events, and after an error with each event separately. Return the events that fail."""
+    """Call `apply` with all events or, after an error, with each event separately. Return the failed events."""
     error = _try_apply(connection, apply, events)
     if error is None:
         return []
@@ -177,7 +178,7 @@ def _apply_events(connection: sqlite3.Connection, apply: Apply, events: Sequence
 
 
 def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> str | None:
-    """Call `apply` in a savepoint. Return its error in one line, or None if it succeeds."""
+    """Call `apply` in a savepoint. Return a one-line description of its error, or None if it succeeds."""
     connection.execute("SAVEPOINT oncelog_client_apply")
     row_factory, text_factory = connection.row_factory, connection.text_factory
     failure: Exception | None = None
@@ -187,7 +188,7 @@ def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Ev
         if _is_disk_error(error):
             raise  # the next attempt may succeed
         failure = error
-    finally:  # the factories of the application do not suit the statements of the store
+    finally:  # the store's statements need its own factories, which the application may have replaced
         connection.row_factory, connection.text_factory = row_factory, text_factory
     if not connection.in_transaction:
         text = "apply has ended the transaction in which the client calls it: it must neither commit nor roll back"
@@ -199,7 +200,7 @@ def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Ev
 
 
 def _is_disk_error(error: BaseException) -> bool:
-    """Whether an error of `apply` is about the disk. Other errors, as of a locked database, can be of another file."""
+    """Whether `apply` failed because of the disk. Others, such as a locked database, may concern a different file."""
     return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK_ERRORS)
 
 

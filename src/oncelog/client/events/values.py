@@ -9,53 +9,53 @@ from oncelog.deprecation import alias_property
 
 
 class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """Limits and times of an events client."""
+    """Limits and timeouts of an events client."""
 
     outbox_events_max: int = 100_000
-    """Submissions without an outcome. If the outbox is full, `submit` raises LimitExceededError."""
+    """Submissions without an outcome. When the outbox is full, `submit` raises LimitExceededError."""
     outbox_bytes_max: int = 256 * MIB
-    """Size of their bodies, which are also in memory."""
+    """Total size of the submissions in the outbox, which the client also keeps in memory."""
     body_bytes_max: int = MIB
-    """Size of an event in canonical form. The default limit of a server is 4 MiB for a frame."""
+    """Size of an event in canonical form. By default a server accepts frames of up to 4 MiB."""
     hand_over_events_max: int = 1000
     """Events that the client delivers in one transaction."""
     taking_timeout_ms: int = 1000
-    """If the client has no room for further events for this time, it sends the outbox before it requests them."""
+    """If the client has had no room for further events for this long, it sends the outbox before requesting them."""
 
 
 class Event(Struct, frozen=True):
-    """A committed event of this or another client, as it is on the wire."""
+    """A committed event of this or another client, as sent on the wire."""
 
     id: str
     client_id: str
     partitions: tuple[str, ...]
     committed_id: Number
-    """Place in the order of all events, equal for all readers."""
+    """Position in the global order of events, the same for every reader."""
     event: dict[str, Any] | None
-    """None if it has been erased."""
+    """Content of the event, or None if it has been erased."""
     status_updated_at: Number
     """Log time of the commit, in milliseconds since 1970."""
     erased: bool = False
     actor: str = ""
-    """Principal that wrote the event (`user:ada`), assigned by the server. Empty if the server does not show it."""
+    """Principal that wrote the event (`user:ada`), assigned by the server. Empty if the server does not reveal it."""
 
     @property
     def type(self) -> str:
-        """Type of the event; empty if it has been erased."""
+        """Type of the event, or an empty text if the event has none or has been erased."""
         return "" if self.event is None else str(self.event.get("type", ""))
 
 
 class Fault(Struct, frozen=True):
-    """A fault of a submission."""
+    """One problem with a submission."""
 
     field: str
     message: str
     current_committed_id: int | None = None
-    """Committed id that the server has instead of the expected one."""
+    """The server's actual committed id, where the submission expected a different one."""
 
 
 class Committed(Struct, frozen=True):
-    """Outcome of a committed submission, also if another connection has sent it first."""
+    """Outcome of a committed submission, even if an earlier connection had sent it first."""
 
     committed_id: int
     status_updated_at: int
@@ -75,18 +75,18 @@ Outcome = Committed | Refused
 
 
 class RefusedEvent(Struct, frozen=True):
-    """A refused submission. The client keeps it until `forget_refused`."""
+    """A refused submission. The client keeps it until the application calls `forget_refused`."""
 
     id: str
     partitions: tuple[str, ...]
     event: dict[str, Any]
     outcome: Refused
     rejected_at_ms: int
-    """Time of the refusal, by the clock of this machine."""
+    """Time of the refusal, by this machine's clock."""
 
 
 class SetAside(Struct, frozen=True):
-    """An event for which a handler has raised an error. The client keeps it until it is delivered again."""
+    """An event for which a handler raised an error. The client keeps it until it is redelivered or forgotten."""
 
     handler: str
     event: Event
@@ -97,9 +97,9 @@ class Status(BaseStatus, frozen=True, kw_only=True):
     """Status of an events client for a user interface."""
 
     set_aside: int = 0
-    """Events that are set aside."""
+    """How many events are set aside."""
     cursor: int = 0
-    """All events up to this committed id are delivered."""
+    """All events up to this committed id have been delivered."""
     server_last_committed_id: int = 0
     """Highest committed id that the server has reported."""
 
@@ -107,9 +107,9 @@ class Status(BaseStatus, frozen=True, kw_only=True):
 
 
 class HistoryChange(Struct, frozen=True):
-    """The server has another history than the client has followed: a backup was restored, or the log was cut.
+    """The server's history differs from the one that the client followed: a backup was restored, or the log was cut.
 
-    The history may lack events up to `cursor` that the client has delivered, and other events may have their ids.
+    The new history may lack events up to `cursor` that the client has delivered, or have different events at their ids.
     """
 
     known_epoch: str
@@ -139,12 +139,12 @@ class OutboxEntry(BaseEntry, frozen=True, gc=False):
 
     @property
     def equality_key(self) -> tuple[bytes, int | None]:
-        """Fingerprint and expectation."""
+        """Fingerprint and expected committed id."""
         return self.fingerprint, self.expected_committed_id
 
     @property
     def size(self) -> int:
-        """Bytes of the body."""
+        """Size of the body in bytes."""
         return len(self.body)
 
 

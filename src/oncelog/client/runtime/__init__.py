@@ -1,1 +1,1 @@
-"""Parts that all clients share: the durable file, connections, retries and waiting for results."""
+"""Shared parts of all clients: the durable file, connections, retries and waiting for results."""

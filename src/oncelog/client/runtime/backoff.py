@@ -1,6 +1,6 @@
-"""Pauses between attempts, and tasks that repeat a step or run together.
+"""Exponential backoff with jitter, and tasks that repeat a step or run together.
 
-Pauses grow and are random. They are not shorter than the pause that the server asks for.
+A pause is never shorter than the one that the server requests, up to `limits.retry_after_ms_max`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class RetryPause(Struct, frozen=True):
 
     least_ms: int = 0
     is_long: bool = False
-    """A person has to remove the reason, at the client or at the server."""
+    """Whether only a person can resolve the reason, at the client or at the server."""
 
 
 STORE_PAUSE: Final = RetryPause(500)
@@ -29,14 +29,14 @@ STORE_PAUSE: Final = RetryPause(500)
 
 
 async def wait_for_store() -> None:
-    """Wait after a write to the file has failed."""
+    """Wait for `STORE_PAUSE`."""
     await asyncio.sleep(STORE_PAUSE.least_ms / 1000)
 
 
 class Pauses:
     """Pauses between the attempts of one task. They grow until an attempt succeeds.
 
-    They are random, so that clients do not return at the same time.
+    Jitter keeps clients from reconnecting at the same time.
     """
 
     def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
@@ -45,7 +45,7 @@ class Pauses:
         self.reset()
 
     def reset(self) -> None:
-        """Begin with short pauses again after a success."""
+        """Return to the shortest pauses after a success."""
         self._short_ms, self._long_ms = self._limits.pause_ms_min, self._limits.refused_pause_ms_min
 
     def next_pause_s(self, pause: RetryPause) -> float:
@@ -60,18 +60,18 @@ class Pauses:
 
 
 class Backoff(Pauses):
-    """Waits for the pauses of one task. `skip` ends a pause."""
+    """Sleeps through the pauses of one task. `skip` cuts a pause short."""
 
     def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
         super().__init__(limits, random_source)
         self._skip_event = asyncio.Event()
 
     async def wait(self, pause: RetryPause) -> None:
-        """Wait before the next attempt, or until `skip`."""
+        """Wait before the next attempt, or until `skip` is called."""
         await self.sleep(self.next_pause_s(pause))
 
     async def sleep(self, seconds: float | None) -> bool:
-        """Wait for a time (None: no limit) or until `skip`. Return whether `skip` ended the wait."""
+        """Wait for `seconds` (None for no limit) or until `skip` is called. Return whether `skip` ended the wait."""
         try:
             async with asyncio.timeout(seconds):
                 await self._skip_event.wait()
@@ -82,20 +82,20 @@ class Backoff(Pauses):
         return True
 
     def skip(self) -> None:
-        """End the current pause or, without one, the next pause."""
+        """End the current pause or, between pauses, the next one."""
         self._skip_event.set()
 
     async def wait_for_skip(self) -> None:
-        """Wait until `skip`."""
+        """Wait until `skip` is called."""
         await self._skip_event.wait()
 
     def clear_skip(self) -> None:
-        """Forget a `skip` between pauses."""
+        """Discard a `skip` that was called between pauses."""
         self._skip_event.clear()
 
 
 async def run_until_first_ends(work: Iterable[Awaitable[object]]) -> None:
-    """Run several awaitables until one of them ends. Cancel the others, and raise the error of the one that ended."""
+    """Run awaitables until one finishes. Cancel the others, and raise the error of the finished one, if any."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -108,12 +108,12 @@ async def run_until_first_ends(work: Iterable[Awaitable[object]]) -> None:
 
 
 class RetryTask(ABC, Generic[Runtime]):
-    """Base of tasks that repeat a step; `run` is the task."""
+    """Base of tasks that repeat a step. `run` is the body of the task."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.last_error: str | None = None
-        """Reason for the last failed attempt; None after a successful one."""
+        """Why the last attempt failed, or None if it succeeded."""
         self._backoff = Backoff(runtime.limits, runtime.random_source)
 
     @abstractmethod
@@ -121,11 +121,11 @@ class RetryTask(ABC, Generic[Runtime]):
         """Make one attempt. Return the pause before the next step, or None."""
 
     def _record_error(self, error: str) -> None:
-        """Store the reason for the pause, for the status of the client."""
+        """Store the reason for the pause. The client reports it in its status."""
         self.last_error = error
 
     def skip_pause(self) -> None:
-        """Make the next attempt at once."""
+        """Make the next attempt immediately."""
         self._backoff.skip()
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ from oncelog.portal import Portal
 
 
 class BlockingStatusSource(BlockingObject):
-    """A client or one scope of it, for code without an event loop."""
+    """A client or one of its scopes, for code without an event loop."""
 
     def __init__(self, status_source: StatusSource[Any, Any], portal: Portal | None) -> None:
         super().__init__(portal)
@@ -18,7 +18,7 @@ class BlockingStatusSource(BlockingObject):
     def until_live(self, timeout_s: float | None = None) -> None:
         """As `StatusSource.until_live`.
 
-        Wait until all data of the server has arrived. Raises ClosedError if the client is closed.
+        Wait until all data on the server has arrived. Raises ClosedError if the client is closed.
 
         Raises TimeoutError if it takes longer than `timeout_s`.
         """

@@ -11,15 +11,15 @@ class BlockingBaseClient(BlockingResource, BlockingStatusSource):
     """A client whose event loop runs in a separate thread."""
 
     def __init__(self, client: BaseClient[Any, Any], name: str) -> None:
-        """`name` is the kind of client in errors and names of threads: "chat"."""
+        """`name` is the kind of client in errors and thread names, such as "chat"."""
         BlockingStatusSource.__init__(self, client, None)
         super().__init__(client, f"oncelog-{name}-loop")
         self._name = name
 
     def close(self) -> None:
-        """End all tasks and close the file. Pending writes stay in it; the client sends them when it is opened again.
+        """Stop all tasks and close the file. Pending writes remain in it and are sent when the client is reopened.
 
-        Does nothing in a fork, or if the client is closed.
+        Does nothing in a forked process, or if the client is already closed.
         """
         super().close()
 

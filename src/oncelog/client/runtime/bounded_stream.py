@@ -1,4 +1,4 @@
-"""Stream of updates for one reader, with a limit for a reader that falls behind."""
+"""A stream of updates for one reader, with a bounded buffer for a reader that falls behind."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BoundedStream(Generic[T]):
-    """`async for item in stream`: all items since the creation of the stream. `aclose` ends it."""
+    """Yields all items since the stream was created: `async for item in stream`. `aclose` ends it."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class BoundedStream(Generic[T]):
         accepts: Callable[[T], bool] = lambda _one: True,
         get_size: Callable[[T], int] = lambda _one: 0,
     ) -> None:
-        """Add the stream to the open `streams`. If items exceed a limit, the reader gets UpdatesLostError."""
+        """Add the stream to `streams`. If buffered items exceed a limit, the stream raises UpdatesLostError."""
         self._streams = streams
         streams.append(self)
         self._count_max = count_max
@@ -65,11 +65,11 @@ class BoundedStream(Generic[T]):
         self._arrival.set()
 
     def overflow(self, limit_name: str, limit: int) -> None:
-        """Drop all items and end the stream with UpdatesLostError: the reader has to load the state again."""
+        """Drop all items and end the stream with UpdatesLostError. The reader has to reload its state."""
         self._end(UpdatesLostError(limit_name, limit))
 
     def finish(self, error: OncelogError | None) -> None:
-        """End the stream after its current items, because the client is closed."""
+        """End the stream after its buffered items, because the client is closed or has failed."""
         buffer = self._buffer
         self._end(error)
         self._buffer = buffer

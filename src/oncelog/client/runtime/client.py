@@ -1,4 +1,4 @@
-"""Lifecycle of a client: its store thread, its tasks, waiting callers, and the end of all of them.
+"""Lifecycle of a client: its store thread, its tasks, its waiting callers, and how they all end.
 
 `BaseClient` is the base of the four public classes. The parts of a client share its `ClientRuntime`.
 """
@@ -26,7 +26,7 @@ LimitsType = TypeVar("LimitsType", bound=BaseLimits)
 
 
 class ClientRuntime(Generic[StoreType, LimitsType]):
-    """Store thread, tasks and waiting callers of one client. It is opened once and closed once."""
+    """Store thread, tasks and waiting callers of one client. Opened once and closed once."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         limits: LimitsType,
         random_source: random.Random | None = None,
     ) -> None:
-        """`name` is the kind of client in logs, errors and names of tasks: "chat"."""
+        """`name` is the kind of client in logs, errors and task names, such as "chat"."""
         self.name = name
         self.logger = logger
         self.store = store
@@ -45,18 +45,18 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped_tasks: set[asyncio.Task[None]] = set()
-        """Tasks that this runtime has cancelled. Any other cancellation of a task is a failure."""
+        """Tasks that this runtime has cancelled. If other code cancels a task, the client fails."""
         self._change_event = asyncio.Event()
         self._is_closing = False
         self._failure: BaseException | None = None
         self.is_ready = False
         """Whether opening has succeeded."""
         self.store_error: str | None = None
-        """Why the file cannot be written; None while it can."""
+        """Why the file cannot be written, or None while it can."""
         self.streams: list[BoundedStream[Any]] = []
         """Streams that the application reads."""
         self.end_calls: list[Callable[[], None]] = []
-        """Functions that end waiting callers when the client ends."""
+        """Functions that release waiting callers with an error when the client is closed or fails."""
 
     # --- opening and ending
 
@@ -67,17 +67,17 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the client is being closed, is closed or has failed. Then it accepts no calls."""
+        """Whether the client is closing, is closed or has failed, and therefore accepts no calls."""
         return self._is_closing or self._failure is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is open: opening has succeeded, and nothing has ended it."""
+        """Whether the client was opened successfully and has neither been closed nor failed since."""
         return self.is_ready and not self.is_ended
 
     @property
     def failure_error(self) -> OncelogError | None:
-        """Error for callers after an unexpected error in a task; None without one."""
+        """Error for callers after an unexpected error in a task, or None if no task has failed."""
         if self._failure is None:
             return None
         failed = ClientError(f"the {self.name} client has failed: {describe_error(self._failure)}")
@@ -86,12 +86,12 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     @property
     def failure_text(self) -> str | None:
-        """Text of the unexpected error, for the status of the client."""
+        """Text of the unexpected error for the client's status, or None if no task has failed."""
         return None if self._failure is None else str(self.failure_error)
 
     @property
     def end_error(self) -> OncelogError:
-        """Error for waiting callers when the client ends."""
+        """Error for waiting callers when the client is closed or fails."""
         return self.failure_error or build_closed_error(self.name)
 
     @property
@@ -100,7 +100,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         return ClosedError(f"the {self.name} client is not open: use `async with`")
 
     def start(self) -> None:
-        """Start the store thread. The caller must call `end`, also after an error."""
+        """Start the store thread. The caller must call `end`, even after an error."""
         self._thread = ThreadPoolExecutor(1, f"oncelog-{self.name}")
 
     def stop(self) -> None:
@@ -109,14 +109,14 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         self.wake_waiters()
 
     async def end(self) -> None:
-        """End streams and waiting callers, close the store after all its queued calls, and end its thread."""
+        """Finish streams, release waiting callers, close the store after its queued calls, and stop its thread."""
         self.stop()
         self._tell_end()
         if self._thread is not None:
             await close_store_thread(self._thread, self.store.close)
 
     def fail(self, error: BaseException) -> None:
-        """End all tasks and waiting callers after an unexpected error."""
+        """Cancel all tasks and release all waiting callers after an unexpected error."""
         if self._failure is None:
             self.logger.error("the %s client has failed", self.name, exc_info=error)
             self._failure = error
@@ -144,7 +144,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         return asyncio.current_task() in self._tasks
 
     def start_task(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Run a function in a task whose unexpected end is a failure of the client."""
+        """Run a function in a task. If the task fails, or other code cancels it, the client fails."""
         task = asyncio.create_task(self._run_task(work), name=f"oncelog {self.name}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -152,7 +152,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         return task
 
     async def cancel_tasks(self, tasks: Collection["asyncio.Task[None]"] | None = None) -> None:
-        """Cancel tasks and wait until they have ended; all tasks if none are given."""
+        """Cancel the given tasks, or all tasks by default, and wait until they have finished."""
         stopped = list(self._tasks if tasks is None else tasks)
         self._cancel(stopped)
         await asyncio.gather(*stopped, return_exceptions=True)
@@ -181,9 +181,9 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
     async def call_store(
         self, function: Callable[..., T], *arguments: Any, notify: Callable[[T], None] | None = None
     ) -> T:
-        """Call a function in the store thread, and `notify` with its result, even if the caller is cancelled.
+        """Call a function in the store thread, then `notify` with its result, even if the caller is cancelled.
 
-        Raises ClosedError if the thread has ended.
+        Raises ClosedError if the thread has stopped.
         """
         if self._thread is None:
             raise self.end_error
@@ -197,12 +197,12 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
         try:
             called = loop.run_in_executor(self._thread, call)
-        except RuntimeError as error:  # the thread has ended
+        except RuntimeError as error:  # the thread has stopped
             raise self.end_error from error
         return await called
 
     async def save(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function that writes in the store thread, and record whether the file can be written."""
+        """Call a writing function in the store thread, and record whether the file can be written."""
         try:
             result = await self.call_store(function, *arguments)
         except StoreError as error:
@@ -223,24 +223,24 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         self.wake_waiters()
 
     def finish_streams(self) -> None:
-        """End all streams, with an error after an unexpected error in a task."""
+        """End all streams. After an unexpected error in a task, they end with that error."""
         for stream in list(self.streams):
             stream.finish(self.failure_error)
 
     def wake_waiters(self) -> None:
-        """Let the callers of `wait_until` check their conditions."""
+        """Make the callers of `wait_until` check their conditions again."""
         self._change_event.set()  # wakes the tasks that wait now; `clear` does not affect them
         self._change_event.clear()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds. Raises the errors of `check_open`."""
+        """Wait until a condition is true. Raises the errors of `check_open`."""
         self.check_open()
         while not condition():
             await self._change_event.wait()
             self.check_open()
 
     async def wait_for(self, get: Callable[[], T], condition: Callable[[T], bool]) -> T:
-        """Wait until a condition holds for the value that `get` returns. Return the value."""
+        """Wait until `condition` is true for the value that `get` returns, and return that value."""
         await self.wait_until(lambda: condition(get()))
         return get()
 
@@ -252,13 +252,13 @@ class ProtocolRuntime(ClientRuntime[StoreType, LimitsType], Generic[StoreType, L
     """Runtime of a client whose protocol starts from the content of the store."""
 
     loaded_protocol: ProtocolType | None = None
-    """The protocol, once the store is open."""
+    """The protocol, or None until the store is open."""
     wake_tasks: Callable[[], None]
-    """Wakes the tasks that have work after a change of the protocol, and waiting callers. The client sets it."""
+    """Wakes waiting callers and the tasks that have work after the protocol changed. The client sets it."""
 
     @property
     def protocol(self) -> ProtocolType:
-        """The protocol, also while the client is being closed. Raises ClosedError before the client is opened."""
+        """The protocol, even while the client is closing. Raises ClosedError before the client is opened."""
         if self.loaded_protocol is None:
             raise self.not_open_error
         return self.loaded_protocol
@@ -275,20 +275,20 @@ StatusType = TypeVar("StatusType", bound=BaseStatus)
 
 
 class StatusSource(ABC, Generic[Runtime, StatusType]):
-    """A client or one scope of it: its status, and methods that wait for a status."""
+    """A client or one of its scopes: its status, and methods that wait for a status."""
 
     _runtime: Runtime
 
     @abstractmethod
     def status(self) -> StatusType:
-        """Return the status, for a user interface."""
+        """Return the current status, for example for a user interface."""
 
     async def until_status(self, condition: Callable[[StatusType], bool]) -> StatusType:
         """Wait for a status that meets a condition, and return it. Raises ClosedError if the client is closed."""
         return await self._runtime.wait_for(self.status, condition)
 
     async def until_live(self) -> None:
-        """Wait until all data of the server has arrived. Raises ClosedError if the client is closed."""
+        """Wait until all data on the server has arrived. Raises ClosedError if the client is closed."""
         await self._runtime.wait_until(self._is_live)
 
     async def until_settled(self) -> None:
@@ -323,10 +323,10 @@ class BaseClient(StatusSource[Runtime, StatusType]):
         await self.close()
 
     async def close(self) -> None:
-        """End all tasks and close the file. Pending writes stay in it; the client sends them when it is opened again.
+        """Stop all tasks and close the file. Pending writes remain in it and are sent when the client is reopened.
 
-        When called from a handler, the method returns immediately. The client cancels the handler at its next `await`,
-        and delivers its event again.
+        When called from a handler, the method returns immediately. The client cancels the handler at its next `await`
+        and delivers its event again after the client is reopened.
         """
         if not self._runtime.was_opened:
             return
@@ -350,11 +350,11 @@ class BaseClient(StatusSource[Runtime, StatusType]):
         """Open the store and start the tasks."""
 
     async def _drain(self) -> None:
-        """Finish work in progress before the tasks are cancelled. For subclasses."""
+        """Finish work in progress before the tasks are cancelled. Subclasses may override it."""
 
     @abstractmethod
     async def _release(self) -> None:
-        """Close connections after the tasks have ended."""
+        """Close connections after the tasks have finished."""
 
 
 def build_closed_error(name: str) -> ClosedError:
@@ -363,9 +363,9 @@ def build_closed_error(name: str) -> ClosedError:
 
 
 async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[], None]) -> None:
-    """Close the store after all calls that are queued for its thread, and end the thread.
+    """Close the store after all calls that are queued for its thread, and stop the thread.
 
-    The store closes even if the caller is cancelled while it waits. On return the thread has ended.
+    The store is closed even if the caller is cancelled while it waits. On return the thread has stopped.
     """
     close_future = thread.submit(close_store)
     thread.shutdown(wait=False)
@@ -377,7 +377,7 @@ async def close_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, also if `str` fails for it."""
+    """Return a one-line description of an error, even if its `str` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - any error of `str`
@@ -385,18 +385,18 @@ def describe_error(error: BaseException) -> str:
 
 
 def get_wall_ms() -> int:
-    """Return the time of the wall clock, in milliseconds since 1970."""
+    """Return the wall-clock time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def is_being_cancelled() -> bool:
-    """Whether the current task is cancelled. Otherwise a CancelledError is about a future for which the task waits."""
+    """Whether the current task is cancelled. If not, a CancelledError comes from a future that the task awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def call_in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread, and replace StopIteration, which a future does not accept."""
+    """Call a function, and replace StopIteration, which a future cannot carry, with RuntimeError."""
     try:
         return function(*arguments)
     except StopIteration as error:

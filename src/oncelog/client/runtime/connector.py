@@ -1,6 +1,7 @@
-"""Task that keeps a client connected, and base of the clients that have one.
+"""The task that keeps a client connected, and the base of the clients that run it.
 
-Over each connection it reads, writes, and watches for answers. After the end of a connection it pauses and reconnects.
+The task reads and writes each connection and checks that the server answers in time. After a connection ends, it pauses
+and reconnects.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ ACCESS_DENIED_CODES: Final = frozenset(
         "invalid_request",
     }
 )
-"""Codes of refusals whose reason a person has to remove before the server admits the client."""
+"""Error codes that deny access until a person resolves the reason."""
 
 ConnectionPart = Callable[[Socket], Awaitable[None]]
-"""One of the loops over a connection. When one of them ends, the connection ends."""
+"""One of the loops that serve a connection. The connection is closed when any of them finishes."""
 
 
 ProtocolType = TypeVar("ProtocolType", bound=BaseProtocol)
@@ -36,7 +37,7 @@ Runtime = TypeVar("Runtime", bound=ProtocolRuntime[Any, Any, Any])
 
 
 class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
-    """Makes one connection after the other. A subclass opens them and handles their frames."""
+    """Runs one connection after another. A subclass opens them and handles their frames."""
 
     denied_codes: frozenset[str] = ACCESS_DENIED_CODES
 
@@ -59,7 +60,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
 
     @abstractmethod
     async def _connect(self) -> Socket:
-        """Open a connection and tell the protocol. Raises LostError or ServerRefusedError."""
+        """Open a connection and start the protocol on it. Raises LostError or ServerRefusedError."""
 
     @abstractmethod
     async def _read(self, socket: Socket) -> None:
@@ -67,12 +68,12 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
 
     @abstractmethod
     def _list_parts(self) -> Sequence[ConnectionPart]:
-        """Return further loops of a connection, in addition to reading, writing and watching for answers."""
+        """Return the loops that a connection runs besides reading, writing and watching for answers."""
 
     # --- calls
 
     def wake_writer(self) -> None:
-        """Wake the writing loop if the protocol has frames to send."""
+        """Wake the write loop if the protocol has frames to send."""
         if self._protocol.outgoing:
             self._drained_event.clear()
             self._write_wakeup.set()
@@ -96,12 +97,12 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             return RetryPause(self._protocol.reconnect_ms)
         except ServerRefusedError as error:
             self._record_error(str(error))
-            # The token of an admitted connection has expired; the token function may return a new one.
+            # An expired token denies an admitted connection; in that case the token function may return a new one.
             has_expired = self._was_admitted and self._may_renew_token
             self.is_admitted = has_expired or error.code.lower() not in self.denied_codes
             return RetryPause(error.retry_after_ms, is_long=not self.is_admitted)
         finally:
-            if self._protocol.answer_count - before > 1:  # more than the first answer, to `connect`
+            if self._protocol.answer_count - before > 1:  # more answers than the one to `connect`
                 self._backoff.reset()
             self._process_changes()
         return RetryPause()
@@ -112,7 +113,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         super()._record_error(error)
 
     def _process_changes(self) -> None:
-        """Wake the tasks that have work after a frame or a change of the connection."""
+        """Wake the tasks that have work after a frame or a connection change."""
         if self._protocol.is_submitting:
             self._was_admitted = self.is_admitted = True
             self.last_error = None
@@ -125,7 +126,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             parts = (self._read, self._write, self._watch_answers, *self._list_parts())
             await run_until_first_ends(part(socket) for part in parts)
         finally:
-            # Disconnect first: submissions during the close of the socket wait for the next connection.
+            # Disconnect first, so that submissions made while the socket closes wait for the next connection.
             self._protocol.disconnect(socket.close_code)
             self._write_wakeup.clear()
             self._drained_event.set()
@@ -145,7 +146,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             self._drained_event.set()
 
     async def _watch_answers(self, _socket: Socket) -> None:
-        """End the connection if the server owes an answer for too long."""
+        """Raise LostError if the server takes too long to answer."""
         protocol, timeout_ms = self._protocol, self._runtime.limits.answer_timeout_ms
         while True:
             before = protocol.answer_count if protocol.is_waiting else -1
@@ -164,7 +165,7 @@ class ConnectedClient(BaseClient[Runtime, StatusType]):
     _transport: Transport
 
     def reconnect_now(self) -> None:
-        """End the pause before the next attempt: the application knows that the network is back."""
+        """Skip the pause before the next connection attempt, for example because the network is back."""
         self._runtime.check_open()
         self._connector.skip_pause()
 

@@ -37,7 +37,7 @@ EVENTS_PATH: Final = "/v1/events"
 CLOSE_TOO_LARGE: Final = 1009
 """Close code of a WebSocket whose peer received a message that is too large (RFC 6455)."""
 DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of msgspec for malformed documents."""
+"""Errors that msgspec raises for malformed documents."""
 _CHUNK_BYTES: Final = 64 * 1024
 _RETRY_AFTER_S_MAX: Final = 10**6
 
@@ -51,7 +51,10 @@ class Socket(Protocol):
         """Send a message. Raises LostError."""
 
     async def receive(self) -> str | bytes:
-        """Return the next message. Raises LostError at the end, ProtocolError if the message is too large."""
+        """Return the next message. Raises LostError when the connection is closed or lost.
+
+        Raises ProtocolError if the message is too large.
+        """
 
     async def close(self) -> None:
         """Close the connection. Raises no error."""
@@ -68,10 +71,10 @@ class Transport(Protocol):
 
 
 def normalize_url(url: str, name: str = "url") -> str:
-    """Return the URL of a server without a trailing slash. Raises SettingsError for a malformed URL."""
+    """Return a server URL with an HTTP scheme and no trailing slash. Raises SettingsError for a malformed URL."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
-        (parts.hostname or "").encode("idna")  # raises for an empty or too long label
+        (parts.hostname or "").encode("idna")  # raises for an empty or overlong label
         is_url = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:  # also a UnicodeError
         is_url = False
@@ -83,7 +86,7 @@ def normalize_url(url: str, name: str = "url") -> str:
 
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Translate errors of aiohttp into LostError and ServerRefusedError."""
+    """Translate aiohttp errors into LostError and ServerRefusedError."""
     import aiohttp  # noqa: PLC0415 - the library without clients does not need it
 
     try:
@@ -110,7 +113,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def status_error(status: int) -> ServerRefusedError:
-    """Return the error for a response without an error document, for example from a proxy."""
+    """Build the error for a response without an error document, for example one from a proxy."""
     code = _STATUS_CODES.get(status, error_codes.SERVER_ERROR if status >= 500 else error_codes.BAD_REQUEST)
     is_foreign = code == error_codes.BAD_REQUEST
     text = f"HTTP status {status}"
@@ -143,7 +146,7 @@ class WebSocket:
             return data
         code = self._socket.close_code
         if message.type is self._close:
-            self.close_code = code  # of the server; aiohttp sets other codes for frames that it cannot accept
+            self.close_code = code  # sent by the server; aiohttp sets other codes for frames that it rejects
         elif code == CLOSE_TOO_LARGE:
             raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
         raise LostError(f"the connection to {self.url} was lost" + (f" (closed with {code})" if code else ""))
@@ -160,11 +163,11 @@ class HttpResponse(Struct, frozen=True):
     status: int
     body: bytes
     retry_after_ms: int
-    """Value of the header `Retry-After`; 0 without it."""
+    """Value of the `Retry-After` header, or 0 if the response has none."""
 
 
 class HttpClient:
-    """One session to one server. It follows no redirects, because only this server may get the token."""
+    """An HTTP session with one server. It does not follow redirects, which could leak the token to another server."""
 
     def __init__(
         self,
@@ -251,7 +254,7 @@ class HttpClient:
 
 
 class WebSocketTransport:
-    """Connections to the Events API of a server over aiohttp."""
+    """A `Transport` that connects to the Events API of a server over aiohttp."""
 
     def __init__(
         self,
@@ -272,7 +275,7 @@ class WebSocketTransport:
 
 
 def decode_answer(body: bytes, kind: type[T], sender: str = "server") -> T:
-    """Decode a JSON document of the server. Raises ProtocolError."""
+    """Decode a JSON document from the server. Raises ProtocolError."""
     try:
         return msgspec.json.decode(body, type=kind)
     except DECODE_ERRORS as error:
@@ -280,5 +283,5 @@ def decode_answer(body: bytes, kind: type[T], sender: str = "server") -> T:
 
 
 def _parse_retry_after_ms(text: str) -> int:
-    """Return the time in the header `Retry-After`; 0 if it is not a number of seconds."""
+    """Parse the `Retry-After` header. Return 0 if it is not a number of seconds."""
     return 1000 * min(int(text), _RETRY_AFTER_S_MAX) if text.isascii() and text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Checks of the arguments of clients. A SettingsError names the argument at fault."""
+"""Validation of client arguments. Each SettingsError names the invalid argument."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ Token = str | Callable[[], Awaitable[str | None] | str | None] | None
 
 
 def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
-    """Return the partitions that a client follows, in normal form."""
+    """Validate the partitions that a client follows and return them in normal form."""
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
         raise SettingsError(f"partitions must be several texts, not {partitions!r}")
     try:
@@ -38,7 +38,7 @@ def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_client_id(client_id: str | None, name: str = "client_id") -> str | None:
-    """Return a client or device id. None means that the store creates one. Raises SettingsError for a malformed id."""
+    """Validate a client or device id and return it. None means that the store creates one. Raises SettingsError."""
     if client_id is None:
         return None
     if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not is_storable(client_id):
@@ -47,7 +47,7 @@ def check_client_id(client_id: str | None, name: str = "client_id") -> str | Non
 
 
 def check_path(path: object) -> str:
-    """Return the path of a client's file, or ":memory:"."""
+    """Validate the path of a client's file, or ":memory:", and return it as text."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or not is_storable(text):
         raise SettingsError(f'path must be the path of a file, or ":memory:", not {path!r}')
@@ -55,7 +55,7 @@ def check_path(path: object) -> str:
 
 
 def check_limits(limits: Limits | None, kind: type[Limits]) -> Limits:
-    """Return the limits, or the default ones."""
+    """Validate the limits and return them, or return the defaults for None."""
     checked = kind() if limits is None else limits
     if not isinstance(checked, kind):
         raise SettingsError(f"limits must be {kind.__name__}, not {limits!r}")
@@ -63,12 +63,12 @@ def check_limits(limits: Limits | None, kind: type[Limits]) -> Limits:
 
 
 def is_token(token: object) -> bool:
-    """Whether a value can be a token. No error message shows it."""
+    """Whether a value can be a token. Error messages never contain the value."""
     return token is None or (isinstance(token, str) and token.isascii() and (token.isprintable() or not token))
 
 
 def check_function(function: Callable[..., object] | None, name: str, *, may_be_async: bool) -> None:
-    """Raise SettingsError for a value that is not callable, or for an async function where it must not be async."""
+    """Raise SettingsError for a value that is not callable, or for an async function where none is allowed."""
     if function is None and not may_be_async:
         return  # optional
     if not callable(function):
@@ -79,7 +79,7 @@ def check_function(function: Callable[..., object] | None, name: str, *, may_be_
 
 
 def check_number(number: int, name: str) -> None:
-    """Raise SettingsError for a value that is neither the number of an event or message nor 0."""
+    """Raise SettingsError for a value that is neither an event or message number nor 0."""
     if type(number) is not int or not 0 <= number <= INTEGER_MAX:
         raise SettingsError(f"{name} must be a whole number from 0 to {INTEGER_MAX}, not {number!r}")
 

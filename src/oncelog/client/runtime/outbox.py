@@ -1,7 +1,7 @@
-"""Outbox of a client: writes without an outcome, and the task that saves them before they are sent.
+"""A client's outbox: writes without an outcome, and the task that saves them before they are sent.
 
-The same task saves data of the server before the client reports it. Writes and data that arrive during a transaction of
-the store go into the next transaction.
+The same task saves data from the server before the client reports it. Writes and data that arrive during a store
+transaction go into the next one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ OutcomeType = TypeVar("OutcomeType")
 
 
 class BasePending(Generic[Entry, OutcomeType]):
-    """A write in the outbox, and the callers that wait for its outcome."""
+    """A write in the outbox, with the callers that wait for its outcome."""
 
     __slots__ = ("_entry", "_outcome", "_waiter")
 
@@ -32,7 +32,7 @@ class BasePending(Generic[Entry, OutcomeType]):
 
     @property
     def result(self) -> OutcomeType | None:
-        """The outcome; None until it is known."""
+        """The outcome, or None until it is known."""
         return None if isinstance(self._outcome, Exception) else self._outcome
 
     async def outcome(self) -> OutcomeType:
@@ -46,16 +46,16 @@ class BasePending(Generic[Entry, OutcomeType]):
         return self._outcome
 
     def has_same_content(self, other: Entry) -> bool:
-        """Whether a submission under the same id is the same write. Only for the client."""
+        """Whether a submission under the same id has the same content. For internal use by the client."""
         return self._entry.equality_key == other.equality_key
 
     def check_accepted(self) -> None:
-        """Raise the error of a write that was not saved. Only for the client."""
+        """Raise the error if the write was not saved. For internal use by the client."""
         if isinstance(self._outcome, Exception):
             raise self._outcome
 
     def settle(self, outcome: OutcomeType | Exception) -> None:
-        """Store the outcome and wake the waiting callers. Only for the client."""
+        """Store the outcome and wake the waiting callers. For internal use by the client."""
         self._outcome = outcome
         if self._waiter is not None:
             self._waiter.set()
@@ -67,7 +67,7 @@ class OutboxStore(BaseStore):
     _next_number = 1
 
     def assign_numbers(self, drafts: Iterable[Entry]) -> list[Entry]:
-        """Return the drafts with the next numbers. They are in the outbox once the store has saved them."""
+        """Number the drafts and return them. They enter the outbox when the store saves them."""
         entries = [structs.replace(draft, number=number) for number, draft in enumerate(drafts, self._next_number)]
         self._next_number += len(entries)
         return entries
@@ -75,7 +75,7 @@ class OutboxStore(BaseStore):
 
 Pending = TypeVar("Pending", bound=BasePending[Any, Any])
 Changes = TypeVar("Changes")
-"""Data that has arrived since the last transaction."""
+"""Server data that has arrived since the last transaction."""
 Limit = tuple[str, int]
 """Name and value of a limit."""
 
@@ -90,10 +90,10 @@ class _Submission(NamedTuple, Generic[Entry]):
 
 
 class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
-    """Base of outboxes; `run` is the task. A subclass saves and reports."""
+    """Base of outboxes. `run` is the body of the task; a subclass saves and reports."""
 
     reused_text: ClassVar[str] = "another write with the id of the {draft} waits in the outbox"
-    """Text of the error for another write under the id of a pending one."""
+    """Error text when a different write reuses the id of a pending one."""
 
     def __init__(
         self,
@@ -111,47 +111,48 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         self._wakeup = asyncio.Event()
         self._pending_accepts: list[_Submission[Entry]] = []
         self._unsaved: Changes | None = None
-        """Changes that could not be saved. The next transaction saves them alone, before later changes."""
+        """Changes whose transaction failed. The next transaction retries them alone, before later changes."""
         self._save_task: asyncio.Task[None] | None = None
         self.pending: dict[Hashable, Pending] = {}
         """Writes without an outcome, by their identities."""
         self.is_busy = False
-        """Whether a transaction is under way and has not been reported."""
+        """Whether a transaction is in progress or its changes are not yet reported."""
         runtime.end_calls.append(self._fail_pending)
 
     # --- for subclasses
 
     @abstractmethod
     def _take_changes(self) -> Changes:
-        """Return the data that has arrived and is not saved."""
+        """Return the server data that has arrived since the last call."""
 
     @abstractmethod
     async def _save_batch(self, entries: Sequence[Entry], withdrawn: Sequence[Any], changes: Changes) -> None:
-        """Save in one transaction, pass the entries to the protocol, and report the changes.
+        """Save everything in one transaction, pass the entries to the protocol, and report the changes.
 
-        After a StoreError nothing is saved.
+        If it raises StoreError, nothing is saved.
         """
 
     # --- calls
 
     @property
     def unsaved_submissions(self) -> "list[asyncio.Future[None]]":
-        """Submissions that no transaction has taken yet."""
+        """Futures of the submissions that wait for a transaction."""
         return [submission.saved for submission in self._pending_accepts]
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Add writes without an outcome that are on the disk."""
+        """Add writes without an outcome that the store loaded from disk."""
         for entry in entries:
             self._add(entry, self._new_pending(entry))
 
     def wake(self) -> None:
-        """Let the task check for data to save."""
+        """Wake the task to check for data to save."""
         self._wakeup.set()
 
     async def submit(self, drafts: Iterable[Entry], withdrawn: Sequence[Any] = ()) -> list[Pending]:
-        """Accept all drafts or none. On return they and earlier drafts with the same ids are on the disk.
+        """Accept all drafts or none. On return they, and any earlier drafts with the same ids, are on disk.
 
-        `withdrawn` are keys of refused writes to remove in the same transaction. After a StoreError nothing is saved.
+        `withdrawn` lists the keys of refused writes to remove in the same transaction. If it raises StoreError, nothing
+        is saved.
         """
         found: list[Pending] = []
         new: dict[Hashable, tuple[Entry, Pending]] = {}
@@ -175,17 +176,17 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         return found
 
     async def save(self, drafts: Sequence[Entry] = (), withdrawn: Sequence[Any] = ()) -> None:
-        """Wait until drafts, and all data that arrived before, are on the disk. Raises StoreError."""
+        """Wait until the drafts, and all data that arrived before them, are on disk. Raises StoreError."""
         if self._runtime.is_ended:
             raise self._runtime.end_error
         submission = _Submission(drafts, withdrawn, asyncio.get_running_loop().create_future())
         self._pending_accepts.append(submission)
         self._wakeup.set()
-        # The cancellation of a caller does not withdraw the submission, which may be on the disk already.
+        # Cancelling the caller does not withdraw the submission, because it may already be on disk.
         await asyncio.shield(submission.saved)
 
     async def finish(self) -> None:
-        """Save the data that has arrived, after the tasks have ended. The server sends again what cannot be saved."""
+        """Save the data that has arrived, after the tasks have finished. The server resends whatever is not saved."""
         if self._save_task is not None:
             await asyncio.gather(self._save_task, return_exceptions=True)
         try:
@@ -198,7 +199,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
     # --- the task
 
     async def run(self) -> None:
-        """Save until cancelled."""
+        """Save submissions and server data until cancelled."""
         try:
             while True:
                 await self._wakeup.wait()
@@ -221,13 +222,13 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
         else:
             self._wakeup.set()  # later changes are next
         try:
-            # If this task is cancelled, the transaction continues to its end and reports what it has saved.
+            # If this task is cancelled, the transaction still runs to completion and reports what it saved.
             self._save_task = asyncio.create_task(self._save(submissions, self._unsaved))
             await asyncio.shield(self._save_task)
         except StoreError as error:
             self._reject(submissions, error)
             if not self._unsaved:
-                self._unsaved = None  # only submissions failed, and later ones need not wait
+                self._unsaved = None  # only submissions failed, so later ones need not wait for a retry
             return False
         except BaseException as error:
             self._reject(submissions, error if isinstance(error, Exception) else self._runtime.end_error)
@@ -262,7 +263,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
                 self._settle(draft, error)
             if not submission.saved.done():
                 submission.saved.set_exception(error)
-                submission.saved.exception()  # marks it as retrieved: the caller may be cancelled
+                submission.saved.exception()  # marks it as retrieved, because the caller may have been cancelled
 
     def _fail_pending(self) -> None:
         for pending in self.pending.values():

@@ -1,4 +1,4 @@
-"""Base of the protocols of clients that connect over a WebSocket: state without I/O."""
+"""Base of the WebSocket client protocols: state without I/O."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class BlockedWrites:
-    """Writes that the server refuses temporarily, with its reasons, for the status of a client whose later writes wait.
+    """Writes that the server temporarily refuses, with its reasons. The client reports them in its status.
 
-    Each queue of an outbox has at most one blocked write, because its later writes wait for it.
+    An outbox queue has at most one blocked write, because later writes of the queue wait for it.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -17,35 +17,35 @@ class BlockedWrites:
 
     @property
     def last_error(self) -> str | None:
-        """The last reason of the writes that are still blocked; None without one."""
+        """The most recent reason among the writes that are still blocked, or None if no write is blocked."""
         return next(reversed(self._errors.values()), None)
 
     def block(self, code: str, message: str, queue: str = "") -> None:
-        """Record that the first write of a queue is sent again later. A lost connection does not change that."""
+        """Record that the first write of a queue must be retried later. The record outlives the connection."""
         is_new = self._errors.pop(queue, None) is None
         self._errors[queue] = f"{code}: {message}"
         if is_new:
             self._logger.warning("not taken for now%s: %s", _format_queue(queue), self._errors[queue])
 
     def unblock(self, queue: str = "") -> None:
-        """Record that a write of a queue has its outcome."""
+        """Record that the blocked write of a queue now has an outcome."""
         if self._errors.pop(queue, None) is not None:
             self._logger.info("writes are taken again%s", _format_queue(queue))
 
 
 class BaseProtocol(ABC):
-    """State of one client whose frames a connector carries. Only one thread may use it at a time."""
+    """Protocol state of one client. A connector carries its frames. Not thread-safe."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self.outgoing: list[bytes] = []
-        """Frames to send, in order. The connector that sends them empties the list."""
+        """Frames to send, in order. The connector empties the list as it sends them."""
         self.answer_count = 0
-        """Number of awaited answers that have arrived. If it does not grow while `is_waiting`, the server is silent."""
+        """How many awaited answers have arrived. If it does not grow while `is_waiting`, the server is silent."""
         self.blocked_writes = BlockedWrites(logger)
         self.reconnect_ms = 0
-        """Pause that the server asked for before it closed the connection."""
+        """Pause before reconnecting that the server requested when it closed the connection."""
         self.read_error: str | None = None
-        """Why this connection receives no data: the client may not read all of it."""
+        """Why this connection receives no data: the client lacks read access to some of what it requested."""
         self._last_request_number = 0
 
     @property
@@ -60,10 +60,10 @@ class BaseProtocol(ABC):
 
     @abstractmethod
     def disconnect(self, close_code: int | None = None) -> None:
-        """End the connection. The next one sends the writes without an answer again, under the same ids."""
+        """Record the end of the connection. The next one resends unanswered writes under the same ids."""
 
     def _append_request(self, encode: Callable[..., bytes], *arguments: object) -> str:
-        """Encode a request with a new id as its last argument, send it, and return the id."""
+        """Encode a request with a new id as its last argument, queue it for sending, and return the id."""
         self._last_request_number += 1
         request_id = str(self._last_request_number)
         self.outgoing.append(encode(*arguments, request_id))

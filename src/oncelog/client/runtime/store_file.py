@@ -1,7 +1,7 @@
-"""SQLite file of one client, which locks, creates or migrates, and writes it in transactions.
+"""The SQLite file of a client: locking, creation, migration and transactions.
 
-Every client stores its outbox and its cursors in such a file. `StoreSchema` describes the tables of a kind of client,
-and `StoreFile` is one open file. All calls block. Only one thread may call at a time.
+Every client stores its outbox and its cursors in such a file. `StoreSchema` describes the tables of one kind of client;
+`StoreFile` is an open file. All calls block, and only one thread may call at a time.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ _ERRORS: Final[tuple[tuple[tuple[str, ...], type[StoreError], str], ...]] = (
         "{path}: {error} [{name}]",
     ),
 )
-"""Prefixes of SQLite error names, the error that the client raises instead, and its text."""
+"""SQLite error name prefixes, the error that the client raises instead, and its text."""
 
 
 class StoreSchema(Struct, frozen=True):
@@ -50,24 +50,24 @@ class StoreSchema(Struct, frozen=True):
     kind: str
     """Name of the client in errors: "deltas client"."""
     package: str
-    """Package with a directory `sql`: `schema.sql`, `queries.sql`, and `migrate_N.sql` for each version N from 2 on."""
+    """Package with a `sql` directory: `schema.sql`, `queries.sql`, and `migrate_N.sql` for every version N from 2."""
     version: int
     application_id: int = 0
-    """`application_id` of the file; 0 if the tables may be in a file of the application."""
+    """`application_id` of the file, or 0 if the tables may be in the application's own file."""
     state_table: str = ""
-    """Table with the column `schema_version`, for tables that may be in a file of the application."""
+    """Table with the column `schema_version`, for tables that may be in the application's own file."""
     lock_suffix: str = "-lock"
 
     def read_script(self, name: str) -> str:
-        """Return the text of a file of the client's directory `sql`."""
+        """Return the text of a file in the client's `sql` directory."""
         return (files(self.package) / "sql" / name).read_text(encoding="utf-8")
 
     def load_queries(self) -> dict[str, str]:
-        """Return the statements of `queries.sql` by their names."""
+        """Return the statements of `queries.sql` by name."""
         return parse_statements(self.read_script("queries.sql"))
 
     def load_version(self, connection: sqlite3.Connection) -> int:
-        """Return the version of the tables in a file; 0 if it does not have them."""
+        """Return the version of the tables in a file, or 0 if it has none."""
         if not self.state_table:
             return int(connection.execute("PRAGMA user_version").fetchone()[0])
         if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (self.state_table,)).fetchone() is None:
@@ -76,7 +76,7 @@ class StoreSchema(Struct, frozen=True):
         return 0 if found is None else int(found[0])
 
     def save_version(self, connection: sqlite3.Connection) -> None:
-        """Store the current version."""
+        """Record the current version in the file."""
         if self.state_table:
             connection.execute(f"UPDATE {self.state_table} SET schema_version = {self.version}")  # noqa: S608 - as above
         else:
@@ -91,10 +91,10 @@ class StoreFile:
         self.path = os.fspath(path)
         self._schema = schema
         self._resources = ExitStack()
-        """Closes the connection and then the lock file."""
+        """Closes the connection, then the lock file."""
         self._connection: sqlite3.Connection | None = None
         self._file_identity: tuple[int, int] | None = None
-        """Device and inode of the open file. Writes to a removed file would be lost."""
+        """Device and inode of the open file, to detect its removal: writes to a removed file are lost."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -129,7 +129,7 @@ class StoreFile:
             raise
 
     def _check_version(self, connection: sqlite3.Connection) -> int:
-        """Return the version of the tables, 0 if they are not there. Raise an error for a file of another program."""
+        """Return the version of the tables, or 0 without tables. Raise NotALogError for another program's file."""
         schema = self._schema
         version = schema.load_version(connection)
         if schema.application_id:
@@ -159,11 +159,11 @@ class StoreFile:
     def _acquire_lock(self) -> None:
         """Lock a second file with a similar name, because two clients with one file would send its outbox twice.
 
-        The lock is not on the file itself: to close any descriptor of that file would release the locks of SQLite.
+        The lock is not on the file itself, because closing any descriptor of that file releases SQLite's locks.
         """
         if self.path == MEMORY:
             return
-        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # equal for all names of the file
+        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # the same for every name of the file
         try:
             lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
@@ -197,7 +197,7 @@ class StoreFile:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Translate errors of SQLite into a StoreError."""
+        """Translate SQLite errors into StoreErrors."""
         try:
             yield
         except sqlite3.Error as error:
@@ -209,7 +209,7 @@ class StoreFile:
 
     @contextmanager
     def translate_damage(self) -> Iterator[None]:
-        """Translate errors of decoding stored values. It must not surround functions of the application."""
+        """Raise CorruptError for stored values that cannot be decoded. Must not wrap calls to application functions."""
         try:
             yield
         except (msgspec.MsgspecError, CanonicalError) as error:
@@ -229,13 +229,13 @@ class BaseStore:
         self._file.close()
 
     def _check_owner(self, kind: str, known: str, requested: str) -> None:
-        """Raise SettingsError for a file of another owner: it has the writes and cursors of that one."""
+        """Raise SettingsError for a file of a different owner, because it holds that owner's writes and cursors."""
         if known != requested:
             raise SettingsError(f"{self._file.path} belongs to the {kind} {known!r}, not to {requested!r}")
 
 
 def create_store_file(path: str) -> None:
-    """Create a missing file, readable only by its owner. Raises StoreUnavailableError."""
+    """Create the file if it is missing, readable only by its owner. Raises StoreUnavailableError."""
     if path == MEMORY:
         return
     try:

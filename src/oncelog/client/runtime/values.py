@@ -1,4 +1,4 @@
-"""Values that all clients share: limits, writes in an outbox, and the status of a client."""
+"""Values that all clients share: limits, outbox writes and the client status."""
 
 from collections.abc import Hashable, Mapping
 from enum import Enum
@@ -12,7 +12,7 @@ from oncelog.errors import SettingsError
 LIMIT_MAX: Final = 2**40
 MIB: Final = 2**20
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-"""A number of a server: committed ids, sequences and times."""
+"""A number that the server assigns: a committed id, a sequence or a time."""
 
 # --- limits
 
@@ -21,22 +21,22 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
     """Timeouts and pauses of a client, and the largest message that it accepts."""
 
     _server_maximums: ClassVar[Mapping[str, int]] = {}
-    """Names of limits that servers restrict, and the largest values that they allow."""
+    """Limits that servers restrict, with the largest value that a server accepts."""
 
     message_bytes_max: int = 64 * MIB
-    """Largest answer or message of the server."""
+    """Largest answer or message that the client accepts from the server."""
     answer_timeout_ms: int = 30_000
-    """After this time without an awaited answer the client ends the connection or the request, and tries again."""
+    """If an awaited answer takes longer than this, the client drops the connection or request and retries."""
     heartbeat_ms: int = 20_000
-    """Interval of pings over a connection that carries no messages."""
+    """Ping interval on an idle connection."""
     pause_ms_min: int = 200
-    """Pause before the second attempt. Each further pause is twice as long."""
+    """Pause before the second attempt. Each later pause is twice as long as the one before."""
     pause_ms_max: int = 30_000
     refused_pause_ms_min: int = 5000
-    """Like `pause_ms_min`, after the server has denied access or refused for a reason that a person has to remove."""
+    """Like `pause_ms_min`, after the server denied access or refused for a reason that only a person can resolve."""
     refused_pause_ms_max: int = 300_000
     retry_after_ms_max: int = 300_000
-    """Longest pause that the client grants to a server that asks for one."""
+    """Longest server-requested pause that the client honours."""
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, self.__struct_fields__, highest=LIMIT_MAX)
@@ -49,7 +49,7 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
 
 
 class ConnectionLimits(BaseLimits, frozen=True, kw_only=True):
-    """Limits of clients that connect over HTTP and WebSockets."""
+    """Limits for clients that connect over HTTP and WebSockets."""
 
     connect_timeout_ms: int = 10_000
 
@@ -61,25 +61,25 @@ class BaseEntry(Struct, frozen=True, gc=False):
     """A write in the outbox."""
 
     number: int
-    """Place in the outbox: writes are sent in this order. 0 before the write has a place."""
+    """Position in the outbox, which is also the sending order. 0 until the outbox assigns one."""
 
     def __str__(self) -> str:
-        """Name of the write in errors and logs."""
+        """Return how errors and logs refer to the write."""
         raise NotImplementedError
 
     @property
     def identity(self) -> Hashable:
-        """Equal for two submissions of one write."""
+        """Id of the write: equal for every submission of the same write."""
         raise NotImplementedError
 
     @property
     def equality_key(self) -> Hashable:
-        """What two submissions of one write must have in common."""
+        """Content that must be equal in every submission of the same write."""
         raise NotImplementedError
 
     @property
     def size(self) -> int:
-        """Bytes that count against the limit of the outbox; 0 without a limit."""
+        """Bytes that count against the size limit of the outbox, or 0 if the outbox has none."""
         return 0
 
 
@@ -98,34 +98,34 @@ class Settled(NamedTuple, Generic[Entry, OutcomeType]):
 
 
 class ConnectionState(Enum):
-    """How a client stands to its server."""
+    """State of a client's connection to its server."""
 
     OFFLINE = "offline"
-    """Not connected. The client accepts and stores writes, and tries to connect again."""
+    """Not connected. The client accepts and stores writes, and keeps trying to reconnect."""
     CONNECTING = "connecting"
     CATCHING_UP = "catching_up"
     """Connected, and reading what other clients have written."""
     LIVE = "live"
-    """Everything on the server has arrived. New writes of others arrive as the server commits them."""
+    """The client has received everything on the server. New writes of others arrive as the server commits them."""
     REFUSED = "refused"
-    """The server denies access because of a token, a grant or an address. The client tries again, more slowly."""
+    """The server denies access because of a token, a grant or an address. The client retries, with longer pauses."""
     HISTORY_CHANGED = "history_changed"
-    """The server has another history, for example after a restore. The client waits for `start_over`."""
+    """The server has a different history, for example after a restore. The client waits for `start_over`."""
     CLOSED = "closed"
     NOT_LET_IN = "refused"  # noqa: PIE796 - deprecated name of REFUSED
     """Deprecated: use REFUSED."""
 
 
 class BaseStatus(Struct, frozen=True, kw_only=True):
-    """Status of a client for a user interface: the fields that all clients have."""
+    """Client status for a user interface: the fields that all clients share."""
 
     state: ConnectionState
     pending: int = 0
     """Writes without an outcome."""
     refused: int = 0
-    """Refused writes that the application has not seen to. A ledger client has none: each caller gets its outcome."""
+    """Refused writes that the application has not handled. 0 for a ledger client: each caller gets its outcome."""
     last_error: str | None = None
-    """Why the client is not connected, or why writes wait. None without a problem."""
+    """Why the client is not connected, or why writes wait. None if all is well."""
 
     @property
     def is_connected(self) -> bool:

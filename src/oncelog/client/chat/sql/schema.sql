@@ -1,13 +1,13 @@
 -- Tables of a chat client, in a separate file. Version 1.
--- Owner of the file: the user that the server reported at the first connection, the device, and the epoch of the history
--- that all cursors belong to.
+-- Owner of the file: the user that the server reported over the first connection, the device, and the epoch of the
+-- history that all cursors belong to.
 CREATE TABLE client (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     user_id TEXT NOT NULL,
     device_id TEXT NOT NULL,
     epoch TEXT NOT NULL
 ) STRICT;
--- All messages up to complete_to have arrived. A sync that has not ended has loaded the pages up to fetched_to. The
+-- All messages up to complete_to have arrived. An unfinished sync has loaded the pages up to fetched_to. The
 -- application has received all messages up to received_to.
 CREATE TABLE chats (
     chat_id TEXT PRIMARY KEY,
@@ -16,8 +16,8 @@ CREATE TABLE chats (
     fetched_to INTEGER NOT NULL,
     received_to INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
--- Messages that have arrived. Readers see messages after complete_to of the chat only if they are own messages, because
--- earlier messages are missing.
+-- Messages that have arrived. After the chat's complete_to, readers see only the user's own messages, because earlier
+-- messages are missing.
 CREATE TABLE messages (
     chat_id TEXT NOT NULL,
     sequence INTEGER NOT NULL,
@@ -29,7 +29,7 @@ CREATE TABLE messages (
     created_at TEXT NOT NULL,
     PRIMARY KEY (chat_id, sequence)
 ) STRICT, WITHOUT ROWID;
--- Own messages without an outcome. The client sends no other messages. It uses each number once.
+-- The user's messages without an outcome: the only messages that the client sends. It never reuses a number.
 CREATE TABLE outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     client_message_id TEXT NOT NULL,
@@ -39,7 +39,7 @@ CREATE TABLE outbox (
     accepted_at_ms INTEGER NOT NULL,
     UNIQUE (chat_id, client_message_id)
 ) STRICT;
--- Refused own messages, until the application sends them again or forgets them.
+-- The user's refused messages, until the application sends them again or forgets them.
 CREATE TABLE refused (
     number INTEGER PRIMARY KEY,
     client_message_id TEXT NOT NULL,
@@ -51,7 +51,7 @@ CREATE TABLE refused (
     message TEXT NOT NULL,
     was_tried INTEGER NOT NULL
 ) STRICT;
--- Watermarks of the members of a chat: of all members, or of none before the client requests them.
+-- Watermarks of the members of a chat. A chat has a row for every member, or no rows until the client requests them.
 CREATE TABLE watermarks (
     chat_id TEXT NOT NULL,
     user_id TEXT NOT NULL,

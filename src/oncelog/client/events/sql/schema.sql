@@ -1,4 +1,4 @@
--- Tables of a client of events, in a file that may have tables of the application. Version 1.
+-- Tables of an events client, in a file that may also contain the application's tables. Version 1.
 CREATE TABLE IF NOT EXISTS oncelog_client_state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     schema_version INTEGER NOT NULL,
@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS oncelog_client_state (
     epoch TEXT NOT NULL,
     cursor INTEGER NOT NULL
 ) STRICT;
--- Submissions without an outcome. The client sends them in the order of their numbers, and uses each number once.
+-- Submissions without an outcome. The client sends them in order of their numbers and never reuses a number.
 CREATE TABLE IF NOT EXISTS oncelog_client_outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS oncelog_client_rejected (
     outcome TEXT NOT NULL,
     rejected_at_ms INTEGER NOT NULL
 ) STRICT;
--- Events for which a handler has raised an error.
+-- Events for which a handler raised an error.
 CREATE TABLE IF NOT EXISTS oncelog_client_set_aside (
     handler TEXT NOT NULL,
     committed_id INTEGER NOT NULL,
