@@ -1,1 +1,1 @@
-"""Stores of a log: SQLite, PostgreSQL and memory. A store loads and saves; `core.plan` decides."""
+"""Stores of a log: SQLite, PostgreSQL and memory. A store loads and saves state; `core.plan` makes the decisions."""

@@ -1,4 +1,4 @@
-"""Names of logs: the path of a file, or the address of a database."""
+"""Names of logs: either a file path or a database address."""
 
 import re
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ _SCHEMES: Final = ("postgresql://", "postgres://")
 _ANY_SCHEME_PATTERN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 BAD_ADDRESS: Final = "the address cannot be read; it should be like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 _PUBLIC_PARAMETERS: Final = ("host", "port", "search_path", "target_session_attrs")
-"""Parameters of an address that messages and logs may show."""
+"""Address parameters that messages and logs may show."""
 _HOSTS_PATTERN: Final = re.compile(r"[\w.,:%\[\]/-]*")
 POSTGRES_TIMEOUTS: Final = ("connect_ms", "lane_ms", "commit_ms", "patience_ms")
 """Names that `timeouts_ms` accepts; `oncelog.storage.postgres.connection.Timeouts` has the defaults."""
 
 
 def is_address(store: str) -> bool:
-    """Return whether a name is the address of a database and not a path."""
+    """Return whether a name is a database address rather than a path."""
     return store.lower().startswith(_SCHEMES)
 
 
 def check_scheme(store: str) -> None:
-    """Raise SettingsError for an empty address, or one with an unsupported scheme.
+    """Raise SettingsError if the address is empty or has an unsupported scheme.
 
     The message quotes only the scheme, because the rest of the address may contain a password.
     """
@@ -42,7 +42,7 @@ def check_scheme(store: str) -> None:
 
 
 def redact_address(store: str) -> str:
-    """Return an address without passwords, for messages and logs.
+    """Return the address without passwords, for use in messages and logs.
 
     The result still identifies the database.
     """
@@ -55,7 +55,7 @@ def redact_address(store: str) -> str:
         raise SettingsError(BAD_ADDRESS) from None
     user, at, hosts = parts.netloc.rpartition("@")
     if parts.fragment or "@" in parts.path + parts.query or not _HOSTS_PATTERN.fullmatch(hosts):
-        return f"{scheme}://…"  # any part of an ambiguous address may be the password
+        return f"{scheme}://…"  # in an ambiguous address, any part may be the password
     public_query = urlencode(
         [parameter for parameter in parse_qsl(parts.query) if parameter[0] in _PUBLIC_PARAMETERS], safe="/,"
     )
@@ -65,7 +65,7 @@ def redact_address(store: str) -> str:
 def create_postgres_store(
     address: str, settings: Settings | RequestedSettings | None, *, timeouts_ms: Mapping[str, int], **options: Any
 ) -> "Store":
-    """Create a store in a database. Raises SettingsError if the driver is not installed."""
+    """Create a store for a database. Raises SettingsError if the driver is not installed."""
     module = import_with_driver("oncelog.storage.postgres")
     store: Store = module.PostgresStore(address, settings, timeouts=module.Timeouts(**timeouts_ms), **options)
     return store

@@ -1,7 +1,7 @@
 """Backup and restore. A copy gets its final name only when it is complete and synced.
 
-The newest commits of a log can be in the write-ahead log and not in the file. So copies are made by the backup function
-of SQLite, in one read transaction, while other connections continue to write.
+The newest commits of a log may still be in the write-ahead log rather than in the file. Copies are therefore made with
+SQLite's backup API, in one read transaction, while other connections continue to write.
 """
 
 import logging
@@ -63,15 +63,15 @@ class RestoreResult(Struct, frozen=True):
     records: int
     bytes: int
     kept: str | None
-    """Path of the replaced log; None without one."""
+    """Path to which the replaced log was moved, or None if no log was replaced."""
 
 
 def backup(
     source: str, destination: str, report: ReportProgress, *, force: bool = False, file_mode: int = OWNER_ONLY
 ) -> BackupResult:
-    """Copy the current state of a log. Others may write meanwhile; their later commits are not in the copy.
+    """Copy the current state of a log. Other processes may keep writing; the copy does not contain their later commits.
 
-    The copy gets `file_mode`, independent of the mode of the log. Raises StoreError if the destination exists (unless
+    The copy gets `file_mode`, whatever the mode of the log file. Raises StoreError if the destination exists (unless
     `force`) or is an open log.
     """
     target = Path(destination)
@@ -82,7 +82,7 @@ def backup(
         open_partial_copy(target) as unfinished,
     ):
         copied = _copy(connection, file, unfinished, report, file_mode)
-        _check_target(target, source, force=force)  # again, because copying can take long
+        _check_target(target, source, force=force)  # check again, because copying can take a long time
         _publish_copy(unfinished, target)
     return copied
 
@@ -98,13 +98,13 @@ def restore(  # noqa: PLR0913 - the options of the command
     file_mode: int = OWNER_ONLY,
     operator: Operator = NO_OPERATOR,
 ) -> RestoreResult:
-    """Make a backup the log, under a new epoch, so that readers of lost records notice the restore.
+    """Restore a log from a backup, under a new epoch so that readers of lost records notice the restore.
 
     All numbers continue above every number that the lost history may have assigned (`Store.renew_epoch`).
 
-    The backup is verified first. With `force` an existing log, damaged or not, is kept under another name; it must not
-    be open. A database of another application is never replaced: raises NotALogError. The new log gets `file_mode`. The
-    restore records name the `operator`.
+    The backup is verified first. With `force`, an existing log, damaged or not, is kept under a different name; it must
+    not be open. A database of another application is never replaced: the call raises NotALogError. The new log gets
+    `file_mode`. The restore records identify the `operator`.
     """
     target = Path(destination)
     _check_destination_free(target, source, force=force)
@@ -119,7 +119,7 @@ def restore(  # noqa: PLR0913 - the options of the command
     ):
         copied = _copy(connection, file, unfinished, report, file_mode)
         if is_older:
-            # The backup itself stays unchanged, and only the current schema can be verified.
+            # Only the current schema can be verified, and the backup itself must not change.
             _migrate_copy(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
         renewed = _start_new_history(unfinished, above, _read_replaced_log(target), operator)
@@ -130,7 +130,7 @@ def restore(  # noqa: PLR0913 - the options of the command
 
 
 def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
-    """Verify the backup, or a copy of it with the current schema. Raises InconsistencyError."""
+    """Verify the backup, or a copy that has been migrated to the current schema. Raises InconsistencyError."""
     if not full:
         report(StepProgress("structure"))
         with open_read_transaction(path) as (connection, _):
@@ -154,7 +154,7 @@ def _check_target(target: Path, source: str, *, force: bool) -> None:
         raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
     side_files = _list_side_files(target)
     if side_files:
-        # SQLite would apply this file to the copy and destroy both.
+        # SQLite would apply this side file to the copy and destroy both.
         raise StoreError(f"{side_files[0]} exists: the log {target} is open or was not closed. Choose another name.")
 
 
@@ -191,7 +191,8 @@ def _list_side_files(target: Path) -> list[Path]:
 def _copy(
     connection: sqlite3.Connection, metadata: LogMetadata, partial: Path, report: ReportProgress, file_mode: int
 ) -> BackupResult:
-    """Copy the log inside the connection's read transaction, so that commits of others never restart the copy."""
+    """Copy the log inside the connection's read transaction, so that other processes' commits never restart the
+    copy."""
     positions = {lane: head.position for lane, head in run_query(connection, load_heads).items()}
 
     def report_pages(_status: int, remaining: int, total: int) -> None:
@@ -200,7 +201,7 @@ def _copy(
     if not create_file(str(partial), file_mode):
         raise StoreUnavailableError(f"{partial} exists already")
     with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-        # The copy may be lost until it has its final name, so only the end is synced.
+        # Losing the copy before it has its final name does no harm, so it is synced only at the end.
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
         connection.backup(copy, pages=SLICE_PAGES, progress=report_pages)
@@ -214,7 +215,8 @@ def _copy(
 
 
 def _read_replaced_log(target: Path) -> ReplacedLog:
-    """Return the epoch and the highest number of the log that a restore replaces; empty if no log can be read."""
+    """Return the epoch and the highest number of the log that a restore replaces, or empty values if it cannot be
+    read."""
     if not target.exists():
         return NO_REPLACED_LOG
     try:
@@ -226,14 +228,14 @@ def _read_replaced_log(target: Path) -> ReplacedLog:
 
 
 def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, operator: Operator) -> EpochRenewal:
-    """Start a separate history, even if the backed up log has been moved into a database."""
+    """Start a separate history, even if the backed-up log has been moved into a database."""
     with open_existing(str(partial), query_only=False) as connection:
         save_marker(connection, None)
     return renew_epoch(str(partial), above, replaced, operator)
 
 
 def _publish_copy(partial: Path, target: Path) -> None:
-    """Give a copy its final name. The copy is synced first, so a reader of the name finds all of it."""
+    """Give a copy its final name. The copy is synced first, so a reader of that name always finds all of it."""
     if _list_side_files(partial):
         raise StoreUnavailableError(f"{partial} could not be closed")
     sync_path(partial)
@@ -242,8 +244,8 @@ def _publish_copy(partial: Path, target: Path) -> None:
 
 
 def _move_aside(target: Path) -> str | None:
-    """Rename the existing log and its side files. Returns the new name, or None without an existing log."""
-    _check_not_foreign(target)  # again, because copying can take long
+    """Rename the existing log and its side files. Returns the new name, or None if the log does not exist."""
+    _check_not_foreign(target)  # check again, because copying can take a long time
     if target.exists():
         checkpoint_and_close(target)
     side_files = _list_side_files(target)
@@ -257,7 +259,7 @@ def _move_aside(target: Path) -> str | None:
         left.rename(f"{moved_to}{left.name.removeprefix(target.name)}")
     if target.exists():
         try:
-            os.link(target, moved_to)  # the old log keeps its name until the new one takes it
+            os.link(target, moved_to)  # the old log keeps its name until the new one replaces it
         except OSError:
             target.rename(moved_to)
     return str(moved_to)

@@ -1,8 +1,8 @@
 """Clock of an embedded log: the wall clock, checked against the machine's monotonic clock.
 
 Keys expire by log time, so a wall clock that jumps forward would make the log forget keys too early. A log stores the
-time of its newest commit by both clocks (`ClockMark`). With it every process, also one that starts later, distinguishes
-a jump from time that really passed, as long as the machine has not been restarted.
+time of its newest commit as read from both clocks (`ClockMark`). From this mark every process, including one that
+starts later, can tell a jump from time that has really passed, as long as the machine has not been restarted.
 """
 
 import os
@@ -16,20 +16,20 @@ from msgspec.structs import replace
 from oncelog.errors import ClockJumpedError
 
 JUMP_MS_MAX: Final = 600_000
-"""Largest advance of the wall clock over the monotonic clock between two commits."""
+"""Largest amount by which the wall clock may run ahead of the monotonic clock between two commits."""
 
 
 class Clock(Protocol):
     """Source of time for a log. Tests inject a clock that they control."""
 
     def wall_ms(self) -> int:
-        """Return milliseconds since 1970 by the machine's wall clock, which may jump."""
+        """Return the milliseconds since 1970 according to the machine's wall clock, which may jump."""
 
     def elapsed_ms(self) -> int:
-        """Return milliseconds since the machine started, including sleep. This clock never jumps."""
+        """Return the milliseconds since the machine started, including sleep. This clock never jumps."""
 
     def boot(self) -> str:
-        """Return the id of the machine start from which `elapsed_ms` counts."""
+        """Return the id of the machine's current boot, from which `elapsed_ms` counts."""
 
 
 class SystemClock:
@@ -43,7 +43,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def elapsed_ms(self) -> int:
-        """See `Clock`. CLOCK_MONOTONIC would stop while the machine sleeps."""
+        """See `Clock`. CLOCK_MONOTONIC is not suitable, because it stops while the machine sleeps."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def boot(self) -> str:
@@ -60,16 +60,17 @@ class ClockMark(Struct, frozen=True):
 
     @classmethod
     def read(cls, clock: Clock) -> "ClockMark":
-        """Return the present reading of a clock."""
+        """Return the current reading of a clock."""
         return cls(clock.boot(), clock.elapsed_ms(), clock.wall_ms())
 
     def advance(self, now: "ClockMark", jump_ms_max: int = JUMP_MS_MAX) -> "ClockMark":
-        """Return the mark of a commit made now, after the commit of this mark. It is never earlier than this mark.
+        """Return the mark of a commit made now, which follows the commit of this mark. It is never earlier than this
+        mark.
 
         Raises ClockJumpedError if the wall clock has advanced further than the monotonic clock allows.
         """
         if now.time_ms <= self.time_ms:
-            # The wall clock was set back. Keep the older mark, so that a later correction does not count as a jump.
+            # The wall clock was set back. Keep the older mark, so that a later correction is not treated as a jump.
             return self
         ahead_ms = now.time_ms - self.predict_wall_ms(now)
         if self.boot == now.boot and ahead_ms > jump_ms_max:
@@ -77,7 +78,7 @@ class ClockMark(Struct, frozen=True):
         return now
 
     def propose(self, now: "ClockMark", jump_ms_max: int = JUMP_MS_MAX) -> "tuple[ClockMark, ClockJumpedError | None]":
-        """Return the mark of a commit made now, and the error if the wall clock has jumped.
+        """Return the mark of a commit made now, and an error if the wall clock has jumped.
 
         After a jump the mark has the time that the monotonic clock predicts, so that retries are still answered.
         """
@@ -94,8 +95,8 @@ class ClockMark(Struct, frozen=True):
         return max(now.time_ms, self.predict_wall_ms(now)) if self.boot == now.boot else now.time_ms
 
     def predict_wall_ms(self, now: "ClockMark") -> int:
-        """Return the wall time that the monotonic clock predicts; the time of the mark after a restart of
-        the machine."""
+        """Return the wall time that the monotonic clock predicts, or the time of the mark if the machine has been
+        restarted."""
         passed_ms = now.elapsed_ms - self.elapsed_ms if now.boot == self.boot else 0
         return self.time_ms + max(0, passed_ms)
 
@@ -104,4 +105,4 @@ def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return f"process {os.getpid()} at {time.time_ns()}"  # without the file only this process notices a jump
+        return f"process {os.getpid()} at {time.time_ns()}"  # without the file, only this process can detect a jump

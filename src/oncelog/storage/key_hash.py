@@ -1,7 +1,7 @@
 """Keyed hashes of identities for indexes, 63 bits long.
 
-A store compares every hit with the record itself, so a collision costs one read and never a wrong answer. Only a caller
-that knows the secret of the log can construct collisions.
+A store compares every hit with the record itself, so a collision costs one read and never a wrong answer. Constructing
+collisions requires the log's secret.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,8 @@ SECRET_BYTES: Final = 32
 
 
 def hash_identity(secret: bytes, identity: KeyIdentity | SequenceIdentity) -> int:
-    """Return the hash of a key identity, or of the client sequence that has a number in the place of the key."""
+    """Return the hash of a key identity, or of a client sequence, which has a number where a key identity has the
+    key."""
     return hash_identities(secret, (identity,))[identity]
 
 
@@ -39,6 +40,7 @@ def hash_identities(
 
 @lru_cache(maxsize=8192)  # streams and clients repeat
 def _hash_prefix(secret: bytes, policy: str, scope: str, client: str) -> blake2b:
-    """Return a hasher of everything before the key. Names cannot contain U+0000, so the encoding is unambiguous."""
-    # A secret prefix makes BLAKE2 a keyed hash, and saves the block that the parameter `key` adds.
+    """Return a hasher that has consumed everything before the key. Names cannot contain U+0000, so the encoding is
+    unambiguous."""
+    # Prefixing the secret makes BLAKE2 a keyed hash without the extra block that the `key` parameter adds.
     return blake2b(secret + f"{policy}\0{scope}\0{client}\0".encode(), digest_size=8)

@@ -1,8 +1,8 @@
 """Find writes by key when their policy, scope or client is unknown.
 
 The key index stores hashes of full identities, so it cannot be searched by key alone. A full scan always finds the
-writes, but can take a second per million records. In a large log, the search therefore first tries the index with every
-scope in the log's tables, and scans the records only if that finds nothing.
+writes, but can take a second per million records. In a large log, the search therefore looks up the keys in the index
+under every scope in the log's tables first, and scans the records only if that finds nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _PROGRESS_STEP: Final = "records"
 
 
 class KeyQuery(Struct, frozen=True):
-    """Keys to search for, and what is known about their writes. None matches any value.
+    """Keys to search for, and the known properties of their writes. None matches any value.
 
     There are several keys if the text that the user entered can be read as more than one key.
     """
@@ -41,7 +41,7 @@ class KeyQuery(Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the query names exactly one identity for each policy and key."""
+        """Return whether the query determines exactly one identity for each policy and key."""
         return self.scope is not None and (
             self.client is not None or not any(policy.client_sequence for policy in self.policies)
         )
@@ -73,8 +73,8 @@ class KeyMatches(Struct, frozen=True):
 def search_keys(view: LogView, query: KeyQuery, report: ReportProgress, *, read_all: bool = False) -> KeyMatches:
     """Find the identities under which the keys have a record or a lease.
 
-    With `read_all`, the search scans all records even if the index has matches. For an exact query there is nothing to
-    search, and its identities are returned as they are.
+    With `read_all`, the search scans all records even if the index has matches. An exact query needs no search: its
+    identities are returned as they are.
     """
     if query.is_exact:
         scope, client = query.scope or "", query.client or ""

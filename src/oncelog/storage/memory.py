@@ -1,4 +1,4 @@
-"""A log without a database: its tables are dictionaries. It decides and keeps batches, and nothing is durable."""
+"""A log without a database: its tables are dictionaries. It decides and keeps batches, but nothing is durable."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
 
 class MemoryLog:
-    """Log in memory that decides and keeps batches. Threads may share it.
+    """In-memory log that decides and keeps batches. Threads may share it.
 
     `draw` returns random bytes for the salts of record hashes. With `bytes` all salts are zeros, so equal inputs give
     equal hashes.
@@ -43,11 +43,12 @@ class MemoryLog:
         return planned.verdicts
 
     def save(self, changes: Changes) -> None:
-        """Close the blocks of changes, and keep them. The changes must be planned on the current state of this log."""
+        """Close the blocks of the changes, and keep them. The changes must have been planned on this log's current
+        state."""
         self.keep(seal_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
 
     def keep(self, decided: BatchResult) -> None:
-        """Keep a decided batch with its blocks. The batch must have been decided on the current state of this log."""
+        """Keep a decided batch with its blocks. The batch must have been decided on this log's current state."""
         self.blocks.extend(decided.sealed.blocks)
         self.records.extend(decided.changes.records)
         self.salts.extend(decided.salts)
@@ -67,9 +68,9 @@ class MemoryLog:
                 table[key] = value
 
     def erase(self, index: int) -> bytes:
-        """Erase body and salt of a record, and return the hash that replaces them.
+        """Erase the body and salt of a record, and return the hash that replaces them.
 
-        Retries of the write report the erasure.
+        A retry of the write reports the erasure.
         """
         record = self.records[index]
         kept_hash = hash_body(self.salts[index], record.body)
@@ -88,7 +89,7 @@ class MemoryLog:
         return kept_hash
 
     def _erase_values(self, record: Record) -> int:
-        """Erase the values of entities that a record set. Returns the bytes that tenants were charged for."""
+        """Erase the entity values that a record set. Returns how many bytes tenants were charged for them."""
         entities = self._get_table("entities")
         time_ms = self.snapshot.heads[record.lane].log_time_ms
         size = 0
@@ -103,7 +104,7 @@ class MemoryLog:
         self._apply_changes("usage", changed)
 
     def touch(self, lane: int) -> None:
-        """Count a change of the lane that is neither a record nor in its head."""
+        """Count a change to the lane that neither adds a record nor changes its head."""
         heads = self._get_table("heads")
         heads[lane] = replace(heads[lane], revision=heads[lane].revision + 1)
 

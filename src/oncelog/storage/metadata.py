@@ -1,7 +1,7 @@
 """Metadata of a log: schema version, epoch, settings, and the leaps of its numbers.
 
 `core.rules.leaps` defines leaps. The numbers of all leaps are one text in the log's state. Every transaction reads the
-row that contains the text, so a log that was never restored pays nothing for it.
+row that contains the text anyway, so a log that was never restored pays nothing for it.
 """
 
 import logging
@@ -55,7 +55,7 @@ def new_settings(wanted: Settings | RequestedSettings | None) -> Settings:
 
 
 def check_schema_version(log_name: str, version: int, newest: int) -> None:
-    """Raise NewerSchemaError for a log of a newer version of Oncelog."""
+    """Raise NewerSchemaError for a log that a newer version of Oncelog wrote."""
     if version > newest:
         raise NewerSchemaError(
             f"{log_name} was created by a newer Oncelog (schema {version}; this version reads schemas up to {newest}). "
@@ -64,7 +64,7 @@ def check_schema_version(log_name: str, version: int, newest: int) -> None:
 
 
 def check_settings(log_name: str, stored: Settings, requested: Settings | RequestedSettings | None) -> None:
-    """Raise SettingsError if requested settings differ from the settings of the log. None accepts every log."""
+    """Raise SettingsError if the requested settings differ from the log's settings. None accepts any settings."""
     for name in Settings.__struct_fields__:
         stored_value, requested_value = getattr(stored, name), getattr(requested, name, None)
         if requested_value is not None and stored_value != requested_value:
@@ -80,7 +80,7 @@ _LEAPS_DECODER: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
 class EpochRenewal(Struct, frozen=True):
-    """A new history of a log: its epochs, and the number above which all numbers continue."""
+    """A new history of a log: the old and new epochs, and the number above which all numbers continue."""
 
     old_epoch: str
     new_epoch: str
@@ -109,15 +109,15 @@ def decode_leaps(text: str | None) -> tuple[int, ...]:
 
 
 PREVIOUS_EPOCHS_MAX: Final = 100
-"""Number of restores, counted from the newest, whose previous epochs are returned."""
+"""How many of the newest restores have their previous epochs returned."""
 
 
 class Operator(Struct, frozen=True):
-    """Caller that restores a log, for the bodies of the restore records."""
+    """Caller that restores a log, as recorded in the bodies of the restore records."""
 
     actor: str = ""
     os_user: str = ""
-    """User of the operating system. Nothing proves this name, so it is not the actor."""
+    """Operating-system user. The name is not authenticated, so it is not the actor."""
 
 
 NO_OPERATOR: Final = Operator()
@@ -129,7 +129,7 @@ class _RestoreBody(Struct):
 
 
 def decode_previous_epochs(bodies: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the epochs that the restore records with these bodies name as ended. An erased body names none."""
+    """Return the epochs that ended according to the bodies of restore records. An erased body contributes none."""
     named: list[str] = []
     for body in bodies:
         with suppress(msgspec.MsgspecError):
@@ -147,9 +147,9 @@ def build_leap_request(
     replaced: ReplacedLog = NO_REPLACED_LOG,
     operator: Operator = NO_OPERATOR,
 ) -> tuple[Request, EpochRenewal]:
-    """Return the batch of a leap. Raises SettingsError for a number that is too low or too high.
+    """Return the batch that performs a leap. Raises SettingsError if `above` is too low or too high.
 
-    `replaced` is the log that this one replaces, and `operator` is the caller, where these are known.
+    `replaced` is the log that this one replaces, and `operator` is the caller, if known.
     """
     highest = max(find_highest_number(heads.values()), replaced.highest_number)
     chosen = above

@@ -11,14 +11,14 @@ from oncelog.storage.store import Evidence
 from oncelog.storage.tenants import decode_partitions
 
 DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)
-"""Errors that decoding or using a stored value raises if no log has written the value.
+"""Errors raised by decoding or using a stored value that no log has written.
 
 SQLite stores a value of any type in any column, so a damaged file can have text where the log stores a number.
 """
 
 
 def decode_record(row: Iterable[Any]) -> Record:
-    """Return the record of a row of a page."""
+    """Return the record that a row of a page contains."""
     (lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, number, partitions,
      body) = row  # fmt: skip
     return Record(
@@ -41,7 +41,8 @@ def decode_record(row: Iterable[Any]) -> Record:
 
 
 def decode_evidence(row: Iterable[Any]) -> Evidence:
-    """Return a record with everything that its hash covers. The salt and the hash of an erased body follow the body."""
+    """Return a record with everything that its hash covers. In the row, the salt and the hash of an erased body follow
+    the body."""
     *columns, body, salt, kept_hash = row
     if body is None:
         return Evidence(decode_record((*columns, body)), b"", kept_hash)

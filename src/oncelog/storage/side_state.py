@@ -1,4 +1,4 @@
-"""Side state as rows: one table for each mapping of a snapshot, equal in every database.
+"""Side state as rows: one table for each mapping of a snapshot, the same in every database.
 
 `TABLES` describes each table: key columns, value columns, and the codecs of both. Loading, saving, expiry, verification
 and migration of side state are derived from it.
@@ -20,13 +20,13 @@ from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Ros
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
 USAGE_TABLE: Final = "usage"
-"""The only table with rows in lanes that have no records, and the only one that several lanes look up."""
+"""The only table that has rows in lanes without records, and the only one that several lanes look up."""
 MEMBERSHIP: Final = 1
 ACKNOWLEDGEMENT: Final = 2
-"""`MEMBERSHIP` and `ACKNOWLEDGEMENT` are the kinds of member changes."""
+"""`MEMBERSHIP` and `ACKNOWLEDGEMENT` are the two kinds of member changes."""
 
 Columns = Mapping[str, str]
-"""Names of columns with their types in PostgreSQL, in order. SQLite ignores the types."""
+"""Column names in order, with their PostgreSQL types. SQLite ignores the types."""
 TEXT: Final = "text"
 BIGINT: Final = "bigint"
 BYTEA: Final = "bytea"
@@ -40,9 +40,9 @@ def _wrap(value: Any) -> tuple[Any, ...]:
 
 
 class SideStateTable(NamedTuple):
-    """Table of a mapping. Fields of snapshot, changes and read set have the name of the table.
+    """Table for one mapping. The fields of snapshot, changes and read set have the same name as the table.
 
-    The defaults are for keys of several texts that begin with the scope, and for values that are one number.
+    The defaults suit keys of several texts that begin with the scope, and values that are one number.
     """
 
     name: str
@@ -56,13 +56,13 @@ class SideStateTable(NamedTuple):
     encode_value: Callable[[Any], tuple[Any, ...]] = _wrap
     decode_value: Callable[[tuple[Any, ...]], Any] = _FIRST
     expires: bool = False
-    """Whether log time makes rows absent. Expired rows are deleted later (`queries.expiry`)."""
+    """Whether rows expire by log time. Expired rows are deleted later (`queries.expiry`)."""
     is_rebuilt: bool = False
     """Whether the records determine the rows, so that `oncelog verify` can rebuild them."""
 
     @property
     def has_long_keys(self) -> bool:
-        """Return whether keys have several texts. An index of PostgreSQL holds any single name, but not every
+        """Return whether keys have several texts. A PostgreSQL index can hold any single name, but not every
         combination."""
         return len(self.keys) > 1
 
@@ -175,8 +175,8 @@ TABLES: Final = (
 )
 _MEMBER_CHANGE_KEYS: Final = {**_texts("scope", "member"), "kind": _INTEGER}
 MEMBER_CHANGES: Final = SideStateTable("member_changes", _MEMBER_CHANGE_KEYS, {"revision": BIGINT})
-"""Revisions of member changes for subscribers (`build_member_change_rows`). It is only saved: no mapping has its
-name."""
+"""Revisions of member changes for subscribers (`build_member_change_rows`). The table is only written: no mapping
+corresponds to it."""
 PAST_MEMBERS: Final = SideStateTable(
     "member_changes",
     _MEMBER_CHANGE_KEYS,
@@ -185,9 +185,9 @@ PAST_MEMBERS: Final = SideStateTable(
     decode_key=lambda columns: columns[:2],
     decode_value=lambda _: True,
 )
-"""`Snapshot.past_members`, which is only loaded. `MEMBER_CHANGES` saves its rows."""
+"""`Snapshot.past_members`, which is only loaded. Its rows are saved through `MEMBER_CHANGES`."""
 STORED_TABLES: Final = (*TABLES, MEMBER_CHANGES)
-"""All tables of a log apart from records."""
+"""All tables of a log except records."""
 get_mappings: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(table.name for table in TABLES))
 """Returns the fields of a read set, a snapshot or changes in the order of `TABLES`."""
 
@@ -196,9 +196,9 @@ class ChangedRows(NamedTuple):
     """Changes of one table in a batch. Rows have lane, key and values; deleted rows have lane and key."""
 
     inserted: list[tuple[Any, ...]]
-    """Rows that may exist, unless the caller knows the existing rows."""
+    """Rows that may exist already, unless the caller knows the existing rows."""
     updated: list[tuple[Any, ...]]
-    """Rows that exist."""
+    """Rows that exist already."""
     deleted: list[tuple[Any, ...]]
 
 
@@ -211,7 +211,7 @@ def iterate_changes(
 ) -> Iterator[tuple[SideStateTable, ChangedRows]]:
     """Yield each table that a batch changes, with the changed rows.
 
-    `encoders` encode the values of each table. `stored` has rows that exist, in the tables that `updatable` names.
+    `encoders` encode the values of each table. `stored` has the existing rows of the tables listed in `updatable`.
     """
     for table, changed in zip(TABLES, get_mappings(changes), strict=True):
         if not changed:
@@ -233,12 +233,13 @@ def iterate_changes(
 
 
 def lane_of_scope(scope: str, lanes: int) -> int:
-    """Return the lane of a stream; lane 0 for an empty scope (consumers of the whole log, rates of its writers)."""
+    """Return the lane of a stream. An empty scope has lane 0 (consumers of the whole log, and the rates of its
+    writers)."""
     return compute_lane(scope, lanes) if scope else 0
 
 
 def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ...]]:
-    """Return lane, scope, member, kind and revision of each member change of a batch."""
+    """Return the lane, scope, member, kind and revision of each member change in a batch."""
     changed = [(identity, MEMBERSHIP) for identity in changes.members]
     changed += [(identity, ACKNOWLEDGEMENT) for identity in changes.acknowledged]
     places = sorted((lane_of_scope(scope, lanes), scope, member, kind) for (scope, member), kind in changed)
@@ -246,7 +247,8 @@ def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ..
 
 
 def compute_prefix_end(prefix: str) -> str:
-    """Return the first text, by code points, after all texts that begin with the prefix; "" without such a text."""
+    """Return the first text, by code points, after all texts that begin with the prefix, or "" if no such text
+    exists."""
     while prefix:
         last = ord(prefix[-1]) + 1
         if last <= sys.maxunicode:

@@ -1,7 +1,7 @@
 """The protocol of all stores, and the values that they return. `oncelog.testing.contract` tests the protocol.
 
-A store keeps tables and transactions and decides nothing. `commit` is the only way in for a batch: in one transaction
-it loads what `build_read_set` names, calls `plan`, closes the blocks and saves the changes.
+A store manages tables and transactions and makes no decisions. `commit` is the only entry point for a batch: in one
+transaction, it loads what `build_read_set` requests, calls `plan`, closes the blocks and saves the changes.
 """
 
 import logging
@@ -50,26 +50,26 @@ T = TypeVar("T")
 logger: Final = logging.getLogger("oncelog.engine")
 
 WARNING_INTERVAL_S: Final = 600
-"""Pause between two warnings about readers of the same history."""
+"""Minimum time between two warnings about readers of the same history."""
 _EPOCHS_MAX: Final = 100
 _last_warning_s: dict[str, float] = {}
-"""When the last warning was logged, by epoch."""
+"""Time of the last warning, by epoch."""
 _SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
-"""Returns a number of random bytes."""
+"""Returns as many random bytes as requested."""
 
 
 class BatchResult(Struct):
-    """Result of a durable batch."""
+    """Result of a batch. It is durable once `Store.commit` returns it."""
 
     verdicts: list[list[Verdict]]
     changes: Changes
     salts: Sequence[bytes]
     sealed: SealedBatch
     erasures: int = 0
-    """Number of erasures before the decision. A cache must not keep answers that are older than the newest erasure."""
+    """The erasure count before the decision. A cache must not keep answers that are older than the newest erasure."""
     evicted_clients: int = 0
-    """Number of expired client entries that the transaction deleted."""
+    """How many expired client entries the transaction deleted."""
 
 
 def plan_batch(
@@ -83,7 +83,8 @@ def plan_batch(
 ) -> BatchResult:
     """Plan a batch and close its blocks. The caller saves the result.
 
-    `jumped` is the error of a clock that has jumped. It is raised unless the batch changes nothing or is a restore.
+    `jumped` is the error to raise if the clock has jumped. It is raised unless the batch changes nothing or is a
+    restore.
     """
     planned = plan(batch, snapshot, now_ms, validate, faults)
     if jumped is not None and not (planned.changes.is_empty or planned.changes.leap):
@@ -99,10 +100,10 @@ def seal_blocks(planned: Plan, salts: Sequence[bytes]) -> BatchResult:
 
 
 def build_act_request(act: RecordAct, lane: int, lanes: int, records: int | None = None) -> Request:
-    """Return the batch of an act that is recorded in the transaction of the act.
+    """Return the batch that records an act in the act's own transaction.
 
-    `lane` is the lane that the act concerns, in a log with `lanes` lanes. `records` is the number of records that the
-    act changed, for its details. Raises ValueError if the act cannot be recorded.
+    `lane` is the lane that the act concerns, in a log with `lanes` lanes. `records` is how many records the act
+    changed, for its details. Raises ValueError if the act cannot be recorded.
     """
     if records is not None:
         act = add_detail(act, "records", records)
@@ -116,8 +117,8 @@ def build_act_request(act: RecordAct, lane: int, lanes: int, records: int | None
 
 
 def select_new_policies(known: Mapping[str, Policy], policies: Sequence[Policy]) -> dict[str, Policy]:
-    """Return the policies that the log does not know. Raises PolicyError if the log knows a different policy of that
-    name."""
+    """Return the policies that the log does not have yet. Raises PolicyError if the log has a different policy of the
+    same name."""
     declared: dict[str, Policy] = {}
     for policy in policies:
         before = known.get(policy.name) or declared.setdefault(policy.name, policy)
@@ -130,7 +131,7 @@ def select_new_policies(known: Mapping[str, Policy], policies: Sequence[Policy])
 
 
 def _warn_of_reader_ahead(order: str, cursor: int, newest: int, epoch: str) -> None:
-    """Log that a cursor is ahead of the order that it reads: the log may have been reset to an earlier state."""
+    """Warn that a cursor is ahead of the order that it reads: the log may have been reset to an earlier state."""
     now_s = monotonic()
     if now_s - _last_warning_s.get(epoch, -WARNING_INTERVAL_S) < WARNING_INTERVAL_S:
         return
@@ -147,24 +148,24 @@ def _warn_of_reader_ahead(order: str, cursor: int, newest: int, epoch: str) -> N
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """Selects records and their order: those of a lane, of partitions in a lane, or of a stream."""
+    """Selects records and their order: the records of a lane, of partitions in a lane, or of a stream."""
 
     lane: int = 0
     partitions: tuple[str, ...] = ()
     stream: str | None = None
-    """Name of a stream: the page is ordered by the sequences of the stream and not by the positions of the lane."""
+    """Name of a stream. The page is then ordered by the stream's sequences rather than by the lane's positions."""
     after: int = 0
-    """Cursor: the page begins after this number."""
+    """Cursor. The page begins after this number."""
     upto: int | None = None
-    """Last number of the page; None for the newest."""
+    """Last number that the page may contain; None for the newest."""
     limit: int = 500
     bytes_max: int = 8 * 2**20
-    """Bytes of bodies after which a page ends. A page has at least one record, if any record matches."""
+    """Total size of bodies at which a page ends. A page has at least one record if any record matches."""
 
     def clamp(self, newest: int, epoch: str) -> tuple["Query", int]:
         """Return the query with its numbers in range, and its bound, which is at most the newest number.
 
-        Raises HistoryChangedError for a cursor beyond the newest number.
+        Raises HistoryChangedError if the cursor is beyond the newest number.
         """
         if self.after > newest:
             order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
@@ -182,15 +183,16 @@ class Page(Struct, frozen=True):
     next: int
     """Cursor after this page. The last page ends at the bound, even if no record matched."""
     upto: int
-    """Bound of the query. A reader that passes it with the next query reaches an end, however fast the log grows."""
+    """Bound of the query. A reader that passes it with its next query reaches the end, however fast the log grows."""
     has_more: bool
     newest: int
-    """Newest number of the order, whether or not its record matches."""
+    """Newest number in the order, whether or not its record matches."""
 
 
 RecordView = tuple[int, int, str, str, str, bytes, str, str | None]
 """A record as readers see it: position, log time in ms, actor, client, scope, key, partitions as a JSON array, and the
-body as text (None if erased). Fields that only prove the record are left out, which halves the work of reading it."""
+body as text (None if erased). Fields that serve only as proof are left out, which halves the work of reading a
+record."""
 
 
 def to_record_view(record: Record) -> RecordView:
@@ -215,8 +217,8 @@ class RecordViewPage(Struct, frozen=True):
     """Like `Page`, with encoded views."""
 
     encoded: list[bytes]
-    """All views in order, some in each element. The store encodes a hundred at a time and releases their parts before
-    it continues, so the process never allocates and frees memory for a whole page."""
+    """All views in order, several in each element. The store encodes a hundred at a time and releases their parts
+    before it continues, so the process never allocates and frees the memory for a whole page."""
     count: int
     next: int
     upto: int
@@ -246,27 +248,27 @@ class KeyStatus(Struct, frozen=True):
     """What a store knows about an identity."""
 
     record: Record | None
-    """The newest record under the identity, expired or not."""
+    """The newest record under the identity, whether or not it has expired."""
     lease: Lease | None
     head: LaneHead
-    """Head of the lane, by which record and lease expire."""
+    """Head of the lane, which determines whether the record and the lease have expired."""
     time_ms: int = 0
     """Time at which a write under the identity would be decided now."""
     positions: tuple[int, ...] = ()
-    """Positions of all records under the identity, oldest first. There are several if the key expired and was used
-    again."""
+    """Positions of all records under the identity, oldest first. There are several if the key expired and was then
+    reused."""
     client_entry: ClientEntry | None = None
-    """Sequence of the record's client, evicted or not, if clients number their writes."""
+    """Sequence entry of the record's client, evicted or not, if clients number their writes."""
 
 
 class SideState(Struct, frozen=True):
-    """Requested side state, read at one moment, with the time by which it expires."""
+    """The requested side state, read at one point in time, and the time at which to judge its expiry."""
 
     snapshot: Snapshot
     """Includes the heads of the requested lanes."""
     time_ms: int
     """Time at which a write would be decided now, unless the time of its lane is later. It is 0 while the clock is in
-    doubt: then time stands still, also for readers."""
+    doubt, so that time does not advance for readers either."""
 
     def get_time_ms(self, lane: int) -> int:
         """Return the time at which a write to the lane would be decided."""
@@ -275,7 +277,7 @@ class SideState(Struct, frozen=True):
 
 
 def count_fitting(sizes: Sequence[int], items_max: int, bytes_max: int, *, is_first: bool = True) -> int:
-    """Return how many items of these sizes fit into a page. The first item of a page always fits."""
+    """Return how many items of the given sizes fit into a page. The first item of a page always fits."""
     if len(sizes) <= items_max and sum(sizes) <= bytes_max:
         return len(sizes)
     for index, size in enumerate(sizes):
@@ -286,7 +288,7 @@ def count_fitting(sizes: Sequence[int], items_max: int, bytes_max: int, *, is_fi
 
 
 def cut_page(items: Sequence[T], count: int) -> tuple[list[T], bool]:
-    """Return the first items, and whether there are more."""
+    """Return the first `count` items, and whether there are more."""
     return list(items[:count]), len(items) > count
 
 
@@ -311,8 +313,8 @@ class RowPage(Struct, frozen=True):
 
 
 class RelationshipQuery(Struct, frozen=True, kw_only=True):
-    """Selects relationships of a scope. An empty field matches anything. A search by the relation alone has no
-    index."""
+    """Selects relationships of a scope. An empty field matches anything. No index supports a search by relation
+    alone."""
 
     scope: str
     resource: str = ""
@@ -324,7 +326,8 @@ class RelationshipQuery(Struct, frozen=True, kw_only=True):
 
     @property
     def search_field(self) -> str:
-        """Return the index of the search: subject, relation (of a resource) or resource; "" for all relationships."""
+        """Return the field whose index serves the search: subject, relation (of a resource) or resource, or "" for all
+        relationships."""
         if self.subject:
             return "subject"
         return "relation" if self.resource and self.relation else "resource" if self.resource else ""
@@ -347,14 +350,14 @@ class StreamMember(Struct, frozen=True):
 
 
 class MemberPage(Struct, frozen=True):
-    """Members of a stream, ordered by name."""
+    """The members of a stream, ordered by name."""
 
     members: list[StreamMember]
     has_more: bool
 
 
 class Membership(Struct, frozen=True):
-    """A stream of a member."""
+    """A stream that a member belongs to."""
 
     scope: str
     newest: int
@@ -365,14 +368,14 @@ class Membership(Struct, frozen=True):
 
 
 class MembershipPage(Struct, frozen=True):
-    """Streams of a member, ordered by name."""
+    """The streams of a member, ordered by name."""
 
     memberships: list[Membership]
     has_more: bool
 
 
 class MemberChange(Struct, frozen=True, gc=False):
-    """The current state of a member that was added, removed or promoted, or that has acknowledged a sequence."""
+    """The current state of a member that was added, removed or promoted, or that acknowledged a sequence."""
 
     revision: int
     """Revision of the lane."""
@@ -382,9 +385,9 @@ class MemberChange(Struct, frozen=True, gc=False):
     """`side_state.MEMBERSHIP` or `ACKNOWLEDGEMENT`: the part that has changed."""
     present: bool
     acknowledged: int
-    """Sequence that a present member has acknowledged. A returning member keeps its acknowledgement."""
+    """Sequence that a current member has acknowledged. A member that returns keeps the acknowledgement."""
     role: Role | None
-    """Role of a member that was added or has a new role; None for a removed member, and for an acknowledgement."""
+    """Role of a member that was added or has a new role, or None for a removed member and for an acknowledgement."""
 
     @classmethod
     def from_row(
@@ -396,7 +399,7 @@ class MemberChange(Struct, frozen=True, gc=False):
 
     @property
     def cursor(self) -> "MemberCursor":
-        """Return the place of the change in the order of its lane."""
+        """Return the change's place in the order of its lane."""
         return (self.revision, self.scope, self.member, self.kind)
 
 
@@ -405,22 +408,22 @@ MemberCursor = tuple[int, str, str, int]
 
 
 class ScopedBlock(Struct, frozen=True):
-    """A block, and the positions of its records in one scope."""
+    """A block, and the positions of its records that are in one scope."""
 
     block: Block
     positions: tuple[int, ...]
 
 
 class Store(Protocol):
-    """One log, opened once, closed once, and used by one event loop.
+    """One log. It is opened once, closed once, and used by one event loop.
 
-    A method raises StoreUnavailableError if it cannot work at the moment, and NotALogError or a related error if the
-    file or database is not a log.
+    A method raises StoreUnavailableError if it temporarily cannot work, and NotALogError or a related error if the file
+    or database is not a log.
     """
 
     @property
     def epoch(self) -> str:
-        """Name of the history that cursors belong to."""
+        """Epoch of the history that cursors belong to."""
 
     @property
     def settings(self) -> Settings:
@@ -433,59 +436,60 @@ class Store(Protocol):
         """Finish running operations and release all resources."""
 
     def create_sibling(self) -> "Store | None":
-        """Return a second store on the same log, not yet open, for the event loop of another thread.
+        """Return a second, unopened store on the same log, for the event loop of another thread.
 
         Opening it never creates a log. Returns None if only this store can reach the log.
         """
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Save new policies, and return all policies of the log. Raises PolicyError for a name with a
-        different policy."""
+        """Save new policies, and return all policies of the log. Raises PolicyError if a name already has a different
+        policy."""
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
-        """Decide a batch and make all of it durable, or raise an error and store nothing."""
+        """Decide a batch and make all of its changes durable, or raise an error and store nothing."""
 
     async def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """Return what the log remembers of each key. Expired keys may still be found."""
+        """Return what the log remembers of each key. The result may still include expired keys."""
 
     async def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
         """Return everything that the log knows about an identity."""
 
     async def read(self, query: Query) -> Page:
-        """Return a page of records. Raises HistoryChangedError for a cursor beyond the newest record."""
+        """Return a page of records. Raises HistoryChangedError if the cursor is beyond the newest record."""
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
-        """Return a page of the records of one policy, whose bodies are texts, in a lane or in partitions of it.
+        """Return a page of one policy's records, whose bodies must be text, from a lane or from partitions of it.
 
-        The store may call `encode` in another thread. It never passes an empty sequence.
+        The store may call `encode` in another thread, and never passes it an empty sequence.
         """
 
     async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
-        """Return the oldest audit and restore records, at most `limit`, ordered by log time, lane and position.
+        """Return at most `limit` audit and restore records, oldest first, ordered by log time, lane and position.
 
-        `after` has a position for each lane. A lane without one is read from the beginning.
+        `after` has the position in each lane after which to continue. A lane without one is read from the beginning.
         """
 
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
-        """Return the sequence `count` records back; the record at `upto` is the first. 0 if there are fewer records.
+        """Return the sequence `count` records back, counting from the record at `upto`, or 0 if there are fewer
+        records.
 
         Leaps leave gaps between sequences, so the result cannot be computed without the records.
         """
 
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
-        """Return the sequence `count` records after another one, or the last; `after` if no record follows."""
+        """Return the sequence `count` records after `after`, or the last one. Returns `after` if no record follows."""
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """Return the heads of the lanes that have records."""
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
-        """Return a block and its records. Raises LookupError for a missing block."""
+        """Return a block and its records. Raises LookupError if the block does not exist."""
 
     async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
-        """Return the first blocks of a lane above a height, at most `limit`."""
+        """Return at most `limit` blocks of a lane: the first ones above a height."""
 
     async def side_state(self, read_set: ReadSet) -> SideState:
-        """Return the current side state that a read set names. Keys and sequences are not loaded."""
+        """Return the current side state that a read set requests. Keys and sequences are not loaded."""
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
         """Return entities whose keys begin with the prefix and follow a key. A page ends early at `bytes_max`."""
@@ -503,29 +507,29 @@ class Store(Protocol):
         """Return the streams of a member that follow a name and begin with the prefix, which must not be empty."""
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """Return the changes of members after a cursor, in the order of the lane. Each member has one change of each
+        """Return the member changes after a cursor, in the order of the lane. Each member has one change of each
         kind."""
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
-        """Erase the bodies of records, and return the number of erased bodies. `scrub` removes the remaining traces.
+        """Erase the bodies of records, and return how many were erased. `scrub` removes the remaining traces.
 
-        If a body was erased, the same transaction records the act, with the number of records in its details. The act
+        If any body was erased, the same transaction records the act, with the number of records in its details. The act
         must belong to the same lane.
         """
 
     async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
-        """Replace the quotas of the log. Returns False if the log has these quotas already.
+        """Replace the log's quotas. Returns False if the log already has these quotas.
 
-        The store counts the existing usage of new tenants while commits continue. All servers of the log then count
-        usage by the new quotas. The same transaction records the act.
+        The store counts the existing usage of new tenants while commits continue. From then on, all servers of the log
+        count usage by the new quotas. The transaction that saves the quotas records the act.
         """
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """Return the tenants with their quotas and their usage, ordered by prefix."""
+        """Return the tenants with their quotas and usage, ordered by prefix."""
 
     async def scrub(self) -> bool:
-        """Remove all traces of erased bodies. Returns False if that is impossible at the moment; then the caller tries
-        again."""
+        """Remove all traces of erased bodies. Returns False if that is currently impossible; the caller then tries
+        again later."""
 
     async def erasures(self) -> int:
         """Return a number that grows with every erasure. A cache that sees it grow discards its answers."""
@@ -534,9 +538,9 @@ class Store(Protocol):
         """Return all named consumers."""
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the file system, minus what stored commits still need.
+        """Return the free bytes in the file system, minus what stored commits still need.
 
-        None if the store cannot see the file system. The method does not block.
+        Returns None if the store cannot see the file system. The method does not block.
         """
 
     async def size_bytes(self) -> int | None:
@@ -549,15 +553,15 @@ class Store(Protocol):
         """Accept the current wall clock after a jump."""
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """Start a new history after a restore: another epoch, and numbers that continue above those of the lost one.
+        """Start a new history after a restore: a new epoch, and numbers that continue above those of the lost history.
 
         Without `above` the store computes it from the time since the newest commit (`core.rules.leaps`). No other
-        process may use the log, because it would continue with the old epoch. The restore records name the `operator`.
-        Raises SettingsError for an `above` that is below a number of the log.
+        process may be using the log, because it would continue with the old epoch. The restore records identify the
+        `operator`. Raises SettingsError if `above` is below a number that the log has assigned.
         """
 
     async def previous_epochs(self) -> tuple[str, ...]:
-        """Return the epochs of the histories that this history continues, from its newest restore records."""
+        """Return the epochs of the histories that this one continues, from its newest restore records."""
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Register `wake`, which the store calls in the event loop when another process may have committed.

@@ -1,7 +1,7 @@
-"""Tenants in a store: their quotas are one text in the log's state, their usage is a table.
+"""Tenants in a store: their quotas are kept as one text in the log's state, their usage in a table.
 
-Every transaction reads the row that contains the text, so a log without quotas pays nothing for them. Every commit and
-every erasure counts usage by the text that it finds there, so all servers agree about the quotas.
+Every transaction reads the row that contains the text anyway, so a log without quotas pays nothing for them. Every
+commit and every erasure counts usage by the quotas that it finds there, so all servers apply the same quotas.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,17 +21,18 @@ from oncelog.core.values import Record
 COUNT_PAGE_ROWS: Final = 5000
 """Records per page while the usage of a new tenant is counted."""
 COUNT_ATTEMPTS_MAX: Final = 3
-"""Attempts to count usage while commits continue. If an erasure interrupts all of them, the last one blocks writes."""
+"""Maximum attempts to count usage while commits continue. If erasures interrupt all of them, the last one blocks
+writes."""
 
 USAGE_VERSION: Final = 2
-"""Version of the counting rules (`core.stored_bytes`). Version 1 counted bodies only; a log of that version is
-recounted."""
+"""Version of the counting rules (`core.stored_bytes`). Version 1 counted only bodies; the usage of a log of that
+version is counted again."""
 
 SizeRow = tuple[int, int, str, str, str, str, int | None, int]
 """Sizes of a record: position, sequence, policy, actor, scope, partitions as JSON, bytes of the body (None if erased),
 bytes of the names."""
 ErasedBytes = tuple[str, tuple[str, ...], int]
-"""Bytes that tenants get back after an erasure: stream (`get_counted_stream`), partitions, bytes."""
+"""Bytes returned to tenants after an erasure: stream (`get_counted_stream`), partitions, bytes."""
 StateRow = tuple[str, int, int, int]
 """Sizes of the entities, relationships or rows of a scope: scope, count, bytes of other names, bytes of values."""
 MemberRow = tuple[str, int, int]
@@ -49,29 +50,29 @@ def encode_partitions(partitions: tuple[str, ...]) -> str:
 
 
 def encode_tenants(tenants: Sequence[Tenant]) -> str | None:
-    """Encode quotas as the text in the log's state; None without tenants."""
+    """Encode quotas as the text in the log's state. Returns None if `tenants` is empty."""
     return msgspec.json.encode(sorted(tenants, key=lambda one: one.prefix)).decode() if tenants else None
 
 
 @lru_cache(maxsize=8)
 def decode_tenants(text: str | None) -> Tenants | None:
-    """Decode quotas. Equal texts share one object, which caches the tenants of names."""
+    """Decode quotas. Equal texts share one object, which caches the tenants that names belong to."""
     return None if text is None else Tenants(_TENANTS_DECODER.decode(text))
 
 
 def list_tenants(text: str | None) -> list[Tenant]:
-    """Return the tenants of a text, ordered by prefix."""
+    """Return the tenants that a text describes, ordered by prefix."""
     found = decode_tenants(text)
     return [] if found is None else list(found.by_prefix.values())
 
 
 def get_counted_stream(sequence: int, policy: str, actor: str, scope: str) -> str:
-    """Return the scope of a record if the record counts for the tenants of that stream; otherwise ""."""
+    """Return the scope of a record if the record is charged to the tenants of that stream, otherwise ""."""
     return scope if sequence > 0 or (policy == AUDIT_POLICY and is_charged(actor)) else ""
 
 
 def measure_body(record: Record) -> ErasedBytes:
-    """Return what tenants get back when the body of a record is erased."""
+    """Return the bytes that are returned to tenants when a record's body is erased."""
     stream = get_counted_stream(record.sequence, record.policy, record.actor, record.scope)
     return (stream, record.partitions, len(record.body))
 
@@ -82,22 +83,22 @@ class CountStart(NamedTuple):
     text: str | None
     erasures: int
     positions: dict[int, int]
-    """Newest position of each lane that has records."""
+    """Newest position in each lane that has records."""
     version: int = USAGE_VERSION
     """Counting rules of the stored usage."""
 
     def is_counted(self, text: str | None) -> bool:
-        """Return whether the log has these quotas, with usage of the current version."""
+        """Return whether the log has these quotas, with usage counted by the current rules."""
         return self.text == text and (text is None or self.version == USAGE_VERSION)
 
 
 class UsageCount:
-    """Count of the usage that the log has not stored yet, over all records and side state.
+    """Counts, over all records and side state, the usage that the log has not stored yet.
 
-    Records can be counted while commits continue. Side state changes, so the transaction that saves the usage counts
-    it.
+    Records can be counted while commits continue. Side state can change, so it is counted in the transaction that saves
+    the usage.
 
-    Raises SettingsError if a tenant would lose its own ids.
+    Raises SettingsError if a tenant would lose ids that belong to it.
     """
 
     def __init__(self, start: CountStart, tenants: Sequence[Tenant]) -> None:
@@ -107,10 +108,10 @@ class UsageCount:
         self._uncounted = Tenants([tenant for tenant in tenants if tenant.prefix not in counted])
         self.usage = dict.fromkeys(self._uncounted.by_prefix, Usage())
         self.removed_prefixes = known - (counted & {tenant.prefix for tenant in tenants})
-        """Tenants whose stored usage is deleted: removed tenants, and tenants that are counted again."""
+        """Tenants whose stored usage is deleted: removed tenants, and tenants to be counted again."""
 
     def copy(self) -> "UsageCount":
-        """Return a separate count with the same usage so far."""
+        """Return an independent copy of the count so far."""
         copied = copy(self)
         copied.usage = dict(self.usage)
         return copied
@@ -121,7 +122,7 @@ class UsageCount:
 
     @property
     def is_needed(self) -> bool:
-        """Return whether any tenant has uncounted usage."""
+        """Return whether any tenant's usage has not been counted yet."""
         return bool(self.usage)
 
     def add(self, rows: Iterable[SizeRow]) -> None:

@@ -1,1 +1,1 @@
-"""Queries that SQLite and PostgreSQL share. Each is a generator, which a driver of the engine runs."""
+"""Queries that SQLite and PostgreSQL share. Each is a generator that the engine's driver runs."""

@@ -1,7 +1,7 @@
 """Deletion of expired side state: leases, clients, entities and full rates. `core.rules` decides expiry.
 
-An expired row counts as absent as soon as the core says so, whether or not the row is still stored (docs/decisions/0004
-and 0005). So a store deletes expired rows later, in some of its commits.
+An expired row is treated as absent as soon as the core rules say so, whether or not the row is still stored
+(docs/decisions/0004 and 0005). A store can therefore delete expired rows later, in some of its commits.
 """
 
 from collections import Counter
@@ -22,9 +22,10 @@ from oncelog.storage.queries.statement import DeleteRows, QuerySteps, Statement,
 from oncelog.storage.side_state import CLIENTS, TABLES
 
 EXPIRY_INTERVAL_COMMITS: Final = 16
-"""Commits per slice: one commit of this many deletes rows."""
+"""Commits per slice: one commit in this many deletes rows."""
 EXPIRY_BATCH_ROWS: Final = 128
-"""Rows per slice of a table, or twice the rows that were written since the last slice, so that the sweep keeps up."""
+"""Minimum rows per slice of a table. A slice covers twice the rows written since the last one if that is more, so that
+the sweep keeps up."""
 EXPIRING_TABLES: Final = [table for table in TABLES if table.expires]
 
 decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
@@ -32,13 +33,13 @@ decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).deco
 
 
 class ExpiryCheck:
-    """Decides whether a row counts as absent, by the head of its lane."""
+    """Decides from the head of a row's lane whether the row has expired and is treated as absent."""
 
     def __init__(self, declarations: Iterable[tuple[str, str]], heads: Mapping[int, LaneHead]) -> None:
         self._heads = heads
         self._policies: dict[str, Policy] = {}
         for name, declaration in declarations:
-            with suppress(msgspec.MsgspecError, PolicyError):  # declared by a newer version, which expires its rows
+            with suppress(msgspec.MsgspecError, PolicyError):  # a newer version declared it, and expires its rows
                 self._policies[name] = decode_policy(declaration)
         self._checks: Mapping[type, Callable[[tuple[Any, ...], Any, LaneHead], bool]] = {
             Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
@@ -48,7 +49,7 @@ class ExpiryCheck:
         }
 
     def __call__(self, key: tuple[Any, ...], value: Any) -> bool:
-        """Return whether a row counts as absent. The key begins with the lane."""
+        """Return whether a row is treated as absent. The key begins with the lane."""
         head = self._heads.get(key[0])
         return head is not None and self._checks[type(value)](key, value, head)
 
@@ -60,13 +61,13 @@ class ExpiryCheck:
 
 
 class ExpirySweep:
-    """Repeated pass over the tables. Its progress is in memory only, so a restart begins a new pass."""
+    """Repeated pass over the tables. Its progress is kept in memory only, so a restart begins a new pass."""
 
     def __init__(self) -> None:
         self._commits: Counter[int] = Counter()
-        """Commits of each lane since its last slice."""
+        """Commits in each lane since its last slice."""
         self._cursors: dict[tuple[str, int | None], Any] = {}
-        """End of the last slice of each table and lane."""
+        """Where the last slice of each table and lane ended."""
         self._rows_written = dict.fromkeys((table.name for table in EXPIRING_TABLES), 0)
 
     def add_commit(self, changes: Changes) -> None:
@@ -75,7 +76,7 @@ class ExpirySweep:
             self._rows_written[name] += len(getattr(changes, name))
 
     def find_due_lane(self, lanes: Mapping[int, LaneHead]) -> int | None:
-        """Count a commit in its lanes. Returns the lane that is due for a slice, or None."""
+        """Count a commit in each of its lanes. Returns a lane that is due for a slice, or None."""
         self._commits.update(lanes.keys())
         lane = max(lanes, key=self._commits.__getitem__)
         if self._commits[lane] < EXPIRY_INTERVAL_COMMITS:
@@ -84,10 +85,10 @@ class ExpirySweep:
         return lane
 
     def run(self, heads: Mapping[int, LaneHead], lane: int | None = None) -> QuerySteps[int]:
-        """Delete expired rows of one slice per table, in the transaction of a commit, by the heads from before the
-        commit.
+        """Delete the expired rows in one slice of each table, inside a commit's transaction, judged by the heads from
+        before the commit.
 
-        Without a lane the slice covers all lanes. Returns the number of deleted client entries.
+        Without a lane, the slice covers all lanes. Returns how many client entries were deleted.
         """
         clients = 0
         is_expired = ExpiryCheck((yield Statement("policies")), heads)

@@ -22,8 +22,8 @@ def read_rows(
 ) -> QuerySteps[tuple[int, int, bool, int]]:
     """Pass the rows of a page to `take`, in parts. `policy` selects views of its records (`RecordView`).
 
-    Bodies can be long, and a statement reads all rows that it selects. So the first statement selects few rows, and the
-    next ones select as many as will probably fit, by the average length so far.
+    Bodies can be long, and a statement reads all rows that it selects. The first statement therefore selects few rows,
+    and each later one selects as many as will probably fit, judging by the average length so far.
 
     Returns the remaining fields of `Page`: `next`, `upto`, `has_more` and `newest`.
     """
@@ -62,12 +62,12 @@ class _RowSource:
         self._positions: list[int] = []
         """Next positions in several partitions."""
         self._has_more_positions = True
-        """Whether there may be positions that are not loaded yet."""
+        """Whether there may be positions that have not been loaded yet."""
         self.number_column = 0 if policy is not None else 1 if query.stream is None else 2
-        """Column with a row's number in the order of the query."""
+        """Column that contains a row's number in the query's order."""
 
     def fetch(self, after: int, limit: int) -> QuerySteps[tuple[Rows, int | None]]:
-        """Return at most `limit` rows, and the number after which to continue, or None if there are no more rows."""
+        """Return at most `limit` rows, and the number after which to continue (None if there are no more rows)."""
         query = self._query
         if len(query.partitions) > 1:
             return (yield from self._fetch_of_partitions(after, limit))
@@ -97,8 +97,8 @@ class _RowSource:
     def _load_positions(self, after: int, limit: int) -> QuerySteps[list[int]]:
         """Return the first positions in any of the partitions.
 
-        The positions that are already found limit the search in the next partition: once there are enough, no position
-        after the last one is needed.
+        The positions found so far bound the search in the next partition: once there are enough, no position after the
+        last one is needed.
         """
         found: list[int] = []
         upto = self._upto
@@ -112,7 +112,7 @@ class _RowSource:
 
 
 def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
-    """Return the number of rows to fetch: one more than probably fits, to detect that there are more."""
+    """Return how many rows to fetch: one more than will probably fit, to detect whether there are more."""
     room = query.limit - count + 1
     if count:
         return max(1, min(room, 1 + (query.bytes_max - size) * count // max(1, size)))
@@ -120,7 +120,7 @@ def _compute_fetch_limit(count: int, size: int, query: Query) -> int:
 
 
 def _measure_text(body: str | None) -> int:
-    """Return the bytes of a body that was read as text; 0 for an erased body."""
+    """Return the size in bytes of a body that was read as text, or 0 for an erased body."""
     if body is None:
         return 0
     return len(body) if body.isascii() else len(body.encode())

@@ -16,7 +16,7 @@ Rows = Sequence[Sequence[Any]]
 
 
 def get_value(rows: Rows, default: Any = None) -> Any:
-    """Return the value of a statement with at most one row and one column."""
+    """Return the value that a statement with at most one row and one column produced."""
     return rows[0][0] if rows and rows[0][0] is not None else default
 
 
@@ -36,7 +36,7 @@ def load_records(lane: int, positions: Sequence[int]) -> QuerySteps[list[Record]
 
 
 def list_internal_records(after: Mapping[int, int], limit: int) -> QuerySteps[list[Record]]:
-    """As `Store.internal_records`."""
+    """See `Store.internal_records`."""
     heads = yield from load_heads()
     lanes = list(heads)
     positions = [after.get(lane, 0) for lane in lanes]
@@ -51,7 +51,7 @@ def count_audit_records() -> QuerySteps[int]:
 
 
 def count_erasures() -> QuerySteps[int]:
-    """As `Store.erasures`."""
+    """See `Store.erasures`."""
     return int(get_value((yield Statement("erasures"))))
 
 
@@ -62,13 +62,13 @@ def load_heads() -> QuerySteps[dict[int, LaneHead]]:
 
 
 def find_block(lane: int, height: int) -> QuerySteps[Block | None]:
-    """Return the block of a height, or None."""
+    """Return the block at a height, or None."""
     rows = yield Statement("block", lane, height)
     return Block(*rows[0]) if rows else None
 
 
 def load_block(lane: int, height: int) -> QuerySteps[tuple[Block, list[Evidence]]]:
-    """As `Store.block`."""
+    """See `Store.block`."""
     block = yield from find_block(lane, height)
     if block is None:
         raise LookupError(f"lane {lane} has no block of height {height}")
@@ -87,7 +87,7 @@ def load_evidence(lane: int, after: int, upto: int) -> QuerySteps[list[Evidence]
 
 
 def list_consumers() -> QuerySteps[list[Consumer]]:
-    """As `Store.consumers`."""
+    """See `Store.consumers`."""
     leaps = yield from load_leaps()
     gaps = yield from _load_lane_gaps(leaps, 0)
     rows = yield Statement("consumers")
@@ -108,7 +108,7 @@ def load_leaps() -> QuerySteps[tuple[int, ...]]:
 
 
 def load_gaps() -> QuerySteps[dict[int, LaneGaps]]:
-    """Return the numbers that leaps skipped in every lane; empty for a log without a leap."""
+    """Return the numbers that leaps skipped, by lane. The result is empty for a log without leaps."""
     leaps = yield from load_leaps()
     heads = (yield from load_heads()) if leaps else {}
     gaps = {}

@@ -1,4 +1,4 @@
-"""Queries on side state: everything that a read set names, and the status of a key."""
+"""Queries on side state: everything that a read set requests, and the status of a key."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from oncelog.storage.store import (
 
 
 def load_tables(read_set: ReadSet, snapshot: Snapshot) -> QuerySteps[None]:
-    """Load the side state that the read set names into the snapshot."""
+    """Load the side state that the read set requests into the snapshot."""
     lanes = snapshot.settings.lanes
     for table, keys in zip(TABLES, get_mappings(read_set), strict=True):
         if keys:
@@ -32,9 +32,9 @@ def load_tables(read_set: ReadSet, snapshot: Snapshot) -> QuerySteps[None]:
 
 
 def _load_oldest_members(counts: Mapping[str, int], snapshot: Snapshot) -> QuerySteps[None]:
-    """Load the members of streams that joined first.
+    """Load the members who joined each stream first.
 
-    LIMIT cannot refer to a column on SQLite, so one statement loads all streams with the same count. Most streams of a
+    LIMIT cannot refer to a column in SQLite, so one statement loads all streams with the same count. Most streams in a
     batch lose one member.
     """
     members, acknowledged = dict(snapshot.members), dict(snapshot.acknowledged)
@@ -51,7 +51,7 @@ def _load_oldest_members(counts: Mapping[str, int], snapshot: Snapshot) -> Query
 
 
 def load_key_status(identity: KeyIdentity, records: list[Record], lanes: int) -> QuerySteps[KeyStatus]:
-    """As `Store.get_key_status`, without the time. `records` are the records under the identity, oldest first."""
+    """Like `Store.get_key_status`, without the time. `records` are the records under the identity, oldest first."""
     record = records[-1] if records else None
     lane = lane_of_scope(identity[1], lanes) if record is None else record.lane
     leases = yield TableRows(LEASES, [identity], lanes)

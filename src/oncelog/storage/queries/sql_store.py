@@ -1,7 +1,7 @@
 """Base of the SQLite and PostgreSQL stores: reads, and the counting of usage while commits continue.
 
-A method with the decorator `shared_query` is a generator: it yields statements, and the engine runs them on a
-connection for reads (`queries.statement`).
+A method decorated with `shared_query` is a generator: it yields statements, which the engine runs on a read connection
+(`queries.statement`).
 """
 
 from abc import ABC, abstractmethod
@@ -58,13 +58,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PART_VIEWS: Final = 100
-"""Views per call of the encoder (`RecordViewPage.encoded`)."""
+"""Views per call to the encoder (`RecordViewPage.encoded`)."""
 
 
 def shared_query(
     query: Callable[Concatenate[S, P], QuerySteps[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Turn a generator method into a method that runs the query."""
+    """Turn a generator method into an async method that runs the query."""
 
     @wraps(query)
     async def run(store: S, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -74,7 +74,7 @@ def shared_query(
 
 
 class SqlStore(ABC):
-    """Base of the stores. See `storage.store.Store` for what each method promises."""
+    """Base of the stores. See `storage.store.Store` for the contract of each method."""
 
     _view_fetch_rows_max: int
     """Maximum number of rows that one statement of `read_views` fetches."""
@@ -87,15 +87,15 @@ class SqlStore(ABC):
 
     @abstractmethod
     async def _run_query(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """Run a query on a connection for reads. A lost connection restarts the query on another one."""
+        """Run a query on a read connection. If the connection is lost, the query restarts on another one."""
 
     @abstractmethod
     def _propose_mark(self) -> QuerySteps[tuple[ClockMark, Exception | None]]:
-        """Return the clock mark of a commit made now, and an error while the clock is in doubt."""
+        """Return the clock mark of a commit made now, and an error if the clock is in doubt."""
 
     @abstractmethod
     async def _run_write(self, lanes: Collection[int], query: SharedQuery[T], *arguments: Any) -> T:
-        """Run a query in a write transaction that holds the lanes. A lost session may start the query again."""
+        """Run a query in a write transaction that holds the lanes. The query may run again if the session is lost."""
 
     def _notify_others(self) -> None:  # noqa: B027 - not every database has notifications
         """Wake the other processes that have the log open."""
@@ -119,8 +119,8 @@ class SqlStore(ABC):
     def read(self, query: Query) -> QuerySteps[Page]:
         """See `Store`.
 
-        A page needs no transaction: positions become visible in order, so every record up to the newest position of one
-        statement is visible to the next statement.
+        A page needs no transaction: positions become visible in order, so every record up to the newest position that
+        one statement sees is visible to the next statement.
         """
         lane = query.lane if query.stream is None else self._get_lane(query.stream)
         found: list[Record] = []
@@ -208,7 +208,7 @@ class SqlStore(ABC):
         return self._load_side_state(read_set)
 
     def _load_side_state(self, read_set: ReadSet) -> QuerySteps[SideState]:
-        """Load the heads before the side state, so that rows never expire by a head that is newer than they are."""
+        """Load the heads before the side state, so that no row is expired by a head that is newer than the row."""
         mark, jumped = yield from self._propose_mark()
         heads = yield from records.load_heads()
         snapshot = Snapshot(
@@ -280,7 +280,7 @@ class SqlStore(ABC):
 
         def erase_and_count() -> QuerySteps[int]:
             counts.append((yield from self._erase_bodies(lane, positions, act)))
-            return max(counts)  # a repetition after an unknown outcome finds no body that is left to erase
+            return max(counts)  # a repetition after an unknown outcome finds no body left to erase
 
         erased = await self._run_write((lane,), erase_and_count)
         self._notify_others()
@@ -317,14 +317,14 @@ class SqlStore(ABC):
         raise AssertionError("the last attempt always succeeds")
 
     async def _recount_usage(self) -> None:
-        """Count usage again that an earlier version of Oncelog counted."""
+        """Recount usage that an earlier version of Oncelog counted."""
         start = await self._run_query(tenant_queries.load_count_start)
         if not start.is_counted(start.text):
             await self.set_tenants(list_tenants(start.text))
 
 
 def _decode_views(rows: Rows) -> Sequence[RecordView]:
-    """Return rows with their bodies as text. SQLite returns tuples, which have texts already."""
+    """Return rows with their bodies as text. SQLite's rows are tuples, whose bodies are text already."""
     if type(rows[0]) is tuple:
         return rows
     return [(*columns, None if body is None else body.decode()) for *columns, body in rows]

@@ -1,8 +1,8 @@
-"""Requests of a shared query to its database.
+"""Requests that a shared query makes to its database.
 
 A query is a generator: it yields a request, receives the rows, and returns a result. A driver runs it on a connection,
 synchronously on SQLite (`sqlite/query_driver.py`) and with `await` on PostgreSQL (`postgres/query_driver.py`). Requests
-refer to statements by name. Both engines share most statements (`sql/queries.sql`) and have some of their own.
+refer to statements by name. The engines share most statements (`sql/queries.sql`); each also has its own.
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -17,13 +17,13 @@ from oncelog.storage.side_state import SideStateTable
 T = TypeVar("T")
 
 _SHARED_SQL: Final = files("oncelog.storage.queries") / "sql" / "queries.sql"
-"""SQL of both engines. Parameters are `$1`, `$2`, … as in PostgreSQL."""
+"""SQL that both engines use. Parameters are `$1`, `$2`, … as in PostgreSQL."""
 
 
 def load_statements(directory: Traversable, parameter_prefix: str = "$") -> dict[str, str]:
-    """Return the statements of an engine by name: those in its directory, and the shared ones.
+    """Return an engine's statements by name: those in its directory, and the shared ones.
 
-    Raises ValueError for a name in both files.
+    Raises ValueError if both files define the same name.
     """
     shared = parse_statements(_SHARED_SQL.read_text(encoding="utf-8").replace("$", parameter_prefix))
     own = parse_statements((directory / "queries.sql").read_text(encoding="utf-8"))
@@ -33,8 +33,7 @@ def load_statements(directory: Traversable, parameter_prefix: str = "$") -> dict
 
 
 class Statement:
-    """Requests all rows of a statement. A parameter that is a list becomes an array on PostgreSQL and JSON on
-    SQLite."""
+    """Requests all rows of a statement. A list parameter is passed as an array to PostgreSQL and as JSON to SQLite."""
 
     __slots__ = ("name", "parameters")
 
@@ -44,9 +43,9 @@ class Statement:
 
 
 class PagedStatement(Statement):
-    """Requests rows up to the first one that exceeds `limit` rows, or `bytes_max` bytes in one column.
+    """Requests rows up to and including the first one that exceeds `limit` rows, or `bytes_max` bytes in one column.
 
-    That row shows that there are more. The answer has at least two rows, if the statement has two.
+    That row shows that there are more. The answer has at least two rows if the statement produces two.
     """
 
     __slots__ = ("bytes_max", "limit", "size_column")
@@ -59,7 +58,7 @@ class PagedStatement(Statement):
 
 
 class TableRows(NamedTuple):
-    """Requests rows of a side-state table. The answer is a dictionary with the keys that have a row."""
+    """Requests rows of a side-state table. The answer is a dictionary of the keys that have a row."""
 
     table: SideStateTable
     keys: Collection[Any]
@@ -69,7 +68,8 @@ class TableRows(NamedTuple):
 class TableSlice(NamedTuple):
     """Requests the next rows of a table after a cursor. The answer is the rows, and the cursor of the next slice.
 
-    A row has lane, key and values. The engine defines the cursor; None is the start, and also follows the last row.
+    A row has lane, key and values. The engine defines the cursor; None means the start, and is also returned after the
+    last row.
     """
 
     table: SideStateTable
@@ -79,7 +79,8 @@ class TableSlice(NamedTuple):
 
 
 class RowsStatement(NamedTuple):
-    """Runs a statement for each row. PostgreSQL gets the columns of all rows as arrays. The answer is None."""
+    """Runs a statement for each row. PostgreSQL receives the columns of all rows as arrays. The request produces no
+    answer."""
 
     name: str
     rows: Sequence[tuple[Any, ...]]
@@ -92,7 +93,7 @@ class CommitBatch(NamedTuple):
 
 
 class DeleteRows(NamedTuple):
-    """Deletes rows of a table by key, each with its lane. The request returns None."""
+    """Deletes rows of a table by key, each with its lane. The request produces no answer."""
 
     table: SideStateTable
     keys: Sequence[tuple[Any, ...]]
@@ -101,4 +102,4 @@ class DeleteRows(NamedTuple):
 QuerySteps = Generator[Statement | RowsStatement | TableRows | TableSlice | DeleteRows | CommitBatch, Any, T]
 """A running query. `T` is the type of its result."""
 SharedQuery = Callable[..., QuerySteps[T]]
-"""Starts a query. After a lost connection the driver can start it again."""
+"""Starts a query. The driver can start it again after a connection is lost."""

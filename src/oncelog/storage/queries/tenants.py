@@ -20,7 +20,8 @@ from oncelog.storage.tenants import (
 
 
 def load_count_start() -> QuerySteps[CountStart]:
-    """Return the state of the log before usage is counted. The heads are loaded last, so older erasures are known."""
+    """Return the state of the log before usage is counted. The heads are loaded last, so that older erasures are
+    known."""
     [(text, version)] = yield Statement("tenants")
     erasures = yield from count_erasures()
     heads = yield from load_heads()
@@ -28,7 +29,7 @@ def load_count_start() -> QuerySteps[CountStart]:
 
 
 def load_usage() -> QuerySteps[list[tuple[Tenant, Usage]]]:
-    """As `Store.usage`."""
+    """See `Store.usage`."""
     [(text, _)] = yield Statement("tenants")
     rows = yield Statement("usage")
     usage = {tenant: Usage(*numbers) for tenant, *numbers in rows}
@@ -46,13 +47,12 @@ def replace_tenants(
 ) -> QuerySteps[bool]:
     """Count the records after `start`, and save tenants and usage. The transaction must hold the locks of all lanes.
 
-    New quotas are recorded by `act`. Returns False if the log has changed since `start` in a way that invalidates the
-    count.
+    `act` records new quotas. Returns False if the log has changed since `start` in a way that invalidates the count.
     """
-    count = counted.copy()  # the query may be started again
+    count = counted.copy()  # the query may run again
     now = yield from load_count_start()
     if now.is_counted(text):
-        return True  # an attempt was committed and its answer lost
+        return True  # an earlier attempt was committed, but its answer was lost
     reached: Mapping[int, int] = start.positions
     if (now.text, now.version, now.erasures) != (start.text, start.version, start.erasures):
         if (now.text, now.version) != (start.text, start.version) or not is_last:
@@ -78,7 +78,7 @@ def replace_tenants(
 
 
 def release_usage(erased: Sequence[ErasedBytes]) -> QuerySteps[None]:
-    """Subtract erased bytes from the usage of their tenants, in the transaction of the erasure."""
+    """Subtract erased bytes from the usage of their tenants, in the erasure's transaction."""
     [(text, _)] = yield Statement("tenants")
     tenants = decode_tenants(text)
     if tenants is None:

@@ -24,7 +24,7 @@ from oncelog.storage.tenants import measure_body
 def complete_read_set(
     read_set: ReadSet, batch: Sequence[Request], tenants: Tenants | None, leaps: Sequence[int]
 ) -> None:
-    """Add to a read set what depends on tenants or leaps, which are known after the lanes are locked."""
+    """Add to a read set what depends on tenants or leaps, which are known only once the lanes are locked."""
     if tenants is not None:
         read_set.usage, read_set.past_members = collect_usage_keys(batch, tenants, read_set.faults)
         read_set.keys |= collect_event_identities(batch, tenants, read_set.faults)
@@ -38,7 +38,8 @@ def encode_policy(policy: Policy) -> str:
 
 
 def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
-    """Save new policies, and return all policies by name. Raises PolicyError for a name with a different policy."""
+    """Save new policies, and return all policies by name. Raises PolicyError if a name already has a different
+    policy."""
     rows = yield Statement("policies")
     known = {name: decode_policy(declaration) for name, declaration in rows}
     declared = select_new_policies(known, policies)
@@ -54,22 +55,22 @@ def save_leap(leaps: Sequence[int], above: int) -> QuerySteps[None]:
 
 
 class ErasedValues(NamedTuple):
-    """Entities whose values are erased: those of a scope that have one of the versions."""
+    """Entities whose values are erased: those in a scope that have one of the given versions."""
 
     scope: str
     versions: list[int]
     keys: list[str] | None
-    """None if the body does not determine the keys: then all entities of the scope are searched."""
+    """None if the body does not determine the keys; all entities of the scope are then searched."""
 
 
 EraseValues = Callable[[int, ErasedValues], QuerySteps[int]]
-"""Erases values in a lane. Returns the bytes that tenants were charged for."""
+"""Erases values in a lane. Returns how many bytes tenants were charged for them."""
 
 
 def erase_bodies(
     lane: int, positions: Sequence[int], act: RecordAct | None, lanes: int, erase_values: EraseValues
 ) -> QuerySteps[int]:
-    """Erase the bodies of records, and the values that the records set. Returns the number of erased bodies.
+    """Erase the bodies of records, and the values that the records set. Returns how many bodies were erased.
 
     The record of the act is committed first, so that the erasures see its log time.
     """

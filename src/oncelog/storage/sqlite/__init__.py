@@ -1,4 +1,4 @@
-"""SQLite: the log in a file, without a server."""
+"""SQLite store: a log in one file, without a server."""
 
 from oncelog.storage.sqlite.store import SqliteStore
 

@@ -1,7 +1,7 @@
-"""Commits to a log in a transaction of the application, on the application's connection.
+"""Commits to a log inside a transaction that the application began, on the application's connection.
 
-A borrowed transaction takes the write lock of the file first and keeps it until the end, so no other writer can
-interfere. The caller's function must not end the transaction: the authorizer of SQLite refuses that while it runs.
+A borrowed transaction first takes the file's write lock and keeps it until the end, so no other writer can interfere.
+The caller's function must not end the transaction: SQLite's authorizer refuses that while the function runs.
 """
 
 import os
@@ -41,7 +41,8 @@ _NEWEST_ROOT_SQL: Final = "SELECT lane, height, root FROM oncelog_blocks ORDER B
 
 
 class _BorrowedConnection:
-    """The caller's connection with the interface that the store needs: rows are tuples, whatever its row factory is."""
+    """The caller's connection behind the interface that the store needs: rows are tuples, whatever row factory it
+    uses."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -63,21 +64,20 @@ class _BorrowedConnection:
 
 
 class _SharedFile:
-    """State that all borrowed transactions on one file share in one process. They take its lock before the lock of the
-    file."""
+    """State that all borrowed transactions on one file share within a process. They acquire its lock before the
+    file's."""
 
     def __init__(self, transaction: StoreTransaction) -> None:
         self.transaction = transaction
         self.lock = threading.RLock()
-        """An RLock knows its owner, so an interrupted thread can determine whether it must release the lock."""
+        """An RLock knows its owner, so an interrupted thread can tell whether it must release the lock."""
         self.newest_root: tuple[int, int, bytes] | None = None
-        """Lane, height and root of a block that the cached state includes. Salts make every root unique."""
+        """Lane, height and root of the newest block that the cached state includes. Salts make every root unique."""
 
 
 @lru_cache(maxsize=16)
 def _get_shared_file(metadata: LogMetadata, file_id: Hashable, process: int, clock: Any) -> _SharedFile:  # noqa: ARG001 - which file it is
-    """Return the state of a recently used file. A state that the cache has dropped is rebuilt at the cost of some
-    reads."""
+    """Return the shared state of a file. State that the cache has dropped is rebuilt at the cost of a few reads."""
     return _SharedFile(StoreTransaction(metadata, TransactionOptions(clock, fills_later=False)))
 
 
@@ -86,7 +86,7 @@ _CLOCK: Final = SystemClock()
 
 
 class BorrowedTransaction:
-    """The log in the file of a connection. Only the thread of the connection uses it."""
+    """The log in a connection's file. Only the connection's own thread may use it."""
 
     def __init__(self, connection: sqlite3.Connection, *, clock: Clock | None = None) -> None:
         if not isinstance(connection, sqlite3.Connection):
@@ -110,12 +110,13 @@ class BorrowedTransaction:
         with self._translate_errors():
             file = migrate_if_older(self._connection, self._path, file)
         shared_clock: Any = clock or _CLOCK
-        with _shared_files_lock:  # keyed by process, because a fork must not use the state of its parent
+        with _shared_files_lock:  # keyed by process, because a forked child must not use its parent's state
             self._shared_file = _get_shared_file(file, self._file_id, os.getpid(), shared_clock)
 
     @contextmanager
     def transaction(self) -> Iterator["BorrowedTransaction"]:
-        """Hold the write lock during the block, and commit at its end. An exception rolls the transaction back."""
+        """Hold the write lock for the duration of the block, and commit at its end. An exception rolls the transaction
+        back."""
         self._check_no_transaction()
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")
@@ -143,8 +144,7 @@ class BorrowedTransaction:
                 self._shared_file.lock.release()
 
     def _reset_if_replaced(self) -> None:
-        """Discard the cached state if another file has replaced this one, which is possible between two
-        transactions."""
+        """Discard the cached state if another file has replaced this one, which can happen between two transactions."""
         tip = self._shared_file.newest_root
         if tip is not None:
             row = self._connection.execute(_ROOT_SQL, tip[:2]).fetchone()
@@ -154,7 +154,7 @@ class BorrowedTransaction:
         self._newest_root = tip or self._connection.execute(_NEWEST_ROOT_SQL).fetchone()
 
     def _acquire_lock(self) -> None:
-        """Wait for the lock as long as the connection waits for other processes."""
+        """Wait for the lock for as long as the connection's busy timeout for other processes."""
         (timeout_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         if not self._shared_file.lock.acquire(timeout=timeout_ms / 1000):
             raise StoreUnavailableError(f"{self._path}: another thread holds the log's write lock; try again")
@@ -169,13 +169,13 @@ class BorrowedTransaction:
     def guard_transaction(self) -> Iterator[None]:
         """Run the caller's statements. Raises TransactionError if one of them tries to end the transaction.
 
-        If the block raises, its statements are undone and earlier statements stay.
+        If the block raises, its statements are undone and earlier statements are kept.
         """
         refused = False
 
         def authorize(action: int, *_: object) -> int:
             nonlocal refused
-            # After a rollback by SQLite itself (OR ROLLBACK) the next statements would commit separately.
+            # After SQLite itself has rolled back (OR ROLLBACK), each further statement would commit separately.
             if action != sqlite3.SQLITE_TRANSACTION and self._raw_connection.in_transaction:
                 return sqlite3.SQLITE_OK
             refused = True
@@ -203,14 +203,14 @@ class BorrowedTransaction:
     # --- inside a transaction
 
     def declare(self, policy: Policy) -> None:
-        """Save the declaration of a policy. Raises PolicyError for a name with a different policy."""
+        """Save the declaration of a policy. Raises PolicyError if the name already has a different policy."""
         self._check_in_transaction()
         with self._translate_errors():
             check_not_moved(self._connection)
             run_query(self._connection, declare_policies, [policy])
 
     def preview(self, submission: Submission) -> Verdict:
-        """Return what the log knows about the write: its verdict, or NOT_KNOWN if the write is new and valid."""
+        """Return what the log knows about a write: its verdict, or NOT_KNOWN if the write is new and valid."""
         return self._commit(replace(submission, known_only=True)).verdicts[0][0]
 
     def commit(self, submission: Submission) -> Verdict:
@@ -226,7 +226,7 @@ class BorrowedTransaction:
             return self._shared_file.transaction.commit(self._connection, [Request((submission,))])
 
     def load_record(self, receipt: Receipt) -> Record:
-        """Return the record of a receipt."""
+        """Return the record that a receipt refers to."""
         with self._translate_errors():
             return run_query(self._connection, load_records, receipt.lane, [receipt.position])[0]
 

@@ -1,7 +1,8 @@
-"""The file: creates the tables of a log, checks that a file is a log, migrates older schemas, and opens connections.
+"""The database file: creates a log's tables, checks that a file is a log, migrates older schemas, and opens
+connections.
 
-Files of other applications stay unchanged. The first check reads the header without SQLite, because even opening a file
-in WAL mode can create files next to it.
+Files of other applications are never changed. The first check reads the header without SQLite, because merely opening a
+file in WAL mode can create files next to it.
 """
 
 import os
@@ -36,14 +37,14 @@ BUSY_TIMEOUT_MS: Final = 10_000
 """How long a writer waits for the transaction of another process."""
 _BUSY_POLL_MS: Final = 5
 CHECKPOINT_PAGES: Final = 4000
-"""Size of the write-ahead log (16 MB) at which a commit moves it into the file."""
+"""Size of the write-ahead log (16 MB) at which a commit moves its pages into the file."""
 CACHE_KIB: Final = 32_768
 CACHED_STATEMENTS: Final = 256
 _WAL_MODES: Final = ("wal", "memory")
-"""Answers to the switch to WAL mode. A database in memory keeps its journal in memory."""
+"""Accepted answers to the switch to WAL mode. An in-memory database keeps its journal in memory."""
 
 _MIGRATION_BATCH_ROWS: Final = 1000 * RUN_KEYS
-"""Rows of an old key table that are converted at a time."""
+"""How many rows of an old key table are converted at a time."""
 
 HEADER_BYTES: Final = 100
 _MAGIC: Final = b"SQLite format 3\0"
@@ -58,7 +59,7 @@ _UNAVAILABLE_ERRORS: Final = (
 _CORRUPT_ERRORS: Final = (
     "SQLITE_CORRUPT",
     "SQLITE_NOTADB",
-    # No decision inserts an existing row, so the tables contradict each other.
+    # A batch never inserts an existing row, so this error means that the tables contradict each other.
     "SQLITE_CONSTRAINT_UNIQUE",
     "SQLITE_CONSTRAINT_PRIMARYKEY",
     "SQLITE_CONSTRAINT_ROWID",
@@ -68,16 +69,16 @@ _UNSTORABLE_ERRORS: Final = ("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMA
 
 
 class Driver(Protocol):
-    """Opens connections. Tests use a driver with a failing disk."""
+    """Opens connections. Tests use a driver that simulates a failing disk."""
 
     is_shared: bool
-    """Whether a file can have several connections at once."""
+    """Whether a file can have several connections at the same time."""
 
     def check(self, path: str) -> None:
         """Raise NotALogError if the file is certainly not a log. Changes nothing."""
 
     def create(self, path: str) -> None:
-        """Create an empty file with the mode of new logs if it is missing. Raises StoreUnavailableError."""
+        """Create an empty file with the mode for new logs if none exists. Raises StoreUnavailableError."""
 
     def connect(self, path: str) -> Any:
         """Return a connection in autocommit mode, with the interface of sqlite3."""
@@ -86,11 +87,11 @@ class Driver(Protocol):
         """Return the free bytes of the file system, or None if unknown."""
 
     def get_file_id(self, path: str) -> object:
-        """Return the identity of the current file, to detect that the file was removed or replaced."""
+        """Return the identity of the current file, which reveals whether the file has been removed or replaced."""
 
 
 class SqliteDriver:
-    """The SQLite of Python, which the application's connections to the file use too.
+    """Python's own SQLite, which the application's connections to the file also use.
 
     Two copies of SQLite in one process would break each other's locks (docs/decisions/0008).
     """
@@ -101,7 +102,7 @@ class SqliteDriver:
         self._file_mode = file_mode
 
     def check(self, path: str) -> None:
-        """As `Driver` says, by the header of the file."""
+        """See `Driver`. The check reads the file's header."""
         if _is_locked_by_process(path):
             self._check_by_sqlite(path)
             return
@@ -112,9 +113,9 @@ class SqliteDriver:
     def _check_by_sqlite(self, path: str) -> None:
         try:
             with closing(self.connect(path)) as connection:
-                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # 0 during its creation
+                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # 0 during creation
                     check_application_id(connection, path)
-        except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: for a damaged name in a message of sqlite3
+        except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: an sqlite3 message contains a damaged name
             raise translate_error(error, path) from error
 
     def create(self, path: str) -> None:
@@ -125,7 +126,7 @@ class SqliteDriver:
             raise StoreUnavailableError(describe_creation_error(path, error)) from error
 
     def get_free_bytes(self, path: str) -> int | None:
-        """See `Driver`: the bytes that processes without root privileges may use."""
+        """See `Driver`. Counts only the bytes that processes without root privileges may use."""
         try:
             found = os.statvfs(os.path.dirname(path) or ".")  # noqa: PTH120 - runs in every commit
         except OSError:
@@ -152,18 +153,18 @@ class SqliteDriver:
 
 
 class _MemoryConnection(sqlite3.Connection):
-    """The only connection to a database in memory. SQLite removes the database when the connection is closed."""
+    """The only connection to an in-memory database. SQLite discards the database when the connection is closed."""
 
     def close(self) -> None:
-        """Roll back only: the writer closes its connection after errors, and connects again."""
+        """Only roll back: the writer closes its connection after an error and then connects again."""
         if self.in_transaction:
             self.rollback()
 
 
 class MemoryDriver:
-    """Returns the connection to a database in memory, which exists as long as the driver.
+    """Returns the connection to an in-memory database, which exists as long as the driver.
 
-    SQLite could open several connections to one such database (`vfs=memdb`), but limits its size to 1 GiB then.
+    SQLite can open several connections to one such database (`vfs=memdb`), but then limits its size to 1 GiB.
     """
 
     is_shared = False
@@ -179,12 +180,12 @@ class MemoryDriver:
         weakref.finalize(self, sqlite3.Connection.close, self._connection)
 
     def check(self, path: str) -> None:
-        """See `Driver`: no other application can reach the database."""
+        """See `Driver`. Nothing to check, because no other application can reach the database."""
 
     def create(self, path: str) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, because the database has no file."""
 
-    def connect(self, path: str) -> sqlite3.Connection:  # noqa: ARG002 - the driver has one database
+    def connect(self, path: str) -> sqlite3.Connection:  # noqa: ARG002 - the driver has only one database
         """See `Driver`."""
         return self._connection
 
@@ -193,14 +194,14 @@ class MemoryDriver:
         return None
 
     def get_file_id(self, path: str) -> object:
-        """See `Driver`: the database cannot be replaced."""
+        """See `Driver`. The database cannot be replaced."""
         return path
 
 
 def check_header(path: str, header: bytes, journal: bytes) -> None:
-    """Raise NotALogError for the header of a file that is not a log, considering the header of its rollback journal."""
+    """Raise NotALogError if a file's header, together with that of its rollback journal, shows that it is not a log."""
     if not any(header) and _is_from_empty_database(journal):
-        return  # power failed while the log was created; SQLite will restore the empty file
+        return  # power failed while the log was being created; SQLite will restore the empty file
     if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:
         raise NotALogError(f"{path} is not an SQLite database, so it is not a log. Nothing was changed.")
     if not _has_application_id(header):
@@ -208,8 +209,8 @@ def check_header(path: str, header: bytes, journal: bytes) -> None:
 
 
 def is_foreign_database(path: str) -> bool:
-    """Return whether a file is an SQLite database of another application. A file without a valid header may be a
-    damaged log."""
+    """Return whether a file is an SQLite database of another application. Returns False for a file without a valid
+    header, which may be a damaged log."""
     header = _read_header(path)
     return header.startswith(_MAGIC) and len(header) == HEADER_BYTES and not _has_application_id(header)
 
@@ -219,7 +220,7 @@ def _has_application_id(header: bytes) -> bool:
 
 
 def check_application_id(connection: Any, path: str) -> None:
-    """Raise NotALogError if the file of a connection is not a log."""
+    """Raise NotALogError if a connection's file is not a log."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise _build_foreign_error(path)
 
@@ -234,9 +235,9 @@ def _build_foreign_error(path: str) -> NotALogError:
 def _is_locked_by_process(path: str) -> bool:
     """Return whether SQLite holds a lock on the file in this process, for another log object or for the application.
 
-    Then only SQLite may open the file. POSIX drops all locks of a process on a file when the process closes any
-    descriptor of it. Another process could then consider itself the last one and remove the write-ahead log that this
-    process still uses.
+    While it does, only SQLite may open the file. Under POSIX, a process loses all its locks on a file when it closes
+    any descriptor of that file. Another process could then consider itself the last user and remove the write-ahead log
+    that this process still uses.
     """
     try:
         inode, process = f":{os.stat(path).st_ino} ", f" {os.getpid()} "  # noqa: PTH116
@@ -247,7 +248,7 @@ def _is_locked_by_process(path: str) -> bool:
 
 
 def _is_from_empty_database(journal: bytes) -> bool:
-    """Return whether a rollback journal restores a database without pages."""
+    """Return whether a rollback journal would restore an empty database."""
     return len(journal) >= 28 and journal.startswith(_JOURNAL_MAGIC) and not int.from_bytes(journal[16:20], "big")
 
 
@@ -262,8 +263,8 @@ def _read_header(path: str) -> bytes:
 
 
 def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
-    """Translate an error of SQLite, or of decoding stored values. An error that only misuses SQLite is returned
-    unchanged."""
+    """Translate an error raised by SQLite or while decoding stored values. Errors that indicate misuse of SQLite are
+    returned unchanged."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name == "SQLITE_FULL":
         return DiskFullError(f"{path}: {error} [{name}]; free space{hint}")
@@ -280,13 +281,13 @@ def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
 
 def connect(driver: Driver, path: str) -> Any:
     """Return a connection with the settings that every use of the file needs."""
-    driver.create(path)  # SQLite itself would create a file with the permissions of the umask
+    driver.create(path)  # SQLite would create the file with the umask's permissions
     connection = driver.connect(path)
     try:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        # Overwrites deleted bytes if that needs no additional write. `erase` overwrites all of them.
+        # FAST overwrites deleted bytes only where that needs no additional write. `erase` overwrites all of them.
         connection.execute("PRAGMA secure_delete = FAST")
     except BaseException:
         connection.close()
@@ -299,8 +300,8 @@ def create_or_open(
 ) -> LogMetadata:
     """Create the log in an empty file or migrate an older log, and return its metadata.
 
-    Raises SettingsError if an existing log has other settings; None accepts any. Raises MovedError for a log that has
-    moved to another place.
+    Raises SettingsError if an existing log has different settings; None accepts any. Raises MovedError if the log has
+    moved elsewhere.
     """
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         _create_log(connection, path, new_settings(settings), now_ms)
@@ -311,9 +312,9 @@ def create_or_open(
 
 
 def migrate_if_older(connection: Any, path: str, metadata: LogMetadata) -> LogMetadata:
-    """Migrate an older schema, and return the metadata of the file. Raises MovedError.
+    """Migrate an older schema, and return the file's metadata. Raises MovedError.
 
-    No transaction may be open if the schema is older.
+    If the schema is older, no transaction may be open.
     """
     if metadata.schema_version < SCHEMA_VERSION:
         migrate_schema(connection, metadata.schema_version)
@@ -323,8 +324,8 @@ def migrate_if_older(connection: Any, path: str, metadata: LogMetadata) -> LogMe
 
 
 def _enable_wal(connection: Any, path: str) -> None:
-    """Switch to WAL mode. SQLite does not wait for the other processes that create the log at the same time, so this
-    polls."""
+    """Switch to WAL mode. SQLite does not wait for other processes that are creating the log at the same time, so this
+    function polls."""
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -341,7 +342,7 @@ def _enable_wal(connection: Any, path: str) -> None:
 
 
 def load_metadata(connection: Any, path: str) -> LogMetadata:
-    """Return the metadata of a file. Raises NewerSchemaError and CorruptError; changes nothing."""
+    """Return a file's metadata without changing anything. Raises NewerSchemaError or CorruptError."""
     (schema_version,) = _fetch_only_row(connection, "schema_version", path)
     check_schema_version(path, schema_version, SCHEMA_VERSION)
     metadata = LogMetadata.from_columns(path, _fetch_only_row(connection, "log", path))
@@ -362,10 +363,11 @@ def _fetch_only_row(connection: Any, statement: str, path: str) -> tuple[Any, ..
 
 
 def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
-    """Create the log in one transaction, before WAL mode: the file is either empty or a complete log."""
+    """Create the log in one transaction, before switching to WAL mode, so that the file is either empty or a complete
+    log."""
     with transaction(connection, "BEGIN EXCLUSIVE"):
         if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
-            return  # another process has created the log meanwhile
+            return  # another process has created the log in the meantime
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             raise NotALogError(f"{path} is an SQLite database, but not a log. Nothing was changed.")
         for _, script in load_migrations():
@@ -385,7 +387,7 @@ def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> 
 
 
 def migrate_schema(connection: Any, version: int) -> None:
-    """Migrate step by step. The transaction of each step also saves the new schema version."""
+    """Migrate step by step. Each step's transaction also saves the new schema version."""
     for number, script in load_migrations():
         if number <= version:
             continue
@@ -406,7 +408,7 @@ def _pack_keys(connection: Any) -> None:
 
 
 def _iterate_key_rows(connection: Any, segment: int) -> Iterator[KeyPairs]:
-    """Yield batches of keys. Keys with the same hash stay together."""
+    """Yield the keys in batches. Keys with the same hash are in the same batch."""
     cursor = connection.execute(
         "SELECT hash, place FROM oncelog_key_rows WHERE segment = ? ORDER BY hash, place", (segment,)
     )
@@ -422,4 +424,4 @@ def _iterate_key_rows(connection: Any, segment: int) -> Iterator[KeyPairs]:
 
 
 _CONVERSIONS: Final[dict[int, Callable[[Any], None]]] = {7: _pack_keys}
-"""Conversions that need Python. Each runs after the script of the same version."""
+"""Conversions that need Python. Each runs after the migration script of the same version."""

@@ -1,4 +1,5 @@
-"""Marker of a log that has moved into a database. Without it file and database could both accept writes for one epoch.
+"""Marker of a log that has moved into a database. Without it, the file and the database could both accept writes for
+one epoch.
 
 Every write transaction reads the marker with the state of the log, so processes that still have the file open notice
 the move at their next commit and write nothing after it. Readers of the file ignore the marker.
@@ -14,13 +15,13 @@ from oncelog.storage.sqlite.statements import SQL
 
 
 class MovedMarker(Struct, frozen=True):
-    """Target, time and name of a move."""
+    """Target, time and id of a move."""
 
     target: str
     """Address of the target, without a password."""
     moved_ms: int
     move: str
-    """Name of the move. The target database has it too until it accepts writes."""
+    """Id of the move. The target database stores it too, until it accepts writes."""
 
 
 _MARKER_DECODER: Final = msgspec.json.Decoder(MovedMarker)
@@ -52,7 +53,7 @@ def build_moved_error(connection: Any, marker: MovedMarker) -> MovedError:
 
 
 def save_marker(connection: Any, marker: MovedMarker | None) -> None:
-    """Save the marker in the caller's transaction. None removes the marker."""
+    """Save the marker in the caller's transaction, or remove the saved one (None)."""
     connection.execute(SQL["set_moved"], (None if marker is None else msgspec.json.encode(marker).decode(),))
 
 

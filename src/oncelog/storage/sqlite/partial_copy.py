@@ -1,4 +1,4 @@
-"""Unfinished copies: the place of a copy before it has its final name, and the removal of abandoned copies."""
+"""Unfinished copies: where a copy is kept until it gets its final name, and how abandoned copies are removed."""
 
 import fcntl
 import os
@@ -18,12 +18,12 @@ _COPY_NAME: Final = "copy.db"
 
 @contextmanager
 def open_partial_copy(target: Path) -> Iterator[Path]:
-    """Yield the path of a copy in a new directory next to the target, from which it can be renamed to the target.
+    """Yield a path for the copy in a new directory next to the target, from which it can be renamed to the target.
 
     The copying process locks the directory, so the next copy recognises abandoned directories and removes them. An
     error removes everything. Raises StoreUnavailableError.
     """
-    with suppress(OSError):  # abandoned copies do not prevent a new one
+    with suppress(OSError):  # abandoned copies must not prevent a new one
         _remove_abandoned(target)
     try:
         directory, lock = _create_locked_directory(target)
@@ -52,7 +52,8 @@ def _create_locked_directory(target: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Remove directories that no process has locked. File systems without such locks keep them all."""
+    """Remove the directories that no process has locked. On file systems without such locks, all directories are
+    kept."""
     copy_pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.unfinished")
     for entry in target.parent.iterdir():
         if not copy_pattern.fullmatch(entry.name):
@@ -71,10 +72,10 @@ def _open_directory(directory: Path) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a directory. Returns False if the file system has no such locks (NFS); raises BlockingIOError if it is
-    locked.
+    """Lock a directory. Returns False if the file system has no such locks (NFS). Raises BlockingIOError if another
+    process has locked the directory.
 
-    The lock is on the directory and not on the file in it, where flock could interfere with the locks of SQLite.
+    The lock is on the directory rather than on the file in it, where flock could interfere with SQLite's locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,8 +87,8 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the copy and its side files, and the directory if it is then empty."""
+    """Remove the copy and its side files, then the directory if it is empty."""
     for suffix in ("", *SIDE_FILE_SUFFIXES):
         (directory / f"{_COPY_NAME}{suffix}").unlink(missing_ok=True)
-    with suppress(OSError):  # the directory has other files
+    with suppress(OSError):  # the directory contains other files
         directory.rmdir()

@@ -1,4 +1,4 @@
-"""Runs shared queries (`storage/queries`) on a connection of sqlite3."""
+"""Runs shared queries (`storage/queries`) on an sqlite3 connection."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -30,7 +30,7 @@ def run_query(connection: Any, query: SharedQuery[T], *arguments: Any) -> T:
 
 
 def run_steps(connection: Any, steps: QuerySteps[T], load_rows: LoadTable = load_table, commit: Any = None) -> T:
-    """Answer the requests of a query until it returns.
+    """Answer a query's requests until the query returns.
 
     `load_rows` answers requests for rows of side state. `commit` commits batches, in queries of a write transaction.
     """
@@ -67,7 +67,7 @@ def _fetch(connection: Any, statement: Statement) -> list[tuple[Any, ...]]:
 
 
 def _fetch_page(cursor: Any, statement: PagedStatement) -> list[tuple[Any, ...]]:
-    """Fetch row by row, because any value can be long."""
+    """Fetch the rows one by one, because any value can be long."""
     rows: list[tuple[Any, ...]] = []
     size = 0
     for row in islice(cursor, statement.limit + 1):

@@ -1,4 +1,4 @@
-"""Read-only transactions for commands: they create, migrate and change nothing."""
+"""Read-only transactions for commands, which must not create, migrate or change a log."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ PROGRESS_OPERATIONS: Final = 100_000
 
 
 class ExistingFileDriver(SqliteDriver):
-    """Opens connections to an existing file only.
+    """Opens connections only to a file that exists.
 
-    The connections may write, because a read-only connection leaves an empty write-ahead log behind, which confuses the
-    next backup of the file. `query_only` keeps them from changing anything.
+    The connections are opened for writing, because a read-only connection leaves an empty write-ahead log behind, which
+    confuses the next backup of the file. `query_only` keeps them from changing anything.
     """
 
     def __init__(self, *, query_only: bool = True) -> None:
@@ -34,7 +34,7 @@ class ExistingFileDriver(SqliteDriver):
         self._query_only = query_only
 
     def check(self, path: str) -> None:
-        """See `Driver`. A missing or empty file is not a log either."""
+        """See `Driver`. Also rejects a missing or empty file."""
         found = Path(path)
         if not found.exists():
             raise NotALogError(f"{path} does not exist.")
@@ -56,8 +56,8 @@ class ExistingFileDriver(SqliteDriver):
             connection.close()
             if error.sqlite_errorname != _CANNOT_OPEN or Path(f"{path}-wal").exists():
                 raise
-            # The directory is read-only, like a backup medium. Without a write-ahead log no process is writing, and
-            # no process can start to.
+            # The directory is read-only, for example on a backup medium. Without a write-ahead log, no process is
+            # writing to the file, and none can start to.
             connection = self._connect(path, "immutable=1")
         if self._query_only:
             connection.execute("PRAGMA query_only = ON")
@@ -75,14 +75,15 @@ class ExistingFileDriver(SqliteDriver):
 
 @contextmanager
 def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[tuple[sqlite3.Connection, LogMetadata]]:
-    """Yield a connection in a read transaction, and the metadata of the file.
+    """Yield a connection in a read transaction, and the file's metadata.
 
-    A file with an older schema is refused unless `allow_older`; then the caller must not use tables that it lacks.
+    A file with an older schema is refused unless `allow_older` is set. The caller must then avoid tables that the file
+    lacks.
 
-    Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite.
+    Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, but never an SQLite error.
     """
     with open_existing(path) as connection:
-        # The handler returns to Python during long statements, so that an interrupt is noticed.
+        # The handler returns to Python during long statements, so that an interrupt takes effect.
         connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
         connection.execute("BEGIN")
         yield connection, (load_metadata if allow_older else load_current_metadata)(connection, path)
@@ -90,7 +91,7 @@ def open_read_transaction(path: str, *, allow_older: bool = False) -> Iterator[t
 
 @contextmanager
 def open_existing(path: str, *, query_only: bool = True) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to an existing file. Raises NotALogError, and errors as `translate_read_errors` does."""
+    """Yield a connection to an existing file. Raises NotALogError and the errors of `translate_read_errors`."""
     driver = ExistingFileDriver(query_only=query_only)
     driver.check(path)
     with translate_read_errors(path), closing(connect(driver, path)) as connection:
@@ -99,7 +100,7 @@ def open_existing(path: str, *, query_only: bool = True) -> Iterator[sqlite3.Con
 
 @contextmanager
 def translate_read_errors(path: str) -> Iterator[None]:
-    """Translate errors of SQLite and of damaged values into StoreUnavailableError or CorruptError."""
+    """Translate SQLite errors, and errors caused by damaged values, into StoreUnavailableError or CorruptError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -111,7 +112,7 @@ def translate_read_errors(path: str) -> Iterator[None]:
 
 
 def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """Translate an error of SQLite for a command that only reads the file."""
+    """Translate an SQLite error for a command that only reads the file."""
     store_error = translate_error(error, path)
     if isinstance(store_error, StoreUnavailableError):
         return StoreUnavailableError(f"{path} cannot be read or written: {error}")
@@ -121,7 +122,7 @@ def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
 
 
 def load_current_metadata(connection: sqlite3.Connection, path: str) -> LogMetadata:
-    """Return the metadata of a file. Raises StoreError for an older schema."""
+    """Return a file's metadata. Raises StoreError if its schema is older."""
     file = load_metadata(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         raise StoreError(

@@ -1,7 +1,7 @@
-"""Cache of side state that was read or written last, valid until another connection commits.
+"""Cache of recently read or written side state, valid until another connection commits.
 
-Clients write in sequence and streams grow by one, so a batch usually needs the rows that the previous batch left.
-Loading a row costs more than deciding with it.
+Clients write in sequence and streams grow one record at a time, so a batch usually needs the rows that the previous
+batch left. Loading a row costs more than deciding a write with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,30 +12,30 @@ from oncelog.core.operations import Entity
 from oncelog.core.values import Changes, LaneHead, Snapshot
 
 ROWS_MAX: Final = 20_000
-"""Rows of a table. Beyond it the table's rows are dropped, and the next batches load what they need."""
+"""Maximum rows per table. Beyond that, the table's rows are dropped, and the next batches load what they need."""
 SMALL_ROWS_MAX: Final = 100_000
-"""Rows of one of the `SMALL_TABLES`."""
+"""Maximum rows for each of the `SMALL_TABLES`."""
 VALUE_BYTES_MAX: Final = 4096
 """Entities with larger values are not cached."""
 SMALL_TABLES: Final = ("members", "acknowledged")
-"""Tables with small rows that share their key parts with other rows. A stream has many of these rows."""
+"""Tables with small rows that share parts of their keys with other rows. A stream has many of them."""
 CACHED_TABLES: Final = ("streams", "clients", "entities", "relationships", "horizons", "rates", *SMALL_TABLES)
 """Tables with small rows that batches use repeatedly."""
 
 _get_tables: Final = attrgetter(*CACHED_TABLES)
 RowMap = dict[Any, Any]
-"""Rows by key; None for a key without a row."""
+"""Rows by key. A key without a row has None."""
 
 
 Heads = Mapping[int, LaneHead]
 
 
 class RowCache:
-    """Rows that are valid only while the log has the lane heads that the cache knows.
+    """Cached rows, which are valid only while the log has the lane heads that the cache knows.
 
-    Hashes in the heads stand for the complete history, so a file that was reset to an earlier state is noticed. A
-    number of commits is not enough, because it can repeat. Hashes do not cover members, but each change of a member
-    changes the revision and the log time of its lane's head.
+    The hashes in the heads stand for the complete history, so a file that was reset to an earlier state is detected. A
+    commit count is not enough, because it can repeat. The hashes do not cover members, but each membership change
+    alters the revision and the log time of its lane's head.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,8 @@ class RowCache:
         self._staged_version: tuple[int, Heads] | None = None
 
     def begin(self, commits: int, heads: Heads) -> None:
-        """Begin a transaction on the current state of the log. Changes by other processes clear the cache."""
+        """Begin a transaction on the current state of the log. Clears the cache if other processes have changed the
+        log."""
         self.roll_back()
         if (commits, heads) != self._version:
             self.clear()
@@ -60,8 +61,8 @@ class RowCache:
             rows.clear()
 
     def find_rows(self, name: str, wanted: Iterable[Any]) -> tuple[RowMap, list[Any]]:
-        """Return the cached rows, and the keys that must be loaded. Keys that are known to have no row are
-        in neither."""
+        """Return the cached rows, and the keys that must be loaded. Keys that are known to have no row appear in
+        neither."""
         rows = self._rows.get(name)
         if not rows:
             return {}, list(wanted)
@@ -76,7 +77,7 @@ class RowCache:
         return found, missing
 
     def stage(self, loaded_keys: dict[str, list[Any]], snapshot: Snapshot, changes: Changes | None = None) -> None:
-        """Stage the loaded and written rows of the transaction."""
+        """Stage the rows that the transaction has loaded and written."""
         for name, keys in loaded_keys.items():
             loaded = getattr(snapshot, name)
             self._staged[name] = {key: loaded.get(key) for key in keys}

@@ -1,7 +1,7 @@
 """Side state in SQLite: one table for each mapping of a snapshot, loaded and saved with few statements.
 
-Every call into SQLite releases the GIL and waits for it again, behind a busy event loop. So one statement loads all
-rows of a table that a batch needs, with the keys as a JSON array.
+Every call into SQLite releases the GIL and then waits to get it back from a busy event loop. One statement therefore
+loads all rows of a table that a batch needs, with the keys passed as a JSON array.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from oncelog.storage.sqlite.statements import BulkInsert
 
 
 def _build_load_sql(table: SideStateTable) -> str:
-    """Return the statement that selects the rows of a JSON array of keys."""
+    """Return the statement that selects the rows for a JSON array of keys."""
     terms = ("lane", *table.keys)
     on = " AND ".join(f"t.{column} = n.value ->> {place}" for place, column in enumerate(terms))
     columns = ", ".join(f"t.{column}" for column in (*table.keys, *table.values))
@@ -35,7 +35,7 @@ def _build_load_sql(table: SideStateTable) -> str:
 
 
 def _build_load_group_sql(table: SideStateTable) -> str:
-    """Return the statement that selects the rows of keys that differ only in the last column, given as a JSON array."""
+    """Return the statement that selects rows whose keys differ only in the last column, given as a JSON array."""
     *shared_terms, last = table.keys
     on = " AND ".join(f"t.{column} = ?" for column in ("lane", *shared_terms))
     columns = ", ".join(f"t.{column}" for column in (last, *table.values))
@@ -44,14 +44,14 @@ def _build_load_group_sql(table: SideStateTable) -> str:
 
 
 def _build_insert(table: SideStateTable) -> BulkInsert:
-    """Return the insert that updates an existing row in place. REPLACE would delete the row and insert it again."""
+    """Return an INSERT that updates an existing row in place. REPLACE would delete the row and insert it again."""
     values = ", ".join(f"{column} = excluded.{column}" for column in table.values)
     on_conflict = f" ON CONFLICT DO UPDATE SET {values}" if values else " ON CONFLICT DO NOTHING"
     return BulkInsert(f"oncelog_{table.name}", table.columns, on_conflict)
 
 
 def _build_update_sql(table: SideStateTable) -> str:
-    """Return the statement that updates an existing row. Its parameters are in the order of an insert."""
+    """Return the statement that updates an existing row. Its parameters have the same order as those of an INSERT."""
     keys = ("lane", *table.keys)
     values = ", ".join(f"{column} = ?{place}" for place, column in enumerate(table.values, len(keys) + 1))
     on = " AND ".join(f"{column} = ?{place}" for place, column in enumerate(keys, 1))
@@ -65,7 +65,7 @@ def _build_delete_sql(table: SideStateTable) -> str:
 
 
 def _build_encoder(table: SideStateTable) -> Callable[[Any], tuple[Any, ...]]:
-    """Return the encoder of a value, with bytearrays: sqlite3 binds them faster than bytes."""
+    """Return the encoder of a value. It produces bytearrays, which sqlite3 binds faster than bytes."""
     encode = table.encode_value
     if BYTEA not in table.values.values():
         return encode
@@ -73,7 +73,7 @@ def _build_encoder(table: SideStateTable) -> Callable[[Any], tuple[Any, ...]]:
 
 
 GROUP_ROWS_MIN: Final = 8
-"""Average rows per group from which one statement per group is cheaper."""
+"""Average rows per group at which one statement per group becomes cheaper."""
 LOAD_SQL: Final = {table.name: _build_load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
 LOAD_GROUP_SQL: Final = {table.name: _build_load_group_sql(table) for table in (*TABLES, PAST_MEMBERS)}
 _ENCODERS: Final = {table.name: _build_encoder(table) for table in TABLES}
@@ -81,12 +81,12 @@ _INSERTS: Final = {table.name: _build_insert(table) for table in STORED_TABLES}
 _UPDATE_SQL: Final = {
     table.name: _build_update_sql(table) for table in TABLES if table.values and table.name not in CACHED_TABLES
 }
-"""Cached tables are left out, because the file may not have a row that the cache returned."""
+"""Cached tables are left out, because a row from the cache may not exist in the file."""
 DELETE_SQL: Final = {table.name: _build_delete_sql(table) for table in TABLES}
 
 
 def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
-    """Return the existing rows of one table, by key."""
+    """Return the rows of one table that exist, by key."""
     needs = [(lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key)) for key in keys]
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for columns in needs:
@@ -128,8 +128,8 @@ def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tuple[Any
 def save_tables(connection: Any, changes: Changes, lanes: int, stored: Snapshot | None = None) -> None:
     """Save all changed side state.
 
-    `stored` has the rows that are known to exist. An update takes two thirds of the time of an insert, but each row is
-    one call into SQLite, so the caller passes the rows only if no other thread wants the GIL.
+    `stored` has the rows that are known to exist. An update takes two thirds of the time of an insert, but each row
+    needs its own call into SQLite, so the caller passes these rows only if no other thread needs the GIL.
     """
     for table, (inserted, updated, deleted) in iterate_changes(changes, lanes, _ENCODERS, stored, _UPDATE_SQL):
         if inserted:
@@ -138,14 +138,14 @@ def save_tables(connection: Any, changes: Changes, lanes: int, stored: Snapshot 
         if updated:
             updated.sort()
             found = connection.executemany(_UPDATE_SQL[table.name], updated).rowcount
-            if found != len(updated):  # the rows were read in the same transaction
+            if found != len(updated):  # the same transaction has read these rows
                 rows = f"{found} of {len(updated)} rows that were read from the table {table.name}"
                 raise CorruptError(f"only {rows} can be updated")
         delete_rows(connection, table, deleted)
 
 
 def erase_values(lane: int, erased: ErasedValues) -> QuerySteps[int]:
-    """Erase the values of entities. Returns the bytes that tenants were charged for."""
+    """Erase the values of entities. Returns how many bytes tenants were charged for them."""
     name = "all_values" if erased.keys is None else "values"
     place = (lane, *(column for column in erased if column is not None))
     [(size,)] = yield Statement(f"bytes_of_{name}", *place)

@@ -1,4 +1,4 @@
-"""The statements of SQLite by name, the migrations in their order, and transactions."""
+"""SQLite statements by name, migrations in order, and transactions."""
 
 import logging
 import sqlite3
@@ -16,12 +16,12 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 _SQL: Final = files("oncelog.storage.sqlite") / "sql"
 SQL: Final = load_statements(_SQL, parameter_prefix="?")
 ROWS_MAX: Final = 64
-"""Maximum number of rows per insert. A row then costs half as much as alone, and slightly less than with 16. More rows
-save nothing."""
+"""Maximum rows per INSERT. A row then costs half as much as in a single-row INSERT, and slightly less than with 16
+rows. Larger statements save nothing more."""
 
 
 def load_migrations() -> list[tuple[int, str]]:
-    """Return the number and the script of each schema version, oldest first."""
+    """Return the number and script of each schema version, oldest first."""
     return list_scripts(_SQL / "migrations")
 
 
@@ -38,7 +38,8 @@ def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[Non
 
 
 def roll_back(connection: Any) -> None:
-    """Roll the open transaction back. An error is only logged, because the caller raises the error that led here."""
+    """Roll back the open transaction. A failure is only logged, because the caller raises the error that caused the
+    rollback."""
     try:
         connection.execute("ROLLBACK")
     except sqlite3.Error:
@@ -46,11 +47,11 @@ def roll_back(connection: Any) -> None:
 
 
 class BulkInsert:
-    """Inserts many rows per statement, because every call into SQLite releases the GIL and waits for it again.
+    """Inserts many rows per statement, because every call into SQLite releases the GIL and has to reacquire it.
 
-    A failed statement leaves its first rows behind (OR FAIL), and the caller rolls the transaction back. By default
-    SQLite could undo the statement alone, and copies every page before the first change for that: a row in the middle
-    of a table took three times as long.
+    A failed statement leaves its first rows behind (OR FAIL), and the caller rolls the transaction back. SQLite's
+    default, which can undo a single statement, copies every page before its first change: a row in the middle of a
+    table took three times as long.
     """
 
     def __init__(self, table: str, columns: tuple[str, ...], on_conflict: str = "") -> None:
@@ -61,7 +62,7 @@ class BulkInsert:
         """Statements for powers of two: few enough to stay prepared, and any number of rows needs few of them."""
 
     def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:
-        """Insert `count` rows in their order. The iterable may create rows as they are needed."""
+        """Insert `count` rows in order. The iterable may create the rows lazily."""
         values = iter(rows)
         size, statement = self._largest
         while count >= size:

@@ -1,7 +1,7 @@
 """The SQLite store: a writer thread, two reader threads, and asyncio in front of them.
 
-The event loop's thread decides and writes small batches, and the writer thread only makes them durable. Another thread
-moves committed pages from the write-ahead log into the file while commits continue.
+The event loop's thread decides and writes small batches itself, and the writer thread only makes them durable. A
+separate thread moves committed pages from the write-ahead log into the file while commits continue.
 """
 
 import asyncio
@@ -48,26 +48,26 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 READERS: Final = 2
 PREPARED_ITEMS_MAX: Final = 1024
 PREPARED_BYTES_MAX: Final = 1024 * 1024
-"""Limits of a batch that the event loop's thread writes. The writer thread writes larger ones, so the loop stays
-responsive."""
+"""Limits for a batch that the event loop's thread writes. The writer thread writes larger batches, so that the loop
+remains responsive."""
 LOOP_WAIT_S_MAX: Final = 0.1
 OFF_LOOP_S: Final = 5.0
-"""After a batch that blocked the event loop for more than LOOP_WAIT_S_MAX, the writer thread writes all batches for
-this time."""
+"""After a batch has blocked the event loop for more than LOOP_WAIT_S_MAX, the writer thread writes all batches for this
+long."""
 IMMEDIATE_COMMIT_RECORDS: Final = 64
-"""Number of records from which COMMIT starts immediately, in parallel to the event loop. For fewer records the switch
-of threads, for which the loop waits, costs more than it saves."""
+"""Number of records from which COMMIT starts immediately, in parallel with the event loop. For fewer records, the
+thread switch, for which the loop waits, costs more than it saves."""
 CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
-"""After CHECKPOINT_RECORDS records a checkpoint moves the write-ahead log into the file, followed by this pause. With
-large records the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
+"""After CHECKPOINT_RECORDS records, a checkpoint moves the write-ahead log into the file, followed by this pause. With
+large records, the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
 VIEW_FETCH_ROWS_MAX: Final = 200
-"""Rows that `read_views` reads and releases at a time."""
+"""How many rows `read_views` reads and releases at a time."""
 T = TypeVar("T")
 
 
 class SqliteStore(SqlStore):
-    """A log in a file. See `storage.store.Store` for what each method promises."""
+    """A log in a file. See `storage.store.Store` for the contract of each method."""
 
     _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
     _erase_values = staticmethod(erase_values)
@@ -97,7 +97,7 @@ class SqliteStore(SqlStore):
         self._uncheckpointed_records = 0
         self._views_lock = asyncio.Lock()
         self._reader_connections: dict[tuple[int, str], Any] = {}
-        """By thread and use."""
+        """Connections by thread and use."""
         self._process = 0
         self._fill_task: asyncio.Task[None] | None = None
         self._prepare_after_s = 0.0
@@ -108,7 +108,7 @@ class SqliteStore(SqlStore):
         return self._file_writer.metadata
 
     async def open(self) -> None:
-        """See `Store`. Several processes may open one file. A forked process opens it after the fork."""
+        """See `Store`. Several processes may open one file. A forked process must open it after the fork."""
         self._process = os.getpid()
         self._writer_thread = WorkerThread("oncelog-writer")
         self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer_thread
@@ -159,7 +159,7 @@ class SqliteStore(SqlStore):
         if writer is None or validate is not None or (result := self._prepare(batch)) is None:
             result = await self._write(self._file_writer.commit, batch, validate)
         elif not result.changes.is_empty:
-            # The transaction must end even if the caller is cancelled, or no other write could begin.
+            # The transaction must end even if the caller is cancelled; otherwise no other write could begin.
             try:
                 is_large = len(result.changes.records) >= IMMEDIATE_COMMIT_RECORDS
                 finishing = writer.submit(self._file_writer.finish, start_now=is_large)
@@ -183,17 +183,17 @@ class SqliteStore(SqlStore):
 
     async def scrub(self) -> bool:
         """See `Store`."""
-        # Without the lock the checkpointer could count as a reader that blocks the truncation.
+        # Without the lock, the checkpointer could act as a reader that blocks the truncation.
         async with self._checkpoint_lock:
             return await self._write(self._file_writer.scrub)
 
     def free_bytes(self) -> int | None:
-        """See `Store`. The pages of the write-ahead log still have to fit into the file."""
+        """See `Store`. Subtracts the pages of the write-ahead log, which still have to fit into the file."""
         free = self._driver.get_free_bytes(self._path)
         return None if free is None else max(0, free - _get_file_size(f"{self._path}-wal"))
 
     async def size_bytes(self) -> int | None:
-        """See `Store`: the file and its write-ahead log."""
+        """See `Store`. The size includes the write-ahead log."""
         sizes = [_get_file_size(f"{self._path}{end}") for end in ("", "-wal")]
         return sum(sizes) if any(sizes) else None
 
@@ -215,8 +215,8 @@ class SqliteStore(SqlStore):
 
     async def read_views(self, query: Query, policy: str, encode: EncodeViews) -> RecordViewPage:
         """See `Store`."""
-        # One at a time. Every row releases the GIL and takes it again, so two concurrent reads slow each other down and
-        # together take twice as long as one after another.
+        # One read at a time. Every row releases the GIL and reacquires it, so two concurrent reads slow each other down
+        # and together take twice as long as in sequence.
         async with self._views_lock:
             return await super().read_views(query, policy, encode)
 
@@ -260,12 +260,12 @@ class SqliteStore(SqlStore):
         return await asyncio.wrap_future(executor.submit(function, *arguments))
 
     def _prepare(self, batch: Sequence[Request]) -> BatchResult | None:
-        """Decide and write a batch on the event loop's thread, without COMMIT. Returns None if that could block for
-        long.
+        """Decide and write a batch on the event loop's thread, without COMMIT. Returns None if that could block the
+        loop for long.
 
-        A separate thread would take the GIL from the event loop many times per batch and hand it back. If both are
-        busy, the switches cost as much as the work (docs/decisions/0010). COMMIT, which waits for the disk, does not
-        need the GIL.
+        A separate thread would take the GIL from the event loop and hand it back many times per batch. If both threads
+        are busy, the switches cost as much as the work (docs/decisions/0010). COMMIT, which waits for the disk, does
+        not need the GIL.
         """
         if self._writer_thread is None or not self._writer_thread.is_idle or os.getpid() != self._process:
             return None
@@ -297,7 +297,7 @@ class SqliteStore(SqlStore):
             raise store_error from error
 
     def _reader_connection(self, use: str = "reader") -> Any:
-        """Return the connection of the current thread for a use."""
+        """Return the current thread's connection for a use."""
         if not self._driver.is_shared:
             return self._file_writer.connection
         place = (threading.get_ident(), use)
@@ -319,9 +319,9 @@ class SqliteStore(SqlStore):
             self._checkpoint_task = asyncio.get_running_loop().create_task(self._run_checkpoint(self._checkpointer))
 
     async def _run_checkpoint(self, checkpointer: ThreadPoolExecutor) -> None:
-        """Run a checkpoint. Otherwise commits would run it, which delays their callers by 10 ms and more.
+        """Run a checkpoint, so that no commit has to run it and delay its caller by 10 ms or more.
 
-        Records that are committed meanwhile wait for the next checkpoint, or for a commit that finds a large
+        Records that are committed during the checkpoint wait for the next one, or for a commit that finds a large
         write-ahead log.
         """
         try:
@@ -333,11 +333,11 @@ class SqliteStore(SqlStore):
         await asyncio.sleep(CHECKPOINT_PAUSE_S)
 
     def _checkpoint(self) -> None:
-        """Run a checkpoint on one connection while another one holds a read transaction.
+        """Run a checkpoint on one connection while a second one holds a read transaction.
 
-        Before SQLite 3.51.3 a checkpoint could confuse a write-ahead log that a commit had just restarted with the
+        Before SQLite 3.51.3, a checkpoint could mistake a write-ahead log that a commit had just restarted for the
         previous one, and corrupt the file (docs/decisions/0008). A read transaction prevents commits from restarting
-        the log. If there is nothing to move, the read transaction only blocks the checkpoint.
+        the log. If there is nothing to move, the read transaction would only block the checkpoint.
         """
         try:
             reader, checkpointer = self._reader_connection(), self._reader_connection("checkpointer")

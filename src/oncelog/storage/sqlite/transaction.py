@@ -1,7 +1,7 @@
-"""A write transaction, on the writer's or a borrowed connection: load, decide, save.
+"""A write transaction on the writer's connection or a borrowed one: load, decide, save.
 
-Cached state is used only after the transaction has taken the write lock and seen the changes of other processes
-(`load_state`, `get_current_index`). Caches are updated only after COMMIT has returned (`confirm`).
+The transaction uses cached state only after it has taken the write lock and seen other processes' changes
+(`load_state`, `get_current_index`). It updates the caches only after COMMIT has returned (`confirm`).
 """
 
 import os
@@ -46,7 +46,8 @@ from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
 from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 ERASURE_BYTES: Final = 20
-"""Largest growth of a row when a hash replaces salt and body. Shorter bodies are padded, so that rows never move."""
+"""Most bytes by which a row can grow when a hash replaces its salt and body. Shorter bodies are padded, so that rows
+never move."""
 IMMEDIATE_FILL_KEYS_MAX: Final = 100_000
 
 _RECORD_COLUMNS: Final = (
@@ -72,7 +73,7 @@ _insert_streams: Final = BulkInsert("oncelog_stream_records", ("lane", "scope", 
 
 
 class TransactionState(msgspec.Struct):
-    """State of the log right after the transaction took the write lock."""
+    """State of the log right after the transaction has taken the write lock."""
 
     commits: int
     erasures: int
@@ -80,9 +81,9 @@ class TransactionState(msgspec.Struct):
     heads: dict[int, LaneHead]
     lanes: dict[int, LaneIndexState]
     tenants: Tenants | None
-    """Tenants whose usage is counted; None without quotas."""
+    """Tenants whose usage is counted, or None for a log without quotas."""
     moved: str | None
-    """Marker of a log that has moved (`moved_marker.py`)."""
+    """Marker of a log that has moved (`moved_marker.py`), otherwise None."""
     leaps: tuple[int, ...] = ()
     """Numbers above which the log continued after restores."""
 
@@ -95,18 +96,18 @@ class TransactionOptions(NamedTuple):
     jump_ms_max: int = JUMP_MS_MAX
     seal_keys: int = SEAL_KEYS
     fills_later: bool = True
-    """Whether the caller fills the filter of a large key index while commits continue. Without it a large index has no
+    """Whether the caller fills the filter of a large key index while commits continue. If not, a large index has no
     filter."""
 
 
 class StoreTransaction:
-    """Transactions on one log, one at a time. Threads that share it hold a lock."""
+    """Runs transactions on one log, one at a time. Threads that share this object must hold a lock."""
 
     def __init__(self, metadata: LogMetadata, options: TransactionOptions) -> None:
         self.metadata = metadata
         self.options = options
         self.index: KeyIndex | None = None
-        """State after the newest transaction; None before the first one."""
+        """Index as of the newest transaction, or None before the first one."""
         self._expiry_sweep = ExpirySweep()
         self._row_cache = RowCache()
 
@@ -119,8 +120,8 @@ class StoreTransaction:
     ) -> BatchResult:
         """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`.
 
-        The caller passes the `current_state` of this transaction (`load_state_if_current`) if no other thread wants the
-        GIL for long (`save_tables`). If the method or the transaction fails, the caller calls `roll_back`.
+        The caller passes this transaction's `current_state` (`load_state_if_current`) if no other thread needs the GIL
+        for long (`save_tables`). If the method or the transaction fails, the caller calls `roll_back`.
         """
         self.roll_back()
         state = current_state or self.load_state(connection)
@@ -172,7 +173,7 @@ class StoreTransaction:
         self._row_cache.clear()
 
     def propose_clock(self, newest: ClockMark) -> tuple[ClockMark, Exception | None]:
-        """Return the time of a commit after the newest one, and an error if the clock stops new writes."""
+        """Return the time for a commit after the newest one, and an error if the clock prevents new writes."""
         return newest.propose(ClockMark.read(self.options.clock), self.options.jump_ms_max)
 
     def load_state(self, connection: Any) -> TransactionState:
@@ -185,7 +186,7 @@ class StoreTransaction:
         return TransactionState(commits, erasures, ClockMark(*clock), heads, lanes, tenants, moved, decode_leaps(leaps))
 
     def get_current_index(self, connection: Any, state: TransactionState) -> KeyIndex:
-        """Return the key index with the commits of all processes."""
+        """Return the key index, brought up to date with the commits of all processes."""
         if self.index is not None and state.commits < self.index.commits:
             self.reset()  # another file has replaced this one
         if self.index is None:
@@ -201,8 +202,7 @@ class StoreTransaction:
         return self.index
 
     def load_state_if_current(self, connection: Any) -> TransactionState | None:
-        """Return the state of the log if other processes have written little since the last transaction; otherwise
-        None."""
+        """Return the state of the log, or None if other processes have written much since the last transaction."""
         index = self.index
         if index is None:
             return None
@@ -213,8 +213,8 @@ class StoreTransaction:
         return state if is_soon else None
 
     def _load_tables(self, connection: Any, read_set: ReadSet, snapshot: Snapshot) -> dict[str, list[Any]]:
-        """Load side state; cached rows come from memory. Returns the keys of cached tables that were not in
-        the cache."""
+        """Load side state, taking cached rows from memory. Returns the keys of cached tables that were not in the
+        cache."""
         loaded: dict[str, list[Any]] = {}
 
         def load_rows(connection: Any, table: SideStateTable, keys: Collection[Any], lanes: int) -> dict[Any, Any]:
@@ -230,7 +230,7 @@ class StoreTransaction:
     def load_identities(
         self, connection: Any, index: KeyIndex, read_set: ReadSet, state: TransactionState
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
-        """Return a snapshot with everything stored under the keys and sequences of a read set, and their hashes."""
+        """Return a snapshot of everything stored under the keys and sequences of a read set, and their hashes."""
         snapshot = Snapshot(settings=self.metadata.settings, heads=state.heads, tenants=state.tenants)
         hashes = index.hash_identities(chain(read_set.keys, read_set.sequences))
         found = index.find_places(connection, hashes.values())
@@ -254,8 +254,8 @@ def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[by
         _insert_padded_records(connection, map(_encode_padded_record, records, salts), len(records))
     else:
         _insert_records(connection, map(_encode_record, records, salts), len(records))
-    # In the order of the tables, page by page. Positions are in order already, and two stable sorts by one column take
-    # half as long as one sort that compares rows.
+    # Insert in table order, page by page. Positions are in order already, and two stable sorts by one column take half
+    # as long as one sort that compares rows.
     partitions = [(record.lane, name, record.position) for record in records for name in record.partitions]
     partitions.sort(key=itemgetter(1))
     partitions.sort(key=itemgetter(0))
@@ -267,8 +267,8 @@ def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[by
 
 
 def _encode_record(record: Record, salt: bytes) -> tuple[Any, ...]:
-    # sqlite3 searches an adapter for every value that is not a number, a text or a bytearray. The search takes three
-    # times as long as the copy into a bytearray.
+    # sqlite3 looks for an adapter for every value that is not a number, a str or a bytearray. The search takes three
+    # times as long as a copy into a bytearray.
     return (
         record.lane << POSITION_BITS | record.position,
         record.sequence,
@@ -296,7 +296,7 @@ def load_remembered(
     connection: Any, places: Iterable[int], read_set: ReadSet
 ) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
     """Return what the records at some places left under the keys and sequences of a read set. The newest record
-    counts."""
+    wins."""
     keys: dict[KeyIdentity, Remembered] = {}
     sequences: dict[SequenceIdentity, Remembered] = {}
     parameters = (orjson.dumps(sorted(places)).decode(),)
@@ -313,7 +313,7 @@ def load_remembered(
 
 
 def load_key_status(connection: Any, index: KeyIndex, identity: KeyIdentity, lanes: int) -> KeyStatus:
-    """As `queries.side_state.load_key_status`. The index, which must be current, returns the candidate places."""
+    """Like `queries.side_state.load_key_status`. The candidate places come from the index, which must be current."""
     hashes = index.hash_identities([identity])
     places = index.find_places(connection, hashes.values()).get(hashes[identity], [])
     found = [run_query(connection, find_record, *decode_place(place)) for place in sorted(set(places))]
@@ -324,7 +324,7 @@ def load_key_status(connection: Any, index: KeyIndex, identity: KeyIdentity, lan
 def _list_added_keys(
     result: BatchResult, hashes: Mapping[KeyIdentity | SequenceIdentity, int]
 ) -> list[tuple[int, int]]:
-    """Return the hashes and places of new records. The hashes were computed for the lookup."""
+    """Return the hashes and places of new records. The hashes are those computed for the lookup."""
     changes = result.changes
     added: Iterable[tuple[KeyIdentity | SequenceIdentity, Remembered]] = chain(
         changes.keys.items(), changes.sequences.items()

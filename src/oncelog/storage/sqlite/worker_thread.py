@@ -1,7 +1,7 @@
 """A thread that runs the calls of an event loop in order.
 
-It is an executor with one thread and less overhead. A commit switches threads twice, and the locks and futures of
-`concurrent.futures` take as long for that as a small commit.
+This is a single-threaded executor with less overhead. A commit switches threads twice; with the locks and futures of
+`concurrent.futures`, that takes as long as a small commit.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 START_TIMEOUT_S: Final = 0.01
-"""Longest time that the event loop waits for a call to start."""
+"""Maximum time that the event loop waits for a call to start."""
 T = TypeVar("T")
 
 
@@ -28,27 +28,28 @@ class _Call(Struct):
 
 
 class WorkerThread:
-    """Serves one event loop. The owner calls `stop`; at the end of the program `atexit` does."""
+    """Runs calls for one event loop. The owner calls `stop`, or else `atexit` does when the program ends."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._unfinished_calls = 0
         self._is_stopped = False
-        # A daemon: the interpreter would wait for any other thread before it runs the atexit handler that stops it.
+        # A daemon thread, because the interpreter waits for all other threads before it runs the atexit handler that
+        # stops this one.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         atexit.register(self.stop)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether all calls have ended, so that the event loop may use the thread's resources."""
+        """Return whether all calls have finished, so that the event loop may use the thread's resources."""
         return not self._unfinished_calls
 
     def submit(self, function: Callable[..., T], *arguments: Any, start_now: bool = False) -> "asyncio.Future[T]":
-        """Run a function after all earlier calls. It is skipped if its caller is cancelled before it starts.
+        """Run a function after all earlier calls. The call is skipped if its caller is cancelled before it starts.
 
-        With `start_now` the method returns after the call has started, if no other call is running. Otherwise the event
-        loop would keep the GIL, and the call could not start before the loop becomes idle.
+        With `start_now`, the method waits until the call has started, if no other call is running. Without it, the
+        event loop keeps the GIL, and the call cannot start before the loop becomes idle.
         """
         if self._is_stopped:
             raise RuntimeError(f"the thread {self._thread.name} has been stopped")
@@ -64,7 +65,7 @@ class WorkerThread:
         return outcome
 
     def stop(self) -> None:
-        """Wait for all calls to end, and accept no more."""
+        """Wait for all calls to finish, and accept no more."""
         if not self._is_stopped:
             self._is_stopped = True
             atexit.unregister(self.stop)
@@ -74,7 +75,7 @@ class WorkerThread:
     def _run(self) -> None:
         while (job := self._calls.get()) is not None:
             self._execute(job)
-            del job  # otherwise its outcome would be kept until the next call
+            del job  # otherwise its outcome is kept alive until the next call
 
     def _execute(self, call: _Call) -> None:
         result, error = None, None
@@ -85,9 +86,9 @@ class WorkerThread:
                 result = call.function(*call.arguments)
         except BaseException as raised:  # noqa: BLE001 - the caller receives it
             error = raised
-        with suppress(RuntimeError):  # the event loop is closed, so the caller is gone
+        with suppress(RuntimeError):  # the event loop is closed, so no caller is waiting
             call.loop.call_soon_threadsafe(self._deliver, call.outcome, result, error)
-        del call, error  # the traceback refers to this frame: the cycle would live until a garbage collection
+        del call, error  # the traceback refers to this frame, a cycle that would last until a garbage collection
 
     def _deliver(self, outcome: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
         self._unfinished_calls -= 1

@@ -1,7 +1,7 @@
 """The writer: one connection, one thread, one transaction at a time. COMMIT syncs the file (`synchronous=FULL`).
 
-Several processes may have a writer on one file. So a writer uses cached state only after it has taken the write lock
-(BEGIN IMMEDIATE) and seen what the other processes have written.
+Several processes may each have a writer on the same file. A writer therefore uses cached state only after it has taken
+the write lock (BEGIN IMMEDIATE) and seen what the other processes have written.
 """
 
 import sqlite3
@@ -48,7 +48,8 @@ _RETRY_HINT: Final = "; submit again under the same identity"
 
 
 class Writer:
-    """Everything that needs the writer's connection. Threads may use it in turns, but not at once."""
+    """Runs everything that needs the writer's connection. Threads may take turns with it, but not use it
+    concurrently."""
 
     def __init__(self, path: str, driver: Driver, options: TransactionOptions) -> None:
         self._path = path
@@ -73,14 +74,14 @@ class Writer:
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     def create_sibling(self) -> "Writer":
-        """Return a writer of the same file that is not open yet. It uses a large key index without its filter."""
+        """Return a new, unopened writer on the same file. It uses a large key index without its filter."""
         sibling = Writer(self._path, self._driver, self._options._replace(fills_later=False))
         sibling._file_id = self._file_id
         sibling._store_transaction = StoreTransaction(self.metadata, sibling._options)
         return sibling
 
     def close(self) -> None:
-        """Close the connection. The last connection of all processes moves the write-ahead log into the file."""
+        """Close the connection. The last connection that any process closes moves the write-ahead log into the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -88,18 +89,18 @@ class Writer:
     # --- the commit
 
     def commit(self, batch: Sequence[Request], validate: Validate | None) -> BatchResult:
-        """Load, decide and save a batch in one transaction. After a StoreUnavailableError no verdict is sent."""
+        """Load, decide and save a batch in one transaction. After a StoreUnavailableError, no verdict may be sent."""
         with self._transaction(hint=_RETRY_HINT) as connection:
             result = self.store_transaction.commit(connection, batch, validate)
         self.store_transaction.confirm()
         return result
 
     def prepare(self, batch: Sequence[Request]) -> BatchResult | None:
-        """Decide and save a batch without COMMIT and without waiting. `finish` must follow, unless the batch changes
+        """Decide and save a batch without waiting and without COMMIT. `finish` must follow, unless the batch changes
         nothing.
 
-        Returns None without doing anything if another process is writing or has written much, or the file must be
-        opened.
+        Does nothing and returns None if another process is writing or has written much, or if the file must be opened
+        first.
         """
         if self._connection is None:
             return None
@@ -152,8 +153,8 @@ class Writer:
         return True
 
     def _set_busy_timeout(self, connection: Any, *, waits: bool) -> None:
-        """Set whether to wait for other processes. Most batches use the previous setting, so this avoids a
-        statement."""
+        """Set whether to wait for other processes. Most batches need the same setting as the previous one, which saves
+        a statement."""
         if waits != self._waits_for_lock:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if waits else 0}")
             self._waits_for_lock = waits
@@ -161,7 +162,7 @@ class Writer:
     # --- other uses of the writer
 
     def find_keys(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
-        """Return what the newest record of each identity left to remember."""
+        """Return what the log remembers of the newest record of each identity."""
         with self._read_transaction() as (connection, state):
             needs = ReadSet(keys=set(identities))
             snapshot, _ = self.store_transaction.load_identities(connection, self.index, needs, state)
@@ -175,7 +176,7 @@ class Writer:
             return msgspec.structs.replace(status, time_ms=mark.time_ms)
 
     def run_write(self, query: SharedQuery[T], *arguments: Any) -> T:
-        """Run a query in a write transaction. Deleted bytes are overwritten, as erasures require.
+        """Run a query in a write transaction that overwrites deleted bytes, as erasures require.
 
         `scrub` overwrites them in the file when it moves the write-ahead log there.
         """
@@ -190,17 +191,17 @@ class Writer:
         return result
 
     def _commit_part(self, connection: Any, batch: Sequence[Request]) -> BatchResult:
-        """Commit a batch in a transaction that other statements are part of."""
+        """Commit a batch in a transaction that contains other statements too."""
         try:
             return self.store_transaction.commit(connection, batch)
         except BaseException:
-            self.store_transaction.reset()  # the index may include commits that are rolled back
+            self.store_transaction.reset()  # the index may include commits that have been rolled back
             raise
 
     def scrub(self) -> bool:
         """Move the write-ahead log into the file and empty it. Returns False if a reader prevents that.
 
-        The method does not wait for the reader, because commits would have to wait too.
+        The method does not wait for the reader, because commits would then have to wait too.
         """
         self._has_begun = False  # a failure leaves the caches valid
         with self._translate_errors():
@@ -209,10 +210,10 @@ class Writer:
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def probe(self) -> None:
-        """Commit a transaction that changes nothing, after a checkpoint of all commits.
+        """Checkpoint all commits, then commit a transaction that changes nothing.
 
-        On a full disk the checkpoint is the operation that a start would fail at, and the write-ahead log is the first
-        space that can be reused.
+        On a full disk, the checkpoint is the operation that would fail on the next start, and the write-ahead log is
+        the first space that can be reused.
         """
         self.scrub()
         with self._transaction() as connection:
@@ -227,7 +228,7 @@ class Writer:
     def renew_epoch(
         self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
     ) -> EpochRenewal:
-        """As `Store` says, in one transaction. `replaced` as in `build_leap_request`."""
+        """Start a new history in one transaction (see `Store`). For `replaced`, see `build_leap_request`."""
         with self._transaction() as connection:
             state = self.store_transaction.load_state(connection)
             now_ms = state.clock.get_latest_ms(ClockMark.read(self._options.clock))
@@ -244,14 +245,14 @@ class Writer:
 
     @property
     def store_transaction(self) -> StoreTransaction:
-        """Return the contents of the transactions."""
+        """Return the object that runs the store's part of each transaction."""
         if self._store_transaction is None:
             raise ClosedError(f"the log {self._path} has not been opened")
         return self._store_transaction
 
     @property
     def metadata(self) -> LogMetadata:
-        """Return the metadata of the file."""
+        """Return the file's metadata."""
         return self.store_transaction.metadata
 
     @property
@@ -264,10 +265,10 @@ class Writer:
 
     @property
     def index_without_filter(self) -> KeyIndex | None:
-        """Return the index if its filter is missing and will be filled."""
+        """Return the index if its filter is missing and is still to be filled."""
         if not self._options.fills_later:
             return None
-        # Read once: the writer thread may discard the index at any moment.
+        # Read the attribute once: the writer thread may discard the index at any time.
         index = None if self._store_transaction is None else self._store_transaction.index
         return index if index is not None and not index.has_filter else None
 
@@ -275,7 +276,7 @@ class Writer:
 
     @property
     def connection(self) -> Any:
-        """Return the connection of the writer, and open it if necessary."""
+        """Return the writer's connection, opening it if necessary."""
         if self._connection is not None:
             self.check_file()
         else:
@@ -294,7 +295,7 @@ class Writer:
         return self._connection
 
     def check_file(self) -> None:
-        """Raise LogReplacedError if the file was removed or replaced. Readers of an open file do not notice that
+        """Raise LogReplacedError if the file was removed or replaced. Connections to an open file cannot detect that
         themselves."""
         if self._file_id is not None and self._driver.get_file_id(self._path) != self._file_id:
             raise LogReplacedError(
@@ -303,7 +304,8 @@ class Writer:
             )
 
     def _use_metadata(self, metadata: LogMetadata) -> None:
-        """Keep the metadata of the opened file. After an error the file is opened again, and may be another log."""
+        """Keep the metadata of the opened file. After an error, the file is opened again, and may then be a different
+        log."""
         if self._store_transaction is None:
             self._store_transaction = StoreTransaction(metadata, self._options)
         elif self._store_transaction.metadata.epoch != metadata.epoch:
@@ -313,18 +315,18 @@ class Writer:
 
     @contextmanager
     def _translate_errors(self, hint: str = "") -> Iterator[None]:
-        """Translate errors of SQLite, and discard all cached state after such an error.
+        """Translate SQLite errors, and discard all cached state after one.
 
-        The connection stays open while only the disk fails. A commit whose sync failed is readable in the write-ahead
-        log, and Linux never writes it. This connection knows that the commit is void and overwrites it. A new
-        connection could read and believe it, and append commits that the next power failure would remove together with
-        it.
+        The connection is kept open if only the disk fails. A commit whose sync failed can still be read from the
+        write-ahead log, but Linux never writes it to the disk. This connection knows that the commit is void and
+        overwrites it. A new connection would take it for a valid commit and append further commits, which the next
+        power failure would remove together with it.
         """
         try:
             yield
         except sqlite3.Error as error:
             if self._has_begun and self._store_transaction is not None:
-                self._store_transaction.reset()  # without BEGIN nothing was read: another process holds the lock
+                self._store_transaction.reset()  # BEGIN failed, so nothing was read: another process holds the lock
             store_error = translate_error(error, self._path, hint)
             connection = self._connection
             if connection is not None and (
@@ -335,7 +337,7 @@ class Writer:
             if store_error is error:
                 raise
             raise store_error from error
-        except (UnicodeError, msgspec.MsgspecError) as error:  # from sqlite3 and msgspec, for damaged values
+        except (UnicodeError, msgspec.MsgspecError) as error:  # sqlite3 and msgspec raise these for damaged values
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     @contextmanager
@@ -350,13 +352,13 @@ class Writer:
                     self._has_begun = True
                     yield connection
             except BaseException:
-                # After any error, also outside of SQLite: staged changes of the index must not be confirmed later.
+                # Do this after any error, even one outside SQLite: staged index changes must not be confirmed later.
                 self.store_transaction.roll_back()
                 raise
 
     @contextmanager
     def _read_transaction(self) -> Iterator[tuple[Any, TransactionState]]:
-        """Run the block in a read transaction, with the state of the log and a current key index."""
+        """Run the block in a read transaction, with the log's state and a current key index."""
         with self._transaction("BEGIN") as connection:
             state = self.store_transaction.load_state(connection)
             self.store_transaction.get_current_index(connection, state)
@@ -364,15 +366,16 @@ class Writer:
 
 
 def make_durable(connection: Any) -> None:
-    """Sync commits that other processes have left, before any caller learns of them.
+    """Sync commits that other processes have left behind, before any caller learns of them.
 
     A process that dies between writing and syncing a commit leaves it in the write-ahead log. The next process to open
     the file reads it as committed, but a power failure could still undo it. A new commit syncs the log, including
     everything before the commit.
 
-    That is not enough if the process died after a failed sync: Linux then drops the pages and does not write them with
-    the next sync. So the log is first moved into the file, where it is written again, and restarted. Other processes
-    that have the file open can prevent that, but they have done the same when they opened the file.
+    That is not enough if the process died after a failed sync: Linux then drops the pages, and the next sync does not
+    write them. The write-ahead log is therefore first moved into the file, which writes its contents again, and then
+    restarted. Other processes that have the file open can prevent this, but they did the same when they opened the
+    file.
     """
     connection.execute("PRAGMA busy_timeout = 0")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

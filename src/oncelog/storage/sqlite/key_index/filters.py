@@ -1,4 +1,4 @@
-"""Bloom filters of the key index. They are in memory, so most lookups read no segment."""
+"""Bloom filters of the key index. They are kept in memory, so that most lookups read no segment."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -12,15 +12,15 @@ GLOBAL_CAPACITY_MIN: Final = 1_000_000
 GLOBAL_FALSE_POSITIVE_RATE: Final = 0.005
 """Per layer. Every layer is checked for a new key, so the rates add up."""
 LAYER_GROWTH: Final = 5
-"""Each layer is this many times as large as the previous one, which keeps the number of layers small."""
+"""Each layer is this many times as large as the previous one, which keeps the layers few."""
 SEGMENT_FALSE_POSITIVE_RATE: Final = 0.01
-"""False-positive rate of the filter of a segment."""
+"""False-positive rate of a segment's filter."""
 _FILL_BATCH_ROWS: Final = 100
-"""Rows per step while filling. A step holds the GIL, so it is short."""
+"""Rows per step while filling. A step holds the GIL, so it must be short."""
 
 
 class LayeredBloomFilter:
-    """Bloom filter that grows by layers. False positives are possible, false negatives are not."""
+    """Bloom filter that grows by adding layers. False positives are possible, false negatives are not."""
 
     def __init__(self, expected_keys: int = 0) -> None:
         self._capacity = max(GLOBAL_CAPACITY_MIN, 2 * expected_keys)
@@ -28,7 +28,7 @@ class LayeredBloomFilter:
         self._layers = [Bloom(self._capacity, GLOBAL_FALSE_POSITIVE_RATE)]
 
     def add(self, hashes: Sequence[int]) -> None:
-        """Add sealed keys; start a new layer if the newest one is full."""
+        """Add sealed keys. Starts a new layer if the newest one is full."""
         if self._free < len(hashes):
             self._capacity = max(LAYER_GROWTH * self._capacity, len(hashes))
             self._free = self._capacity
@@ -44,7 +44,7 @@ class LayeredBloomFilter:
 
 
 def create_segment_filter(keys: int) -> Bloom:
-    """Return an empty filter for a number of keys."""
+    """Return an empty filter that is sized for a number of keys."""
     return Bloom(max(1, keys), SEGMENT_FALSE_POSITIVE_RATE)
 
 

@@ -1,18 +1,18 @@
-"""The key index: maps the hash of an identity to the places where its record may be.
+"""The key index: maps an identity's hash to the places where its record may be.
 
-The index is derived from the records. A B-tree over millions of random keys would grow more expensive with every
-million, because every insert touches a different page. So keys move through three steps:
+The index is derived from the records. Inserting into a B-tree becomes more expensive with every million random keys,
+because every insert touches a different page. Keys therefore move through three steps:
 
     memtable  the newest keys, in memory only; rebuilt from the records when a file is opened
     sealed    sorted into a new segment, in runs of about 60 keys (key_run.py), appended in one direction
     merged    FAN_OUT segments of a level become one segment of the next level, so there are never many
 
 Sealing and merging run in slices inside the transactions of commits, in proportion to the keys of each commit, so no
-commit waits for a large step. The same transaction saves the progress, and any process can continue it. A filter in
-memory over all sealed keys lets new keys skip all segments, and a filter for each segment tells where a known key may
-be.
+commit waits for a large step. The same transaction saves the progress, and any process can continue the work. Lookups
+of new keys skip all segments thanks to an in-memory filter over all sealed keys, and a filter for each segment tells
+where a known key may be.
 
-The index knows only keyed hashes of keys (`key_hash`). A hit is checked against the record itself.
+The index contains only keyed hashes of keys (`key_hash`). Every hit is checked against the record itself.
 """
 
 from bisect import bisect_right
@@ -46,13 +46,13 @@ from oncelog.storage.sqlite.key_index.segments import (
 from oncelog.storage.sqlite.statements import SQL
 
 SEAL_KEYS: Final = 32_768
-"""Approximate size of a segment of the lowest level. The memtable holds up to about twice as many keys."""
+"""Approximate number of keys in a lowest-level segment. The memtable holds up to about twice as many."""
 FAN_OUT: Final = 16
-"""Growth of segments from level to level. Each level writes every key once more: twice from 8 million keys on. A lookup
-of a known key checks up to this many segments per level."""
+"""Factor by which segments grow from level to level. Each level writes every key once more; from 8 million keys on, a
+key is written twice. A lookup of a known key checks up to this many segments per level."""
 WORK_FACTOR: Final = 1.1
-"""Keys that the work of each level moves for every new key. Above 1, so that the work ends before the next begins; only
-slightly, so that commits take the same time with and without work."""
+"""Keys that the work on each level moves for every new key. The factor is above 1, so that the work finishes before the
+next begins, but only slightly, so that commits take the same time with and without work."""
 SLICE_KEYS: Final = 480
 """Smallest slice of work, or an eighth of a segment. Consecutive slices share their first and last pages, so very small
 slices would write these pages repeatedly."""
@@ -67,14 +67,14 @@ class LaneIndexState(NamedTuple):
 
 
 CATCH_UP_KEYS_MAX: Final = 1000
-"""Keys of other processes that `is_nearly_current` tolerates."""
+"""How many keys of other processes `is_nearly_current` tolerates."""
 
 
 class KeyIndex:
-    """Index as one process sees it. One thread uses it, and only inside transactions.
+    """The index as one process sees it. Only one thread may use it, and only inside transactions.
 
-    In a transaction `catch_up` comes first; then `find_places` is complete. `stage` precedes `maintain`, and the staged
-    keys count after `confirm`, which follows COMMIT. After any error the caller discards the index.
+    In a transaction, call `catch_up` first; `find_places` is complete only after it. Call `stage` before `maintain`.
+    The staged keys take effect with `confirm`, which follows COMMIT. After any error, the caller discards the index.
     """
 
     def __init__(self, secret: bytes, seal_keys: int = SEAL_KEYS) -> None:
@@ -90,18 +90,18 @@ class KeyIndex:
         self._jobs: dict[int, IndexJob] = {}
         self._merges: dict[int, SegmentMerge] = {}
         self.commits = -1
-        """Number of the log's commits that this index knows; below 0 for none."""
+        """How many of the log's commits this index has loaded; below 0 before the first call of `catch_up`."""
         self._delta: IndexDelta | None = None
         self._unfiltered: list[int] = []
         self.awaits_filter = True
         """Whether sealed keys are collected for a filter that is filled later."""
         self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
         self._work_due_keys = float(self._slice_keys)
-        """Keys for which work is due. It starts with one slice, so that processes with a single commit
-        contribute too."""
+        """Keys for which work is due. It starts at one slice, so that a process that makes only one commit contributes
+        too."""
         self._filter: LayeredBloomFilter | None = None
         self._segment_filters: dict[int, Bloom] = {}
-        """Filters of the segments that this process has read completely or written from the beginning."""
+        """Filters of the segments that this process has read completely, or has written from the beginning."""
 
     def hash_identities(
         self, identities: Iterable[KeyIdentity | SequenceIdentity]
@@ -112,7 +112,7 @@ class KeyIndex:
     # --- in a transaction
 
     def catch_up(self, connection: Any, commits: int, lanes: Mapping[int, LaneIndexState]) -> None:
-        """Load what other processes have committed, sealed and merged since the last call."""
+        """Load what other processes have committed, sealed or merged since the last call."""
         if commits == self.commits:
             return
         self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
@@ -125,8 +125,9 @@ class KeyIndex:
         self._borders = borders
         is_new = self.commits < 0
         for number, lane in lanes.items():
-            # Keys that were sealed before this index was created are in its filter, if it has one. Keys that others
-            # have both committed and sealed since are not: they are read here, or they would count as new.
+            # Keys that were sealed before this index was created are in its filter, if it has one. Keys that other
+            # processes have both committed and sealed since then are not. They are read here, because lookups would
+            # otherwise treat them as new.
             known = self._lanes.get(number, lane.sealed_position if is_new else 0)
             if known < lane.position:
                 bounds = (encode_place(number, known), encode_place(number, lane.position))
@@ -144,7 +145,7 @@ class KeyIndex:
         return missing <= CATCH_UP_KEYS_MAX
 
     def find_places(self, connection: Any, hashes: Collection[int]) -> dict[int, list[int]]:
-        """Return the places of hashes that may be known. Hashes that are certainly new are left out."""
+        """Return the possible places of hashes. Hashes that are certainly new are left out."""
         found: dict[int, list[int]] = {}
         for keys in (self._memtable, self._sealing_memtable):
             if not keys.keys().isdisjoint(hashes):  # one check for all, because most hashes are new
@@ -152,7 +153,7 @@ class KeyIndex:
                     places = keys.get(key_hash)
                     if places is not None:
                         found.setdefault(key_hash, []).extend(list_places(places))
-        # Found hashes too: another identity with the same hash may be sealed.
+        # Search for hashes found in memory too: a different identity with the same hash may be sealed.
         sealed = (
             [] if not self.segments else [*hashes] if self._filter is None else self._filter.possible_members(hashes)
         )
@@ -168,9 +169,9 @@ class KeyIndex:
         return found
 
     def _select_segments(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield segments with the hashes that each may contain, in the order of the segment.
+        """Yield each segment with the hashes that it may contain, in the segment's order.
 
-        During a merge the target has the keys up to its cursor, and the sources have the others. Keys that are being
+        During a merge, the target has the keys up to the cursor, and the sources have the rest. Keys that are being
         sealed are still in memory.
         """
         ranges: dict[int, tuple[int, int]] = {}
@@ -184,16 +185,16 @@ class KeyIndex:
                 yield segment.segment, hashes[first:end]
 
     def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
-        """Stage the changes of the transaction: hashes with their places, and the new positions of the lanes."""
+        """Stage the transaction's changes: hashes with their places, and the new positions of the lanes."""
         self._delta = IndexDelta(added, dict(self._jobs), list(self.segments), dict(positions))
 
     @property
     def is_staged(self) -> bool:
-        """Return whether changes wait for `confirm`."""
+        """Return whether staged changes are waiting for `confirm`."""
         return self._delta is not None
 
     def maintain(self, connection: Any) -> None:
-        """Run a slice of the due work in the same transaction. The lanes must be saved before."""
+        """Run a slice of the due work in the same transaction. The lanes must have been saved already."""
         state = self._delta
         if state is None:
             return
@@ -232,12 +233,12 @@ class KeyIndex:
 
     @property
     def has_filter(self) -> bool:
-        """Return whether the index has its filter. Without it every lookup reads segments, which is correct
-        but slow."""
+        """Return whether the index has its filter. Without it, every lookup reads segments, which is correct but
+        slow."""
         return self._filter is not None
 
     def set_filters(self, filters: KeyFilters) -> None:
-        """Use filters over all keys that were sealed at some time after the creation of this index."""
+        """Use filters that cover all keys sealed up to some time after this index was created."""
         filters.sealed.add(self._unfiltered)
         self._unfiltered = []
         self._filter = filters.sealed
@@ -250,19 +251,19 @@ class KeyIndex:
 
     @property
     def memtable_keys(self) -> int:
-        """Return the number of keys that are only in memory."""
+        """Return how many keys are only in memory."""
         return len(self._memtable) + len(self._sealing_memtable)
 
     @property
     def segment_keys(self) -> int:
-        """Return the number of keys in segments, without keys that are being sealed."""
-        # Keys that are being merged count in the sources and in the target.
+        """Return how many keys are in segments, without the keys that are being sealed."""
+        # Keys that are being merged are counted in both the sources and the target.
         return sum(segment.keys for segment in self.segments) - sum(job.keys for job in self._jobs.values())
 
     # --- inside
 
     def _reassign_keys(self, lanes: Mapping[int, LaneIndexState]) -> None:
-        """Move keys of the memtable to their new state: being sealed, or sealed."""
+        """Move memtable keys to their new state: being sealed, or sealed."""
         job = self._jobs.get(0)
         memtable: Memtable = {}
         sealing: Memtable = {}
@@ -300,7 +301,7 @@ class KeyIndex:
         """Return the hashes of a record's key and of its client sequence."""
         identities: list[KeyIdentity | SequenceIdentity] = []
         if key:
-            # Only clients that number their writes have a separate key space (core.values.key_identity).
+            # A client has its own key space only if it numbers its writes (core.values.key_identity).
             identities.append((policy, scope, client if client_sequence else "", key))
         if client_sequence:
             identities.append((policy, scope, client, client_sequence))
@@ -308,7 +309,7 @@ class KeyIndex:
 
     def _begin_jobs(self, connection: Any, delta: IndexDelta) -> None:
         if 0 not in delta.jobs and not self._sealing_memtable and len(self._memtable) >= self._seal_keys:
-            # Keys of this transaction stay in the memtable: the border is the lane positions before it.
+            # This transaction's keys remain in the memtable: sealing covers the lanes up to their positions before it.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
             delta.begin_job(connection, 0, (), count_places(self._memtable))
             delta.began_sealing = True
@@ -348,8 +349,8 @@ class KeyIndex:
             delta.sealed_segment = job.target
 
     def _merge(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
-        """Merge a part of the range of hashes. Hashes are uniformly distributed, so it has the same part of
-        the keys."""
+        """Merge a part of the hash range. Hashes are uniformly distributed, so it contains the same share of the
+        keys."""
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)
         if merge is None:
@@ -378,8 +379,8 @@ class KeyIndex:
             del self._segment_filters[segment]
 
     def _end_sealing(self, segment: int) -> None:
-        """Add the sealed keys to the filters at once. Slice by slice, between other work, would take several times as
-        long."""
+        """Add all sealed keys to the filters in one go. Adding them slice by slice, between other work, takes several
+        times as long."""
         hashes = list(self._sealing_memtable)
         self._add_to_filter(hashes)
         self._segment_filters[segment] = segment_filter = create_segment_filter(len(hashes))

@@ -1,8 +1,8 @@
 """Key runs: sorted keys of the key index, about 60 in one row.
 
-A row for each key would cost SQLite more than the key is worth: to insert, to move during a merge, and to delete. In a
-run a key is 16 bytes. `last` is the highest hash of a run, so a hash can only be in the first run whose `last` is not
-below it. Keys with the same hash are always in the same run.
+With one row per key, SQLite's cost per row would exceed the cost of the key itself: to insert it, to move it during a
+merge, and to delete it. In a run, a key takes 16 bytes. `last` is the highest hash of a run, so a hash can only be in
+the first run whose `last` is not below it. Keys with the same hash are always in the same run.
 
     keys      all hashes in order, then their places in the same order: 8-byte numbers, little endian
 """
@@ -19,7 +19,8 @@ from oncelog.errors import CorruptError
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
 
 RUN_KEYS: Final = 60
-"""60 keys fill about a quarter of an SQLite page, the largest row of such a table without overflow pages."""
+"""60 keys fill about a quarter of an SQLite page, which is the largest row that such a table stores without overflow
+pages."""
 
 VERIFY_HINT: Final = "see `oncelog verify`"
 _WRONG_LAST_HASH: Final = f"the last hash of a run in the key index does not match its row; {VERIFY_HINT}"
@@ -46,7 +47,7 @@ def pack_runs(keys: KeyPairs) -> Iterator[tuple[int, bytes]]:
     for number in range(1, runs + 1):
         end = number * len(hashes) // runs
         if end <= begin:
-            continue  # the previous run has all keys of this hash
+            continue  # the previous run has all keys with this hash
         if end < len(hashes) and hashes[end] == hashes[end - 1]:
             end = bisect_right(hashes, hashes[end], end)
         yield hashes[end - 1], _pack_numbers(hashes[begin:end]) + _pack_numbers(places[begin:end])
@@ -54,7 +55,7 @@ def pack_runs(keys: KeyPairs) -> Iterator[tuple[int, bytes]]:
 
 
 def unpack_run(packed: bytes, last: int | None = None) -> KeyPairs:
-    """Return the keys of a run. Raises CorruptError for an invalid run, or if its last hash differs from `last`."""
+    """Return the keys of a run. Raises CorruptError if the run is invalid, or its last hash differs from `last`."""
     numbers = _unpack_numbers(packed)
     middle = len(numbers) // 2
     if last is not None and numbers[middle - 1] != last:

@@ -1,4 +1,4 @@
-"""The memtable: keys in memory, from a hash to one or several places."""
+"""The memtable: a mapping in memory from a key's hash to one or several places."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
 
 
 class HashOrder:
-    """Hashes in order. They are sorted in parts, because sorting all of them at once would delay a commit."""
+    """Hashes in order. They are sorted in parts, because sorting all of them in one step would delay a commit."""
 
     def __init__(self, hashes: Iterable[int]) -> None:
         self._parts: list[list[int]] = [[] for _ in range(1 << _PART_BITS)]
@@ -24,7 +24,7 @@ class HashOrder:
             add[key_hash >> _PART_SHIFT](key_hash)
 
     def list_after(self, cursor: int, count: int) -> list[int]:
-        """Return the first hashes above the cursor, at most `count`."""
+        """Return at most `count` hashes: the first ones above the cursor."""
         found: list[int] = []
         number = max(cursor, 0) >> _PART_SHIFT
         while len(found) < count and number < len(self._parts):
@@ -49,7 +49,7 @@ def are_single(places: Iterable[Places]) -> bool:
 
 
 def count_places(memtable: Memtable) -> int:
-    """Return the number of places of all keys."""
+    """Return the total number of places of all keys."""
     if are_single(memtable.values()):
         return len(memtable)
     return sum(len(list_places(places)) for places in memtable.values())

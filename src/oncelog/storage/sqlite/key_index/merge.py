@@ -10,11 +10,11 @@ from oncelog.storage.sqlite.key_index.key_run import NUMBER_TYPECODE, KeyPairs, 
 from oncelog.storage.sqlite.statements import SQL
 
 READ_RUNS: Final = 4
-"""Runs that are read at once from each source."""
+"""How many runs are read from each source at a time."""
 
 
 class SegmentMerge:
-    """A running merge, with the keys that were read from its sources and are not written yet."""
+    """A running merge, with the keys that have been read from its sources but not written yet."""
 
     def __init__(self, target: int, sources: Sequence[int], cursor: int, keys: int) -> None:
         self.target = target
@@ -24,7 +24,7 @@ class SegmentMerge:
         self._sources = [_SegmentReader(segment, cursor) for segment in sources]
 
     def advance(self, connection: Any, upto: int) -> None:
-        """Copy the keys between the cursor and a hash to the target."""
+        """Copy the keys from the cursor up to a hash to the target."""
         hashes: list[int] = []
         places: list[int] = []
         for source in self._sources:
@@ -38,7 +38,7 @@ class SegmentMerge:
 
 
 class _SegmentReader:
-    """Reader of a segment from a hash on, a few runs at a time."""
+    """Reads a segment from a hash on, a few runs at a time."""
 
     def __init__(self, segment: int, cursor: int) -> None:
         self._segment = segment
@@ -49,7 +49,7 @@ class _SegmentReader:
         self._places = array(NUMBER_TYPECODE)
 
     def take(self, connection: Any, upto: int) -> KeyPairs:
-        """Remove and return the next keys up to a hash."""
+        """Remove and return the next keys, up to a hash."""
         while self._read_upto < upto and not self._is_at_end:
             self._read(connection)
         end = bisect_right(self._hashes, upto)
@@ -64,7 +64,7 @@ class _SegmentReader:
         self._is_at_end = len(runs) < READ_RUNS
         for last, packed in runs:
             hashes, places = unpack_run(packed, last)
-            # An earlier reader may have taken a part of the first run.
+            # An earlier reader may have consumed part of the first run.
             begin = bisect_right(hashes, self._cursor)
             self._hashes.extend(hashes[begin:])
             self._places.extend(places[begin:])

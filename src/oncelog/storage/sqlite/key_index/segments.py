@@ -16,7 +16,8 @@ from oncelog.storage.sqlite.statements import SQL
 
 KEYS_PER_RECORD_MAX: Final = 2
 CLEAR_RUNS: Final = 16
-"""Runs of a merged source that are deleted at once. Each deletion writes a page that it shares with the next one."""
+"""How many runs of a merged source are deleted together. Each deletion writes a page that it shares with the next
+one."""
 
 
 class Segment(NamedTuple):
@@ -28,7 +29,7 @@ class Segment(NamedTuple):
 
 
 class IndexJob(NamedTuple):
-    """Work that fills a segment. Level 0 is filled from memory, other levels from the sources."""
+    """Work that fills a segment. Level 0 is filled from memory, higher levels from their source segments."""
 
     level: int
     target: int
@@ -48,8 +49,7 @@ def decode_job(row: tuple[Any, ...]) -> IndexJob:
 
 
 def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
-    """Raise CorruptError for a number of keys that the records cannot have, because memory is allocated for
-    these keys."""
+    """Raise CorruptError for a key count that the records cannot have. Memory is allocated for this number of keys."""
     for counted in chain[Segment | IndexJob](segments, jobs):
         if not 0 <= counted.keys <= KEYS_PER_RECORD_MAX * records:
             problem = f"a segment with {counted.keys} keys in a log of {records} records"
@@ -57,7 +57,7 @@ def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], reco
 
 
 class IndexDelta(Struct):
-    """Changes of a transaction, and the segments and jobs after it."""
+    """Changes made by a transaction, and the segments and jobs that result."""
 
     added: list[tuple[int, int]]
     """Hashes of new keys with their places."""
@@ -66,7 +66,7 @@ class IndexDelta(Struct):
     positions: dict[int, int]
     began_sealing: bool = False
     sealed_segment: int = 0
-    """Segment that the transaction completed; 0 for none."""
+    """Segment that the transaction completed, or 0."""
     sealing_order: HashOrder | None = None
 
     def begin_job(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
@@ -77,7 +77,7 @@ class IndexDelta(Struct):
         self.advance_job(connection, IndexJob(level, target, sources, keys, -1), -1)
 
     def advance_job(self, connection: Any, job: IndexJob, cursor: int) -> None:
-        """Save that a job has reached a hash."""
+        """Save the hash that a job has reached."""
         self.jobs[job.level] = job._replace(cursor=cursor)
         row = (job.level, job.target, orjson.dumps(job.sources).decode(), job.keys, cursor)
         connection.execute(SQL["save_job"], row)
@@ -91,10 +91,10 @@ class IndexDelta(Struct):
 
 
 def select_segments_to_clear(job: IndexJob, upto: int) -> Iterator[int]:
-    """Yield the sources of a merge whose merged runs should be deleted when the merge reaches a hash.
+    """Yield the merge sources whose merged runs should be deleted when the merge reaches a hash.
 
     The sources are cleared in turn, each after about CLEAR_RUNS merged runs. Lookups ignore runs below the cursor, so
-    late deletion only costs space. The selection depends on the cursor alone, so any process can continue it.
+    deleting them late only costs space. The selection depends on the cursor alone, so any process can continue it.
     """
     if upto == HASH_MAX:
         yield from job.sources
