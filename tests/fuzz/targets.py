@@ -28,7 +28,7 @@ from oncelog.cursor import Cursor
 from oncelog.engine import audit
 from oncelog.errors import AuthError, CanonicalError, HistoryChangedError, OncelogError, ProofError, ProtocolError
 from oncelog.ledger.v1 import ledger_pb2 as pb
-from oncelog.server import http_requests
+from oncelog.server import endpoint
 from oncelog.server.api_service import decode_page_token
 from oncelog.server.auth.api_keys import ApiKeys
 from oncelog.server.auth.tokens import Tokens
@@ -142,7 +142,7 @@ def _compressed_body(data: bytes) -> None:
     if data:
         for encoding in ("gzip", "deflate"):
             with suppress(ApiError, HTTPRequestEntityTooLarge):
-                http_requests._decompress(data, encoding, BODY_BYTES_MAX)
+                endpoint._decompress(data, encoding, BODY_BYTES_MAX)
 
 
 def _canonical(data: bytes) -> None:
@@ -169,7 +169,7 @@ def _cursor(data: bytes) -> None:
     with suppress(ApiError):
         decode_page_token(text, "after", ledger_reads.ENTITY_POSITION)
     with suppress(ApiError):
-        http_requests.parse_number(text, "after")
+        endpoint.parse_number(text, "after")
     cursor = Cursor.parse(text)
     assert Cursor.parse(str(cursor)) == cursor
 
@@ -225,7 +225,7 @@ def _token(data: bytes) -> None:
     verifier, api_keys = _credentials()
     with suppress(AuthError):
         api_keys.authenticate(text)
-    http_requests.parse_bearer(text)
+    endpoint.parse_bearer(text)
     verifier.authenticate(text)
 
 

@@ -31,8 +31,7 @@ from oncelog.core.rules.effects import compute_effects
 from oncelog.core.rules.leaps import decide_leap
 from oncelog.core.rules.leases import check_lease, claim, clear_lease, release, renew
 from oncelog.core.rules.members import acknowledge, check_member, open_stream, set_cursor, set_member
-from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal
-from oncelog.core.rules.rates import take_tokens
+from oncelog.core.rules.quotas import check_quota, count_write, restate_refusal, take_tokens
 from oncelog.core.rules.sequences import advance_client, check_client_sequence
 from oncelog.core.validation import check_item, check_request
 from oncelog.core.values import (

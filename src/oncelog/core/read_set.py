@@ -9,7 +9,7 @@ from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
 from oncelog.core.policy import STREAM
 from oncelog.core.rules.audit import act_identity
-from oncelog.core.rules.rates import iterate_rates
+from oncelog.core.rules.quotas import iterate_rates
 from oncelog.core.validation import check_item
 from oncelog.core.values import (
     Acknowledge,

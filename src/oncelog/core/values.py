@@ -427,7 +427,7 @@ MemberIdentity = tuple[str, str]
 ConsumerIdentity = tuple[str, str]
 """Scope (empty for lane 0), consumer."""
 RateIdentity = tuple[str, str]
-"""Scope (empty for lane 0) and actor: the bucket of a rate (core/rules/rates.py)."""
+"""Scope (empty for lane 0) and actor: the bucket of a rate (core/rules/quotas.py)."""
 
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:

@@ -1,26 +1,151 @@
-"""HTTP operations: one `Endpoint` declaration for each.
+"""HTTP operations: one `Endpoint` declaration for each, and the parsing of requests.
 
 Routes, authentication, the validation of parameters and bodies, metrics and the OpenAPI document follow from the
 declaration. A handler gets a `Call` that has passed all checks, and returns the answer.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import asyncio
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import orjson
 from aiohttp import web
 from msgspec import Struct
 
+from oncelog import error_codes
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal, parse_grants
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.background_tasks import run_long
 from oncelog.server.connection_limiter import Caller
-from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, field_error, to_api_error
-from oncelog.server.http_requests import check_json, get_credential, get_path_name, parse_query, read_body
-from oncelog.server.json_schemas import JSON, Schema
-from oncelog.server.messages import Field
+from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, field_error, to_api_error
+from oncelog.server.messages import JSON, Field, Schema
+
+# --- requests --------------------------------------------------------------------------------------------
+
+ENCODINGS: Final = ("identity", "gzip", "deflate")
+_GZIP_BITS: Final = zlib.MAX_WBITS + 16
+BODY_TIMEOUT_S: Final = 60
+"""Longest time in which the body of a request must arrive."""
+_DIGITS_MAX: Final = 16
+_BAD_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+_FIELDS_MAX: Final = 1000
+"""Parameters of one query. No operation needs as many."""
+
+
+def get_credential(request: web.Request) -> str | None:
+    """Return the bearer credential of a request, or None for a request without one."""
+    return parse_bearer(request.headers.get("Authorization", ""))
+
+
+def parse_bearer(header: str) -> str | None:
+    """Return the credential of an `Authorization` header, or None for another scheme than `Bearer`."""
+    kind, _, credential = header.partition(" ")
+    return credential.strip() if kind.lower() == "bearer" else None
+
+
+def check_single_authorization(headers: Sequence[str]) -> None:
+    """Raise ApiError for a request with several `Authorization` headers.
+
+    A proxy may check one of them and the server another.
+    """
+    if len(headers) > 1:
+        raise field_error("Authorization", "must not be repeated")
+
+
+def check_json(request: web.Request) -> None:
+    """Raise ApiError unless the body is JSON, which browsers send to other origins only after a preflight (CO-24)."""
+    if request.content_type != JSON:
+        raise field_error("Content-Type", f"must be {JSON}", status=415)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Return the body of a request. Raises ApiError if it does not match its headers, such as half of a chunk."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        raise field_error("Content-Encoding", f"must be one of {', '.join(ENCODINGS)}", status=415)
+    try:
+        if request.content.is_eof():
+            body = await request.read()  # most bodies arrive together with the headers
+        else:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await request.read()
+    except TimeoutError:
+        raise field_error("body", f"must arrive within {BODY_TIMEOUT_S} seconds", status=408) from None
+    except web.RequestPayloadError:
+        raise _body_error() from None
+    if encoding == "identity" or not body:
+        return body
+    bytes_max = request.client_max_size
+    return await run_long(bytes_max, partial(_decompress, body, encoding, bytes_max))
+
+
+def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
+    """Decompress a body. Raises ApiError if it is malformed, HTTPRequestEntityTooLarge as soon as it is too long."""
+    # Some clients send deflate without the zlib header, whose first byte names the method.
+    has_header = body[0] & 0x0F == zlib.DEFLATED
+    bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    decompressor = zlib.decompressobj(bits)
+    try:
+        found = decompressor.decompress(body, bytes_max + 1)
+    except zlib.error:
+        raise _body_error() from None
+    if len(found) > bytes_max:
+        raise web.HTTPRequestEntityTooLarge(max_size=bytes_max, actual_size=len(found))
+    if not decompressor.eof or decompressor.unused_data:
+        raise _body_error()
+    return found
+
+
+def _body_error() -> ApiError:
+    return field_error("body", "does not match its headers")
+
+
+def get_path_name(request: web.Request, name: str) -> str:
+    """Return a name in the path, decoded once. Raises ApiError.
+
+    aiohttp's `match_info` keeps invalid UTF-8 as it was sent, and decodes `%25` afterwards: `%FF` and `%25FF` would
+    be one name.
+    """
+    resource = request.match_info.route.resource
+    assert resource is not None  # noqa: S101 - a route with names has a resource
+    place = resource.canonical.split("/").index(f"{{{name}}}")
+    sent = request.rel_url.raw_path.split("/")[place]
+    if _BAD_PERCENT.search(sent):
+        raise field_error(name, "must have %25 for % in the path")
+    try:
+        return unquote_to_bytes(sent.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError:
+        raise field_error(name, "must be UTF-8, percent-encoded, in the path") from None
+
+
+def parse_query(request: web.Request) -> list[tuple[str, str]]:
+    """Return the parameters of the query as they were sent. Raises ApiError.
+
+    The parser of aiohttp replaces invalid UTF-8 by another character, which could name another partition.
+    """
+    try:
+        return parse_qsl(
+            request.rel_url.raw_query_string, keep_blank_values=True, errors="strict", max_num_fields=_FIELDS_MAX
+        )
+    except ValueError as error:
+        is_text = isinstance(error, UnicodeDecodeError)
+        message = "the query must be UTF-8" if is_text else f"the query must have at most {_FIELDS_MAX} parameters"
+        raise ApiError(error_codes.BAD_REQUEST, message, field="query") from None
+
+
+def parse_number(text: str, name: str) -> int:
+    """Parse a whole number of a query. Raises ApiError."""
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
+        raise field_error(name, "must be a whole number from 0 to 2^53−1")
+    return int(text)
+
+
+# --- operations ------------------------------------------------------------------------------------------
 
 ANONYMOUS: Final = Principal(actor="", client_id=None, grants=parse_grants())
 """Principal of calls to public endpoints."""
@@ -158,7 +283,7 @@ class EndpointRouter:
             call.principal = self._auth_gate.authenticate(get_credential(request), caller)
         if endpoint.parameters is not None:
             # Most writes have no query, and then there is nothing to parse.
-            sent = _parse_query(call, endpoint.parameters) if request.rel_url.raw_query_string else {}
+            sent = _decode_query(call, endpoint.parameters) if request.rel_url.raw_query_string else {}
             call.parameters = {one.name: _parse_parameter(call, one, sent) for one in endpoint.parameters}
         _authorize(endpoint, call)
         if endpoint.body is not None:
@@ -194,7 +319,7 @@ def _authorize(endpoint: Endpoint, call: Call) -> None:
         call.scope = endpoint.authorize(call)
 
 
-def _parse_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
+def _decode_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
     """Return the texts of all parameters in the query. Raises ApiError for one that is unknown or repeated."""
     queries = [one for one in expected if one.place == "query"]
     by_name = {one.name: one for one in queries} | {one.previous_name: one for one in queries if one.previous_name}

@@ -18,10 +18,10 @@ from aiohttp import HttpVersion11, base_protocol, helpers, http_exceptions, http
 from msgspec import Struct
 
 from oncelog.server.connection_limiter import Caller, Transport
+from oncelog.server.endpoint import parse_bearer
 from oncelog.server.http_protocol import RESPONSE_HEADERS
-from oncelog.server.http_requests import parse_bearer
-from oncelog.server.json_schemas import JSON
 from oncelog.server.limits import LONG_FRAME_BYTES
+from oncelog.server.messages import JSON
 from oncelog.server.preauth_limiter import PreauthLimiter
 
 HEADS_MAX: Final = 4096

@@ -14,9 +14,9 @@ from oncelog.server.chat import codec as chat
 from oncelog.server.deltas import codec as deltas
 from oncelog.server.endpoint import Endpoint, Parameter
 from oncelog.server.events import native_dialect as events
-from oncelog.server.json_schemas import JSON, Schema, problem_response, problem_schema, schema_ref
 from oncelog.server.ledger import codec as ledger
 from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import JSON, Schema, problem_response, problem_schema, schema_ref
 
 _DESCRIPTION: Final = """\
 An idempotent append log: submit an event any number of times; it commits once, in an order that never changes.

@@ -18,7 +18,7 @@ from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.endpoint import Call, Endpoint
 from oncelog.server.errors import ApiError
-from oncelog.server.json_schemas import (
+from oncelog.server.messages import (
     JSON,
     TEXT_SCHEMA,
     Schema,

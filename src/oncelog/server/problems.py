@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from oncelog import error_codes
 from oncelog.server.errors import ApiError
-from oncelog.server.json_schemas import PROBLEM_JSON
+from oncelog.server.messages import PROBLEM_JSON
 
 TYPE_PREFIX: Final = "urn:oncelog:problem:"
 PROBLEMS: Final = {

@@ -18,8 +18,8 @@ from oncelog.server.chat.codec import PROBLEM_DIALECT as CHAT_PROBLEMS
 from oncelog.server.chat.endpoints import WEBSOCKET_PATH
 from oncelog.server.connection_limiter import Caller, Connection, ConnectionLimiter, CountedStream
 from oncelog.server.deltas.codec import PROBLEM_DIALECT as DELTAS_PROBLEMS
+from oncelog.server.endpoint import check_single_authorization
 from oncelog.server.errors import SERVER_FAILURE, ApiError, field_error
-from oncelog.server.http_requests import check_single_authorization
 from oncelog.server.ledger.codec import PROBLEM_DIALECT as LEDGER_PROBLEMS
 from oncelog.server.origins import (
     find_client_address,

@@ -13,7 +13,7 @@ from oncelog.core.identity import compute_lane
 from oncelog.core.limits import RATE_MAX
 from oncelog.core.policy import RUNS
 from oncelog.core.read_set import ReadSet, build_read_set
-from oncelog.core.rules.rates import FULL_AFTER_US_MAX, is_full
+from oncelog.core.rules.quotas import FULL_AFTER_US_MAX, is_full
 from oncelog.core.values import (
     Bucket,
     Claim,

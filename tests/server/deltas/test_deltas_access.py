@@ -12,7 +12,7 @@ from databases import BOTH_STORES
 from deadlines import until
 from oncelog.engine.audit import AuditFilter
 from oncelog.errors import StoreUnavailableError
-from oncelog.server.http_requests import read_body
+from oncelog.server.endpoint import read_body
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.deltas.delta_servers import (

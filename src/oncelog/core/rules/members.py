@@ -18,8 +18,7 @@ from oncelog.core.rules.audit import (
     append_act,
     check_act_quota,
 )
-from oncelog.core.rules.quotas import can_be_known_only, count_in_stream, count_member, is_charged
-from oncelog.core.rules.rates import take_tokens
+from oncelog.core.rules.quotas import can_be_known_only, count_in_stream, count_member, is_charged, take_tokens
 from oncelog.core.values import (
     NOT_KNOWN,
     Acknowledge,

@@ -13,19 +13,18 @@ from oncelog.engine.audit import AuditFilter, entry_to_json
 from oncelog.engine.log import Log
 from oncelog.errors import HistoryChangedError
 from oncelog.server.auth.credential_files import CredentialEvent
-from oncelog.server.endpoint import Call, Endpoint, Parameter
+from oncelog.server.endpoint import Call, Endpoint, Parameter, parse_number
 from oncelog.server.errors import ApiError, field_error
-from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import (
+from oncelog.server.messages import (
     TEXT_SCHEMA,
     TIMESTAMP,
     Schema,
     integer_schema,
+    new_decoder,
     object_schema,
     schema_ref,
     schema_response,
 )
-from oncelog.server.messages import new_decoder
 
 SERVER_ACTOR: Final = "system:server"
 """Actor of acts that the server detects in its settings and files."""

@@ -16,10 +16,11 @@ from oncelog import error_codes
 from oncelog.core.builders import format_uuid
 from oncelog.core.chat import format_message_id, parse_chat_scope
 from oncelog.core.values import Committed, Record, Replayed
-from oncelog.server.api_service import page_members
+from oncelog.server.api_service import outcome_schema, page_members
 from oncelog.server.chat.messages import ROLE, UUID4, ChatMessages, Send
 from oncelog.server.errors import ApiError
-from oncelog.server.json_schemas import (
+from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import (
     POSITIVE_INTEGER,
     TEXT_SCHEMA,
     Schema,
@@ -29,8 +30,6 @@ from oncelog.server.json_schemas import (
     schema_ref,
     with_optional,
 )
-from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import outcome_schema
 from oncelog.server.problems import ProblemDialect
 from oncelog.server.websocket_frames import encode_frame, encode_json_text
 from oncelog.storage.store import MemberChange, MemberPage, MembershipPage

@@ -13,10 +13,9 @@ from oncelog.server.chat import codec
 from oncelog.server.chat.codec import MESSAGE_ID
 from oncelog.server.chat.messages import CHAT_ID, USER_ID, UUID4, decode_chat_id, decode_user_id
 from oncelog.server.chat.service import ChatService
-from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler
+from oncelog.server.endpoint import Call, Endpoint, Parameter, Reply, RequestBody, WebSocketHandler, parse_number
 from oncelog.server.errors import field_error
-from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import Schema, integer_schema, problem_response, schema_response
+from oncelog.server.messages import Schema, integer_schema, problem_response, schema_response
 
 WEBSOCKET_PATH: Final = "/v1/chat"
 _CHATS: Final = "/v1/chats"

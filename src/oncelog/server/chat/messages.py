@@ -29,11 +29,12 @@ from oncelog.core.values import Role
 from oncelog.error_codes import INVALID_MESSAGE, MESSAGE_TOO_LARGE
 from oncelog.errors import CanonicalError
 from oncelog.server.errors import ApiError, MalformedMessageError, field_error, raise_first
-from oncelog.server.json_schemas import NO_NUL, Schema, integer_schema
 from oncelog.server.limits import ApiLimits
 from oncelog.server.messages import (
+    NO_NUL,
     Field,
     Message,
+    Schema,
     decode_array,
     decode_boolean,
     decode_integer,
@@ -41,6 +42,7 @@ from oncelog.server.messages import (
     decode_object,
     decode_text,
     get_text,
+    integer_schema,
     new_decoder,
     parse_json,
 )

@@ -29,14 +29,21 @@ from oncelog.core.values import (
 )
 from oncelog.engine.log import Log
 from oncelog.errors import HistoryChangedError
-from oncelog.server.api_service import ApiService, PageSizes, new_rate
+from oncelog.server.api_service import (
+    ApiService,
+    PageSizes,
+    describe_outcome,
+    find_outcome,
+    load_outcome,
+    new_rate,
+    unknown_error,
+)
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.chat import codec
 from oncelog.server.chat.codec import Members, MessagePage
 from oncelog.server.chat.messages import ChatMessages, Send, decode_message_key
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, retryable_error, translate_errors
-from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome, unknown_error
 from oncelog.storage.store import Membership
 
 _CHAT_ID_BYTES: Final = 12

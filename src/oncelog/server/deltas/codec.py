@@ -15,9 +15,10 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import NEVER, Op, Row, Stamp
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Compacted
-from oncelog.server.api_service import encode_page_token, page_members
+from oncelog.server.api_service import encode_page_token, outcome_schema, page_members
 from oncelog.server.errors import ApiError
-from oncelog.server.json_schemas import (
+from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import (
     NO_NUL,
     POSITIVE_INTEGER,
     TEXT_SCHEMA,
@@ -29,8 +30,6 @@ from oncelog.server.json_schemas import (
     schema_ref,
     with_optional,
 )
-from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import outcome_schema
 from oncelog.server.problems import ProblemDialect
 
 _TOO_LARGE_STATUS: Final = 413

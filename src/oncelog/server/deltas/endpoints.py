@@ -16,19 +16,27 @@ from oncelog.server.deltas import codec
 from oncelog.server.deltas.codec import DELTA_ID, IDENTIFIER
 from oncelog.server.deltas.service import DeltasService
 from oncelog.server.deltas.session import DeltasSession
-from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, keep
-from oncelog.server.http_requests import get_credential, get_path_name, parse_number
-from oncelog.server.json_schemas import (
+from oncelog.server.endpoint import (
+    Call,
+    Endpoint,
+    Parameter,
+    RequestBody,
+    get_credential,
+    get_path_name,
+    keep,
+    parse_number,
+)
+from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
+from oncelog.server.live_streams import LiveStreams, encode_event
+from oncelog.server.messages import (
     NO_NUL,
     SSE_RESPONSE,
     TEXT_SCHEMA,
     Schema,
     integer_schema,
+    new_decoder,
     schema_response,
 )
-from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
-from oncelog.server.live_streams import LiveStreams, encode_event
-from oncelog.server.messages import new_decoder
 from oncelog.server.websocket import WebSocketSessions
 
 PATH: Final = "/v1/sync/{gateway}/"

@@ -38,7 +38,14 @@ from oncelog.engine.committer import count_payload_bytes
 from oncelog.engine.log import Log
 from oncelog.engine.read_results import Reading
 from oncelog.errors import CanonicalError, HistoryChangedError
-from oncelog.server.api_service import ApiService, decode_page_token, encode_page_token, new_rate
+from oncelog.server.api_service import (
+    ApiService,
+    decode_page_token,
+    describe_outcome,
+    encode_page_token,
+    load_outcome,
+    new_rate,
+)
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.background_tasks import run_long
@@ -46,7 +53,6 @@ from oncelog.server.deltas import codec
 from oncelog.server.deltas.codec import PushResult
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, translate_errors
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
-from oncelog.server.lookups import describe_outcome, load_outcome
 from oncelog.server.messages import decode_struct
 
 COMPACT_GRANT: Final = "compact"

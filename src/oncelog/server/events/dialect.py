@@ -1,27 +1,36 @@
-"""Dialects of the Events API: a dialect decodes the frames of a connection and encodes the frames for it.
+"""Results of the events of a request, and dialects: a dialect decodes and encodes the frames of a connection.
+
+A result is a verdict of the log or a rejection of the API.
 
 The Events API has two dialects (`native_dialect`, `insieme_dialect`). They differ in the names of members and in the
 form of an event. Sessions, subscribers and the hub serve both.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, ClassVar, Final
 
 import orjson
 from msgspec import Struct
 
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
-from oncelog.core.values import Committed, Receipt, Record
-from oncelog.error_codes import PROTOCOL_VERSION, VERSION_UNSUPPORTED
+from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
+from oncelog.error_codes import (
+    AUTH_FAILED,
+    PROTOCOL_VERSION,
+    RATE_LIMITED,
+    SERVER_ERROR,
+    VALIDATION_FAILED,
+    VERSION_UNSUPPORTED,
+)
 from oncelog.server.auth.principal import parse_client_id
-from oncelog.server.errors import ApiError, MalformedMessageError, field_error
+from oncelog.server.errors import RETRYABLE_CODES, ApiError, MalformedMessageError, field_error, retryable_error
 from oncelog.server.events.projects import Project
-from oncelog.server.events.results import ItemResult, Submit
-from oncelog.server.json_schemas import Schema
 from oncelog.server.messages import (
     Field,
     Message,
+    Schema,
     decode_array,
     decode_integer,
     decode_number,
@@ -33,6 +42,90 @@ from oncelog.server.messages import (
 )
 from oncelog.server.websocket_frames import encode_frame_header
 from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
+
+# --- results ---------------------------------------------------------------------------------------------
+
+PRIOR_ITEM_FAILED: Final = "prior_item_failed"
+CLOSING_CODES: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
+"""Error codes that end the connection (EV-2)."""
+
+
+class RejectedItem(Struct, frozen=True, gc=False):
+    """An item that the API refuses before it submits anything to the log."""
+
+    reason: str
+    field: str
+    message: str
+
+
+ItemResult = Verdict | RejectedItem
+
+
+class Submit(Struct, frozen=True, gc=False):
+    """Events of a request: their ids as sent, and a submission or rejection for each."""
+
+    ids: list[str]
+    items: list[Submission | RejectedItem]
+    mode: Mode = Mode.EACH
+
+
+_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # access to an enum member is slow in Python 3.11
+
+
+def get_reason(result: ItemResult) -> str:
+    """Return why an item was rejected, as a code of the Events API."""
+    if isinstance(result, RejectedItem):
+        return result.reason
+    is_skipped = isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED
+    return PRIOR_ITEM_FAILED if is_skipped else VALIDATION_FAILED
+
+
+def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
+    """Return an error instead of results if the log did not decide an item. The client sends the request again.
+
+    Clients treat `rejected` as final, so a result would lose an event that the log can accept later.
+    """
+    for result in results:
+        if type(result) is Refused and result.reason in RETRYABLE_CODES:
+            return retryable_error(result)
+    return None
+
+
+def select_submissions(submit: Submit) -> list[Submission]:
+    """Return the submissions without rejected items. In `UNTIL_REFUSED`, the first rejected item ends the list."""
+    items = submit.items
+    if submit.mode is _UNTIL_REFUSED:
+        items = list(takewhile(lambda item: type(item) is Submission, items))
+    return [item for item in items if type(item) is Submission]
+
+
+def merge_results(submit: Submit, verdicts: Sequence[Verdict]) -> Sequence[ItemResult]:
+    """Return one result for each item: the verdict of the log, or the rejection of the API."""
+    items = submit.items
+    if len(verdicts) == len(items):
+        return verdicts
+    if submit.mode is not _UNTIL_REFUSED:
+        following = iter(verdicts)
+        return [next(following) if isinstance(item, Submission) else item for item in items]
+    # Items behind the first refused one are skipped. If the log refused none, the first rejected item ended the list.
+    refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
+    results: list[ItemResult] = list(verdicts)
+    if refused is None:
+        refused = len(verdicts)
+        results.append(items[refused])  # type: ignore[arg-type]  # `select_submissions` ends at a rejected item
+    skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
+    return [*results, *[skipped] * (len(items) - len(results))]
+
+
+def find_highest_position(results: Sequence[ItemResult]) -> int:
+    """Return the highest position of the results; 0 if none has one."""
+    positions = [
+        result.receipt.position for result in results if isinstance(result, Committed | Replayed) and result.receipt
+    ]
+    return max(positions, default=0)
+
+
+# --- frames ----------------------------------------------------------------------------------------------
 
 MSG_ID_CHARACTERS_MAX: Final = 256
 

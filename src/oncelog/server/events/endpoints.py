@@ -10,20 +10,18 @@ from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.values import Record, Verdict
 from oncelog.server.api_service import EPOCH_PARAMETER, path_parameter, resume_parameter
 from oncelog.server.auth.principal import Principal
-from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler
-from oncelog.server.events.dialect import Sync
+from oncelog.server.endpoint import Call, Endpoint, Parameter, RequestBody, WebSocketHandler, parse_number
+from oncelog.server.events.dialect import Submit, Sync, find_request_error, merge_results, select_submissions
 from oncelog.server.events.hub import is_event
 from oncelog.server.events.native_dialect import UUID_SCHEMA, declare_submission, decode_partitions, to_submit
-from oncelog.server.events.results import Submit, find_request_error, merge_results, select_submissions
 from oncelog.server.events.service import EventsService
-from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import (
+from oncelog.server.live_streams import LiveStreams, encode_event
+from oncelog.server.messages import (
     NO_NUL,
     SSE_RESPONSE,
     integer_schema,
     schema_response,
 )
-from oncelog.server.live_streams import LiveStreams, encode_event
 
 _EVENT_ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a17"
 _PARTITION_PARAMETER: Final = Parameter(

@@ -28,15 +28,18 @@ from oncelog.server.events.dialect import (
     Connect,
     Dialect,
     EnvelopeNames,
+    ItemResult,
+    RejectedItem,
+    Submit,
     Sync,
     check_unique_ids,
     client_id_field,
     decode_events,
+    get_reason,
     join_with_commas,
     since_field,
 )
 from oncelog.server.events.projects import EVENT_ID_CHARACTERS_MAX, Project, parse_project
-from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
 from oncelog.server.messages import Field, Message, decode_object, decode_text, get_required, get_text, parse_json
 from oncelog.server.websocket_frames import encode_json_text
 from oncelog.storage.store import RecordView, RecordViewPage

@@ -21,6 +21,7 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission
 from oncelog.error_codes import VALIDATION_FAILED
 from oncelog.errors import CanonicalError
+from oncelog.server.api_service import outcome_schema
 from oncelog.server.errors import field_error, raise_first
 from oncelog.server.events.dialect import (
     LIMIT,
@@ -30,35 +31,35 @@ from oncelog.server.events.dialect import (
     Dialect,
     Envelope,
     EnvelopeNames,
+    ItemResult,
+    RejectedItem,
+    Submit,
     Sync,
     check_unique_ids,
     client_id_field,
     decode_events,
+    get_reason,
     join_with_commas,
     since_field,
 )
-from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
-from oncelog.server.json_schemas import (
+from oncelog.server.limits import ApiLimits
+from oncelog.server.messages import (
     NO_NUL,
     POSITIVE_INTEGER,
     TEXT_SCHEMA,
     TIMESTAMP,
-    Schema,
-    integer_schema,
-    object_schema,
-    schema_ref,
-    with_optional,
-)
-from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import outcome_schema
-from oncelog.server.messages import (
     Field,
     Message,
+    Schema,
     decode_array,
     decode_number,
     decode_object,
     decode_text,
     get_required,
+    integer_schema,
+    object_schema,
+    schema_ref,
+    with_optional,
 )
 from oncelog.server.websocket_frames import encode_frame_header, encode_json_text
 from oncelog.storage.store import RecordView, RecordViewPage, to_record_view

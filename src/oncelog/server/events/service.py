@@ -15,16 +15,14 @@ from oncelog.core.values import Committed, Replayed, Submission
 from oncelog.engine.log import Log
 from oncelog.error_codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
 from oncelog.errors import HistoryChangedError
-from oncelog.server.api_service import ApiService, new_rate
+from oncelog.server.api_service import ApiService, describe_outcome, new_rate, unknown_error
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.errors import ApiError
-from oncelog.server.events.dialect import Dialect, Sync
+from oncelog.server.events.dialect import Dialect, ItemResult, RejectedItem, Submit, Sync, get_reason
 from oncelog.server.events.hub import EventsHub
 from oncelog.server.events.insieme_dialect import InsiemeDialect
 from oncelog.server.events.native_dialect import NATIVE, NativeDialect
-from oncelog.server.events.results import ItemResult, RejectedItem, Submit, get_reason
-from oncelog.server.lookups import describe_outcome, unknown_error
 from oncelog.storage.store import RecordViewPage
 
 

@@ -20,17 +20,18 @@ from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, MalformedMessageError, encode_error, to_api_error
-from oncelog.server.events.dialect import Dialect, Envelope
-from oncelog.server.events.hub import PendingReply, to_reply_key
-from oncelog.server.events.insieme_dialect import detect_dialect
-from oncelog.server.events.results import (
+from oncelog.server.events.dialect import (
     CLOSING_CODES,
+    Dialect,
+    Envelope,
     Submit,
     find_highest_position,
     find_request_error,
     merge_results,
     select_submissions,
 )
+from oncelog.server.events.hub import PendingReply, to_reply_key
+from oncelog.server.events.insieme_dialect import detect_dialect
 from oncelog.server.events.service import EventsService
 from oncelog.server.events.subscriber import Subscriber
 from oncelog.server.limits import LONG_FRAME_BYTES

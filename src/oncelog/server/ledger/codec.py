@@ -17,20 +17,8 @@ from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.proof import Block
 from oncelog.core.transactions import TX_ID_DIGITS, OperationJson, encode_operations, format_tx_id, operations_from_json
 from oncelog.errors import CanonicalError
-from oncelog.server.api_service import page_members
+from oncelog.server.api_service import outcome_schema, page_members
 from oncelog.server.errors import ApiError, field_error
-from oncelog.server.json_schemas import (
-    NO_NUL,
-    POSITIVE_INTEGER,
-    TEXT_SCHEMA,
-    TIMESTAMP,
-    Schema,
-    integer_schema,
-    object_schema,
-    page_schema,
-    schema_ref,
-    with_optional,
-)
 from oncelog.server.ledger.service import SCOPE_NAME_CHARACTERS_MAX
 from oncelog.server.ledger.values import (
     Members,
@@ -41,8 +29,20 @@ from oncelog.server.ledger.values import (
     to_header_members,
 )
 from oncelog.server.limits import ApiLimits
-from oncelog.server.lookups import outcome_schema
-from oncelog.server.messages import decode_struct, value_error
+from oncelog.server.messages import (
+    NO_NUL,
+    POSITIVE_INTEGER,
+    TEXT_SCHEMA,
+    TIMESTAMP,
+    Schema,
+    decode_struct,
+    integer_schema,
+    object_schema,
+    page_schema,
+    schema_ref,
+    value_error,
+    with_optional,
+)
 from oncelog.server.problems import ProblemDialect, to_error_member
 from oncelog.server.websocket_frames import encode_json_text
 

@@ -10,15 +10,14 @@ from msgspec.structs import replace
 from oncelog.proof import encode, proof_document
 from oncelog.server import http_fast_path
 from oncelog.server.api_service import resume_parameter
-from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody
+from oncelog.server.endpoint import Answer, Call, Endpoint, Parameter, RequestBody, parse_number
 from oncelog.server.errors import ApiError
-from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import SSE_RESPONSE, TEXT_SCHEMA, integer_schema, schema_response
 from oncelog.server.ledger import codec, reads
 from oncelog.server.ledger.reads import Read
 from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.values import Members, Write, WriteAnswer
 from oncelog.server.live_streams import LiveStreams, encode_event
+from oncelog.server.messages import SSE_RESPONSE, TEXT_SCHEMA, integer_schema, schema_response
 
 PATH: Final = "/v1/ledger/"
 _EXAMPLE: Final = {

@@ -21,8 +21,8 @@ from oncelog.server import logger
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import OpenConnections
 from oncelog.server.connection_limiter import Caller, CountedStream
+from oncelog.server.endpoint import check_single_authorization, parse_bearer
 from oncelog.server.errors import UNREADABLE, ApiError, shutdown_error, to_api_error
-from oncelog.server.http_requests import check_single_authorization, parse_bearer
 from oncelog.server.ledger import grpc_codec, reads
 from oncelog.server.ledger.health_service import Health, Reflection, end_call
 from oncelog.server.ledger.reads import Read

@@ -20,12 +20,16 @@ from oncelog.core.transactions import decode_operations, format_tx_id, parse_tx_
 from oncelog.core.values import Record
 from oncelog.engine.read_results import Proven
 from oncelog.error_codes import HISTORY_CHANGED, NOT_FOUND
-from oncelog.server.api_service import decode_page_token, encode_page_token
+from oncelog.server.api_service import (
+    decode_page_token,
+    describe_outcome,
+    encode_page_token,
+    find_outcome,
+    load_outcome,
+)
 from oncelog.server.auth.principal import Principal
-from oncelog.server.endpoint import Parameter
+from oncelog.server.endpoint import Parameter, parse_number
 from oncelog.server.errors import field_error
-from oncelog.server.http_requests import parse_number
-from oncelog.server.json_schemas import NO_NUL, POSITIVE_INTEGER, TEXT_SCHEMA, Schema, integer_schema
 from oncelog.server.ledger.codec import IDEMPOTENCY_KEY as IDEMPOTENCY_KEY_SCHEMA
 from oncelog.server.ledger.codec import TX_ID as TX_ID_SCHEMA
 from oncelog.server.ledger.codec import decode_key, encode_transaction
@@ -40,8 +44,7 @@ from oncelog.server.ledger.service import (
     parse_scope,
 )
 from oncelog.server.ledger.values import Members, to_header_members
-from oncelog.server.lookups import describe_outcome, find_outcome, load_outcome
-from oncelog.server.messages import new_decoder
+from oncelog.server.messages import NO_NUL, POSITIVE_INTEGER, TEXT_SCHEMA, Schema, integer_schema, new_decoder
 from oncelog.storage.store import RelationshipQuery, ScopedBlock
 
 

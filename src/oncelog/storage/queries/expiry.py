@@ -15,7 +15,7 @@ import msgspec
 from oncelog.core.operations import Entity
 from oncelog.core.policy import Policy
 from oncelog.core.rules.leases import is_forgotten
-from oncelog.core.rules.rates import is_full
+from oncelog.core.rules.quotas import is_full
 from oncelog.core.values import Bucket, Changes, ClientEntry, LaneHead, Lease
 from oncelog.errors import PolicyError
 from oncelog.storage.queries.statement import DeleteRows, QuerySteps, Statement, TableSlice

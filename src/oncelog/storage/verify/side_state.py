@@ -7,7 +7,7 @@ import msgspec
 
 from oncelog.core.hlc import HLC_MAX, check_drift
 from oncelog.core.policy import Policy
-from oncelog.core.rules.rates import FULL_AFTER_US_MAX
+from oncelog.core.rules.quotas import FULL_AFTER_US_MAX
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.queries.records import list_consumers
 from oncelog.storage.side_state import HORIZONS, STORED_TABLES, USAGE_TABLE, SideStateTable, lane_of_scope
