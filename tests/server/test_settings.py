@@ -454,7 +454,7 @@ def test_every_setting_is_described() -> None:
     fields = {*Limits.__struct_fields__, *ApiLimits.__struct_fields__}
     assert {name.removeprefix("limits.") for name in NAMES if name.startswith("limits.")} == fields
     assert NAMES["port"] == SettingDescription(
-        "port", "whole number", "7171", "The port to listen on. 0 is any free one."
+        "port", "whole number", "7171", "The port to listen on. 0 selects any free one."
     )
     assert NAMES["tokens.key_files"].kind == "list of key files"
     assert NAMES["tokens.algorithms"].default == "required"

@@ -1,7 +1,7 @@
 """Base class of the API services, with page sizes, page tokens, rate limits, and look-ups by id.
 
-A look-up returns the outcome of a write, its reason, and its proof. Callers authorize first (CO-22), and answer a
-record that the principal may not read like an absent one.
+A look-up returns the outcome of a write, its reason, and its proof. Callers authorize first (CO-22), and treat a record
+that the principal may not read like an absent one.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 async def find_outcome(log: Log, record: Record) -> Outcome:
-    """Return the outcome of the identity of a stored record."""
+    """Return the outcome of the write that a stored record's identity belongs to."""
     if not record.key:
         return describe_stored(record, None)
     policy = log.policies[record.policy]
@@ -40,7 +40,7 @@ async def find_outcome(log: Log, record: Record) -> Outcome:
 
 
 async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scope: str, client: str = "") -> Outcome:
-    """Return the outcome of an identity. Raises ApiError with the name of the field if it has no record."""
+    """Return the outcome of an identity. Raises ApiError with the field name if the identity has no record."""
     outcome = await log.lookup(key, policy=policy, scope=scope, client=client)
     if outcome.record is None:
         raise unknown_error(field)
@@ -50,7 +50,7 @@ async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scop
 async def describe_outcome(
     log: Log, outcome: Outcome, name: str, encode: Callable[[Record], bytes], *, with_proof: bool = True
 ) -> dict[str, Any]:
-    """Return the answer to a look-up: the outcome of a record, its content under that name, and its proof."""
+    """Return the answer to a look-up: the outcome, the record's content under that name, and its proof."""
     record = outcome.record
     assert record is not None  # noqa: S101 - callers answer absent records with `unknown_error`
     answer = {"status": outcome.status.value, "reason": outcome.why, name: orjson.Fragment(encode(record))}
@@ -61,7 +61,7 @@ async def describe_outcome(
 
 
 def unknown_error(field: str) -> ApiError:
-    """Return the error for an id without a record that the caller may read."""
+    """Return the error for an id that has no record, or none that the caller may read."""
     return field_error(field, NEVER_COMMITTED, error_codes.NOT_FOUND)
 
 
@@ -107,13 +107,13 @@ def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
 
 
 class PageSizes(Struct, frozen=True):
-    """Default and maximum number of items per page."""
+    """Default and maximum page size, in items."""
 
     default: int
     largest: int
 
     def clamp(self, requested: int | None) -> int:
-        """Return the page size for a requested limit. None selects the default."""
+        """Return the page size for a requested limit, or the default for None."""
         return max(1, min(self.default if requested is None else requested, self.largest))
 
     def to_parameter(self, what: str = "Maximum number of items.") -> Parameter:
@@ -127,7 +127,7 @@ class PageSizes(Struct, frozen=True):
 
 
 class ApiService:
-    """Service of one API, shared by its transports."""
+    """Base class of the service that all transports of one API share."""
 
     def __init__(self, log: Log, auth_gate: AuthGate) -> None:
         self.log = log
@@ -139,22 +139,22 @@ class ApiService:
 
 
 def new_rate(per_second: int, burst: int = 0) -> Rate | None:
-    """Return the rate limit for new writes, which the log enforces. 0 means no limit."""
+    """Return the rate limit for new writes, which the log enforces, or None (no limit) for a rate of 0."""
     return Rate(per_second, burst=burst or per_second) if per_second else None
 
 
 def page_members(following: str, has_more: str = "has_more", next_after: str = "next_after") -> dict[str, Any]:
-    """Return the response members for paging. `following` is empty on the last page."""
+    """Return the paging members of a response. `following` is empty on the last page."""
     return {has_more: True, next_after: following} if following else {has_more: False}
 
 
 def encode_page_token(*position: str | int | None) -> str:
-    """Encode the position at which the next page begins."""
+    """Encode the position where the next page begins as a token."""
     return urlsafe_b64encode(msgspec.json.encode(position)).decode()
 
 
 def decode_page_token(token: str, field: str, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a token into the position of a page. Raises ApiError if the token is invalid."""
+    """Decode a page token into the position where its page begins. Raises ApiError if the token is invalid."""
     try:
         position = decoder.decode(urlsafe_b64decode(token.encode("ascii")))
         if not any("\0" in item for item in position if isinstance(item, str)):

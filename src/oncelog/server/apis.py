@@ -70,11 +70,11 @@ class Apis:
         self.readers: tuple[WebSocketSessions[Any] | LiveStreams, ...] = (*self._sessions, *self._streams)
 
     def __len__(self) -> int:
-        """Return the number of WebSockets and streams that are open."""
+        """Return how many WebSockets and streams are open."""
         return sum(self.count_connections().values())
 
     def count_connections(self) -> dict[str, int]:
-        """Return the numbers of open WebSockets (`ws`) and of open streams (`sse`)."""
+        """Return how many WebSockets (`ws`) and streams (`sse`) are open."""
         return {"ws": sum(map(len, self._sessions)), "sse": sum(map(len, self._streams))}
 
     def list_endpoints(self) -> list[Endpoint]:
@@ -92,6 +92,6 @@ class Apis:
         await asyncio.gather(*(sessions.wait_for_replies() for sessions in self._sessions))
 
     def close_all(self) -> None:
-        """Close all WebSockets and streams, with the reason that the server stops."""
+        """Close all WebSockets and streams, giving the shutdown as the reason."""
         for readers in self.readers:
             readers.close_all()

@@ -1,6 +1,6 @@
-"""The server: one log, its APIs and the operations for operators, with HTTP and WebSocket on one port.
+"""The server: one log, its APIs and the operator endpoints, with HTTP and WebSocket on one port.
 
-Started and stopped once. `stop` accepts no more connections, finishes accepted requests, closes all connections, and
+A server starts and stops once. `stop` refuses new connections, finishes accepted requests, closes all connections, and
 closes the log.
 """
 
@@ -42,17 +42,18 @@ from oncelog.storage.address import redact_address
 from oncelog.storage.clock import Clock, SystemClock
 
 LISTEN_RETRY_S: Final = 1.0
-"""Pause between attempts to read a log that could not be read."""
+"""Pause between attempts to read an unreadable log."""
 REPLIES_TIMEOUT_S: Final = 3.0
-"""Longest wait for replies when the server stops, within `shutdown_ms`. Only clients that do not read exceed it."""
+"""Longest wait for replies to be written when the server stops, within `shutdown_ms`. Only clients that do not read
+exceed it."""
 LINGER_S: Final = 0.25
-"""How long a stopping server keeps connections without a request, to answer a request that is under way."""
+"""How long a stopping server keeps idle connections open, to answer a request that is still on its way."""
 ACCEPT_GRACE_S: Final = 0.05
-"""How long a stopping server accepts connections, to refuse them with an answer."""
+"""How long a stopping server still accepts connections, so that it can refuse them with an error response."""
 STOP_POLL_S: Final = 0.005
-"""Interval at which a stopping server checks whether it has to wait longer."""
+"""Interval at which a stopping server checks whether it still has to wait."""
 RENEW_S: Final = 1.0
-"""Interval of the periodic checks: rights of connections, idle connections, and summaries in the log."""
+"""Interval of the periodic checks: connection rights, idle connections, and log summaries."""
 
 
 class Server:
@@ -120,7 +121,8 @@ class Server:
         self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)
         self._tasks = BackgroundTasks()
         self._loaders: list[Callable[[], None]] = [self._authenticator.reload, self._certificate.load]
-        """Functions that load files. They raise OncelogError, and then keep their previous content."""
+        """Functions that load one file each. A function that fails raises OncelogError and keeps the previous
+        content."""
         if self._schemas is not None:
             self._loaders.append(self._schemas.reload)
         self._reloader = Reloader(
@@ -133,16 +135,16 @@ class Server:
             run_checks=self.run_checks,
         )
         self.urls: list[str] = []
-        """Addresses that the server listens on."""
+        """URLs that the server listens on."""
 
     @property
     def settings(self) -> ServerSettings:
-        """Current settings. `reload` changes some of them."""
+        """The current settings. `reload` changes some of them."""
         return self._reloader.settings
 
     @property
     def _reader_count(self) -> int:
-        """Number of WebSockets and streams that are open."""
+        """How many WebSockets and streams are open."""
         return len(self.apis) + len(self.grpc_service)
 
     @property
@@ -152,12 +154,12 @@ class Server:
 
     @property
     def connections_closed(self) -> int:
-        """Connections that were closed since the start."""
+        """How many connections have been closed since the start."""
         return self._limiter.closed_count
 
     @property
     def grpc_address(self) -> str:
-        """Address of the ledger over gRPC, `host:port`. Empty if it is not served."""
+        """The `host:port` of the ledger over gRPC, or "" if it is not served."""
         port = self.grpc_service.port
         return format_address((self.settings.host, port)) if port else ""
 
@@ -171,7 +173,7 @@ class Server:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the log and listen. Raises OncelogError if either fails."""
+        """Open the log and start listening. Raises OncelogError if either fails."""
         self.subscribe_credentials(self._record_credential)
         for load in self._loaders:
             load()
@@ -216,7 +218,7 @@ class Server:
         self._limiter.limits = replace(limits, total_max=total_max)
 
     async def stop(self) -> None:
-        """Accept no more connections, finish accepted requests, close all connections, and close the log."""
+        """Refuse new connections, finish accepted requests, close all connections, and close the log."""
         if self._http.runner is None or self.is_closing:
             return
         self._operators.is_ready = False
@@ -225,7 +227,7 @@ class Server:
         shutdown_s = self.settings.shutdown_ms / 1000
         linger_end_s = asyncio.get_running_loop().time() + min(LINGER_S, shutdown_s)
         logger.info("stopping", extra={"connections": self._reader_count, "queued": self.log.queue_length})
-        # The system has accepted connections that the event loop does not know yet. Closing would reset them.
+        # The kernel may hold connections that the event loop has not accepted yet. Closing the listener resets them.
         await asyncio.sleep(min(ACCEPT_GRACE_S, shutdown_s))
         self._http.close_listener()
         grpc_stop = asyncio.ensure_future(self.grpc_service.stop(shutdown_s))
@@ -247,16 +249,16 @@ class Server:
         logger.info("stopped")
 
     async def _wait_for_replies(self) -> None:
-        """Return when no request is in flight and the answers are written, except to clients that do not read."""
+        """Wait until no request is in flight and all answers are written, except those to clients that do not read."""
         while self._http.is_busy:  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)
         await self.log.wait_idle()
-        await asyncio.sleep(0)  # the answers of the last commit
+        await asyncio.sleep(0)  # lets the last commit's answers reach their connections
         replied = asyncio.ensure_future(self.apis.wait_for_replies())
         await asyncio.wait([replied], timeout=REPLIES_TIMEOUT_S)
 
     async def _linger(self, until_s: float) -> None:
-        """Return when all connections are closed, or at that time. Requests that arrive meanwhile are refused."""
+        """Wait until all connections are closed, but no longer than `until_s`. New requests are refused meanwhile."""
         loop = asyncio.get_running_loop()
         while loop.time() < until_s and not self._limiter.are_all_closed():  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)
@@ -264,7 +266,7 @@ class Server:
     # --- an unreadable log
 
     def _on_read_failure(self, error: Exception) -> None:
-        """Close all connections of the Events API, because the log is unreadable. Then try to read it again."""
+        """Close all Events API connections because the log is unreadable, and retry reading it in the background."""
         logger.error("the log cannot be read; all connections are closed: %s", error)
         self._set_ready(is_ready=False)
         self.apis.event_sessions.fail_all(error)
@@ -272,7 +274,7 @@ class Server:
             self._tasks.start(self._listen_again())
 
     def _on_chat_failure(self, error: Exception) -> None:
-        """Close all connections of the Chat API. The hub reads its lanes again when the next client connects."""
+        """Close all Chat API connections. The hub reads its lanes again once the next client connects."""
         logger.error("chats cannot be read; all connections of the Chat API are closed: %s", error)
         self.apis.chat_sessions.fail_all(error)
 
@@ -288,7 +290,7 @@ class Server:
                 self.apis.hub.position = await self.log.listen(self.apis.hub)
             except OncelogError as error:
                 logger.log(level, "the log still cannot be read: %s", error)
-                level = logging.DEBUG  # logged once in an outage
+                level = logging.DEBUG  # one warning per outage
                 await asyncio.sleep(LISTEN_RETRY_S)
             else:
                 self._set_ready(is_ready=True)
@@ -302,18 +304,21 @@ class Server:
         return [*self._operators.list_endpoints(), *self.apis.list_endpoints()]
 
     def reload(self) -> None:
-        """Reload settings, certificate, schemas and credential files, and check open connections.
+        """Reload the settings, certificate, schemas and credential files, and recheck open connections.
 
-        Parts that cannot be loaded are logged and keep their previous content.
+        A part that cannot be loaded is logged and keeps its previous content.
         """
         self._reloader.reload()
 
     def subscribe_credentials(self, listener: CredentialListener) -> None:
-        """Call the listener when this server notices that a key was revoked or removed, or has expired."""
+        """Call the listener whenever this server notices a key that was revoked, was removed or has expired."""
         self._authenticator.subscribe(listener)
 
     def _record_credential(self, event: CredentialEvent) -> None:
-        """Record the end of a key. All servers that share the file do so, and the log keeps one record."""
+        """Record a key's revocation or removal.
+
+        All servers that share the file submit it, and the log keeps one record.
+        """
         act = to_record_act(event)
         if act is not None:
             self.log.record(act)
@@ -324,7 +329,7 @@ class Server:
             self.run_checks()
 
     def run_checks(self) -> None:
-        """Run the periodic checks now. The failure of one of them does not affect the others."""
+        """Run the periodic checks now. A check that fails does not stop the others."""
         checks: list[Callable[[], object]] = [
             *(readers.renew for readers in self.apis.readers),
             errors.store_failures.poll,
@@ -343,7 +348,7 @@ class Server:
 
 
 def _open_log(settings: ServerSettings, clock: Clock | None, schemas: TableSchemas | None) -> Log:
-    """Return the log of a server, which is not connected yet."""
+    """Create the log of a server, without connecting to its store."""
     ttl_ms = settings.ledger.ttl_ms
     log = open_log(
         settings.store,

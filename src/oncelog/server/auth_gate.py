@@ -1,4 +1,4 @@
-"""Authentication for every API: verifies credentials and limits failed attempts."""
+"""Authentication for every API: verifies credentials, and limits failed attempts and requests."""
 
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ from oncelog.server.rate_limiter import LogLimiter, RateLimiter
 from oncelog.storage.clock import Clock
 
 RATE_KEYS_MAX: Final = 100_000
-"""Addresses or actors that a rate limiter remembers."""
+"""How many addresses or actors a rate limiter remembers."""
 
 
 class OpenConnection(Protocol):
@@ -24,13 +24,13 @@ class OpenConnection(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """The authenticated caller; None before authentication."""
+        """The authenticated caller, or None before authentication."""
 
     def renew(self, principal: Principal | None) -> None:
-        """Use the current rights of the caller. None: its credential has ended."""
+        """Apply the caller's current rights. None means that its credential is no longer valid."""
 
     def fail(self, error: Exception) -> None:
-        """End the connection, because its rights are unknown."""
+        """Close the connection because its rights could not be determined."""
 
 
 C = TypeVar("C", bound=OpenConnection)
@@ -46,25 +46,26 @@ class AuthGate:
         self.limits = limits
         per_minute, per_second = limits.auth_failures_per_minute_max, limits.requests_per_second_max
         self._failure_rates = RateLimiter(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, clock.elapsed_ms)
-        """Failed authentications of each address."""
+        """Failed authentications, by address."""
         burst = max(1, REQUESTS_BURST_SECONDS * per_second)
         self._request_rates = RateLimiter(per_second, burst, RATE_KEYS_MAX, clock.elapsed_ms)
-        """Requests of each actor."""
+        """Requests, by actor."""
         self.log_limiter = LogLimiter(clock.elapsed_ms)
         self.is_closing = False
-        """Whether the server is being stopped, and refuses new requests."""
+        """Whether the server is shutting down and refuses new requests."""
 
     def check_open(self, code: str = SERVER_BUSY) -> None:
-        """Raise ApiError with this code once the server is being stopped."""
+        """Raise ApiError with this code if the server is shutting down."""
         if self.is_closing:
             raise shutdown_error(code)
 
     def authenticate(self, credential: str | None, caller: Caller) -> Principal:
-        """Return the principal of a credential. Raises ApiError, with one text for every wrong credential (CO-21).
+        """Return the principal of a credential. Raises ApiError, with the same text for every wrong credential (CO-21).
 
         The credential is verified before the rate limit is checked, so that wrong credentials from an address never
-        delay a valid one (CO-25). A request without a credential is not a guess and does not count. The connection of
-        the caller then counts for its principal (CO-27). An actor with too many requests gets RATE_LIMITED.
+        delay a valid one (CO-25). A request without a credential is not a guess and is not counted. After
+        authentication, the caller's connection is counted for its principal (CO-27). An actor that sends too many
+        requests gets RATE_LIMITED.
         """
         try:
             principal = self._authenticator.authenticate(credential)
@@ -83,17 +84,18 @@ class AuthGate:
         return principal
 
     def reject_client(self, caller: Caller, client_id: str) -> ApiError:
-        """Return the error for a token of another client, which counts as a wrong token (EV-1)."""
+        """Return the error for a token that belongs to a different client, which counts as a wrong token (EV-1)."""
         return self._reject(caller.address, f"not the client {client_id!r}")
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
-        """Return the principal with its current rights, or None if its connections must end."""
+        """Return the principal with its current rights, or None if its connections must be closed."""
         return self._authenticator.refresh_principal(principal, self.clock.wall_ms())
 
     def get_client_id(self, principal: Principal) -> str | None:
-        """Return the only client id that a credential writes under; None in development mode, which allows all.
+        """Return the only client id that the principal may write under, or None in development mode, which allows all.
 
-        A credential without a client id writes under its actor, with the kind: a user and an API key may share a name.
+        A credential without a client id writes under its full actor. The actor includes the kind, because a user and an
+        API key may share a name.
         """
         has_own = principal.client_id is not None or self._authenticator.is_open
         return principal.client_id if has_own else principal.actor
@@ -101,7 +103,7 @@ class AuthGate:
     def get_event_client(self, principal: Principal, requested: str | None) -> str | None:
         """Return the client id under which events are stored (EV-1), or None if the principal may not use `requested`.
 
-        In development mode every client id is allowed. Raises ApiError for a client id that is too long.
+        Development mode allows every client id. Raises ApiError if the client id is too long.
         """
         if self._authenticator.is_open and principal.client_id is None:
             return requested or principal.actor.partition(":")[2]
@@ -111,14 +113,14 @@ class AuthGate:
             raise field_error(error.path, error.reason, FORBIDDEN) from None
 
     def recheck_principal(self, principal: Principal) -> Principal:
-        """Return the principal with its current rights. Raises ApiError if its credential has ended meanwhile."""
+        """Return the principal with its current rights. Raises ApiError if its credential is no longer valid."""
         current = self.refresh_principal(principal)
         if current is None:
             raise credential_ended_error()
         return current
 
     def _reject(self, address: str, reason: str) -> ApiError:
-        """Count a wrong credential, and return its error: RATE_LIMITED above the limit of the address."""
+        """Count a wrong credential and return its error: RATE_LIMITED if the address exceeds its limit."""
         self.counts.auth_failures += 1
         failures = self._failure_rates
         if not failures.allows(address):
@@ -135,7 +137,7 @@ class AuthGate:
 
 
 class OpenConnections(Generic[C]):
-    """Connections or streams that are open. The owner calls `renew` about once a second."""
+    """The open connections or streams of one API. The owner calls `renew` about once a second."""
 
     def __init__(self, auth_gate: AuthGate) -> None:
         self.auth_gate = auth_gate
@@ -145,7 +147,7 @@ class OpenConnections(Generic[C]):
         return len(self.connections)
 
     def renew(self) -> None:
-        """Renew the rights of each connection (CO-23). A connection whose renewal fails is ended."""
+        """Apply the current rights of each connection (CO-23). A connection whose renewal fails is closed."""
         for connection in list(self.connections):
             principal = connection.principal
             try:

@@ -1,4 +1,4 @@
-"""Tasks that run in the background until they end or the server stops, and long work in threads."""
+"""Background tasks, which run until they finish or the server stops, and long calls in threads."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class BackgroundTasks:
-    """The running tasks of one owner."""
+    """The set of background tasks that one owner has started."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task for the work, and return it."""
+        """Start the work in a task and return the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -29,5 +29,5 @@ class BackgroundTasks:
 
 
 async def run_long(size: int, function: Callable[[], T]) -> T:
-    """Call a function; in a thread if its input is long, because other requests must not wait for it."""
+    """Call a function, in a thread if its input is long, so that other requests do not wait for it."""
     return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()

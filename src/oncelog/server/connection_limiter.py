@@ -1,9 +1,9 @@
-"""Limits of connections: in total, by address, by principal, and before authentication (CO-25, CO-27).
+"""Connection limits: in total, by address, by principal, and before authentication (CO-25, CO-27).
 
-Connections are counted from `accept` on, so TLS handshakes are counted too. An unauthenticated connection has
-a deadline and may send a few bytes (`PreauthLimiter`). The limiter refuses no new connection because of unauthenticated
-ones, and closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
-connection is the oldest.
+A connection is counted as soon as it is accepted, so TLS handshakes are included. An unauthenticated connection has a
+deadline and may send only a few bytes (`PreauthLimiter`). Unauthenticated connections never cause the limiter to refuse
+a new one: it closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
+connection becomes the oldest.
 """
 
 from collections import defaultdict
@@ -21,41 +21,41 @@ from oncelog.server.metrics import Counts
 from oncelog.server.rate_limiter import LogLimiter
 
 TURNS_TO_AUTHENTICATE: Final = 16
-"""Turns of the event loop in which the server accepts at most `evictable_max` connections. It needs up to eight turns
-from the arrival of a credential to its verification (TLS handshake, task of the request, handler)."""
+"""The server accepts at most `evictable_max` connections in this many turns of the event loop. It needs up to eight
+turns to verify a credential that has arrived (TLS handshake, request task, handler)."""
 ACCEPTS_PER_TURN_MAX: Final = 128
-"""Connections that the server accepts in one turn of the event loop. Between turns it serves open connections."""
+"""Maximum number of connections accepted in one turn of the event loop. Open connections are served between turns."""
 TLS_ACCEPTS_PER_TURN_MAX: Final = 16
-"""A TLS handshake blocks the event loop for about 1 ms."""
+"""The same with TLS: each handshake blocks the event loop for about 1 ms."""
 HELD_BYTES: Final = 20 * 1024
-"""Bytes that every unauthenticated connection may hold: a request head or first message with the longest token. The
-limiter may close a connection that holds more when all of them together hold too much."""
+"""Bytes that any unauthenticated connection may hold: a request head or first message with the longest token. The
+limiter may close a connection that holds more when all unauthenticated connections together hold too much."""
 HELD_BY_MIN: Final = 8
-"""Lowest number of connections in the limit of bytes, so that the head of one long HTTP request fits."""
+"""The byte limit allows for at least this many connections, so that the head of one long HTTP request fits."""
 RESERVED_CONNECTIONS: Final = 100
-"""Connections above `connections_max`, for operators and for error responses to callers above the limit."""
+"""Connections beyond `connections_max`, for operators and for error responses to callers above the limit."""
 
 Transport = Any
-"""An `asyncio.Transport`. The transports of uvloop do not declare that type."""
+"""An `asyncio.Transport`. uvloop's transports do not declare that type."""
 
 
 CallerGroups = defaultdict[str, dict[Any, None]]
-"""Connections and streams by their address or principal, the oldest first."""
+"""Connections and streams by address or principal, oldest first."""
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
-    """Limits of simultaneous connections. 0 switches a limit off."""
+    """Limits on simultaneous connections. 0 switches a limit off."""
 
     total_max: int
     address_max: int = 0
     principal_max: int = 0
     unauthenticated_max: int = 0
     timeout_ms: int
-    """Longest time that an unauthenticated connection may be idle, or in its TLS handshake."""
+    """Longest time that an unauthenticated connection may be idle or take for its TLS handshake."""
 
     @property
     def evictable_max(self) -> int:
-        """The number of connections at which an unauthenticated one is closed for a new one."""
+        """Connection count at which an unauthenticated connection is closed to make room for a new one."""
         return self.unauthenticated_max or self.total_max
 
     @property
@@ -64,16 +64,15 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
         return max(HELD_BY_MIN, self.unauthenticated_max) * HELD_BYTES if self.unauthenticated_max else 0
 
     def accepts_per_turn(self, *, listeners: int, with_tls: bool) -> int:
-        """Return how many connections each listening socket accepts in one turn of the event loop."""
+        """Return how many connections each listening socket may accept in one turn of the event loop."""
         accepts_max = TLS_ACCEPTS_PER_TURN_MAX if with_tls else ACCEPTS_PER_TURN_MAX
         return max(1, min(accepts_max, self.evictable_max // (TURNS_TO_AUTHENTICATE * listeners)))
 
 
 class Caller:
-    """The origin of a request, for authentication.
+    """Where a request comes from, for authentication and limits.
 
-    An instance of this base class belongs to no counted connection, or to that of a trusted proxy, which serves other
-    callers too.
+    An instance of this base class has no counted connection, or shares that of a trusted proxy with other callers.
     """
 
     __slots__ = ("_proxy", "address")
@@ -92,16 +91,16 @@ class Caller:
 
 
 class ByteLimit(Protocol):
-    """Limit of the bytes that a connection sends before authentication."""
+    """Limit on the bytes that a connection may send before authentication."""
 
     def remove(self) -> None:
         """Remove the limit. May be called twice."""
 
     def reset(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
-        """Count from zero again, with this limit."""
+        """Restart the count with this limit."""
 
     def ignore_body(self, body: StreamReader) -> None:
-        """Do not count the rest of a body."""
+        """Exclude the rest of a body from the count."""
 
 
 class Connection(Caller):
@@ -130,26 +129,26 @@ class Connection(Caller):
         self._limiter = limiter
         self._abort = abort
         self.is_proxy = is_proxy
-        """The connection of a trusted proxy, which carries requests of several callers."""
+        """Whether the peer is a trusted proxy, whose connection carries requests from several callers."""
         self.byte_limit: ByteLimit | None = None
         self.actor: str | None = None
         self.counted_address: str | None = None
-        """The address that an unauthenticated connection counts for. None for an authenticated one."""
+        """The address that an unauthenticated connection is counted under, or None for an authenticated one."""
         self.has_requested = False
         self.is_stream = False
-        """The connection carries a WebSocket or a stream, which ends when one side closes it."""
+        """Whether the connection carries a WebSocket or a stream, which lasts until one side closes it."""
         self.stream: CountedStream | None = None
-        """The stream of a proxy's caller, until its request is answered."""
+        """The counted stream of the caller behind a proxy, until its request is answered."""
         self.transport: Transport = None
-        """None until the TLS handshake is complete."""
+        """None until the TLS handshake is complete, and after `close`."""
         self.idle_since_ms: int | None = limiter.now_ms()
         """None while a request is being answered."""
         self.held_bytes = 0
-        """Received bytes that no request or message consumed yet. Counted while the connection is unauthenticated."""
+        """Received bytes that no request or message has consumed yet. Counted only before authentication."""
         self.is_closing: Callable[[], bool] = bool
 
     def attach(self, transport: Transport) -> None:
-        """Use the transport, which exists after the TLS handshake. Closes it if the connection was closed meanwhile."""
+        """Set the transport, which exists after the TLS handshake. Aborts it if the connection was closed meanwhile."""
         if self.counted_address is None:
             transport.abort()
             return
@@ -157,14 +156,14 @@ class Connection(Caller):
         self._limiter.by_transport[transport] = self
 
     def start_request(self) -> None:
-        """Record the arrival of a request."""
+        """Record that a request has arrived."""
         self.has_requested = True
         self.idle_since_ms = None
         if self.counted_address is not None and self.byte_limit is not None:
             self.byte_limit.reset()
 
     def finish_request(self, body: StreamReader | None = None) -> None:
-        """Record the answer to a request. aiohttp discards the rest of its body."""
+        """Record that a request was answered. aiohttp discards the rest of its body."""
         self.idle_since_ms = self._limiter.now_ms()
         self.is_stream = False
         self._close_stream()
@@ -174,7 +173,7 @@ class Connection(Caller):
                 self.byte_limit.ignore_body(body)
 
     def set_principal(self, principal: Principal) -> None:
-        """See `Caller`. A connection counts for its first principal."""
+        """See `Caller`. A connection is counted for its first principal only."""
         if self.counted_address is not None:
             self._limiter.count_principal(self, principal)
             self.remove_limits()
@@ -191,7 +190,7 @@ class Connection(Caller):
             self.byte_limit.reset(bytes_max, refuse)
 
     def hold(self, held_bytes: int) -> None:
-        """Set how many bytes wait for the rest of a request or message. May close this connection or another one."""
+        """Set how many bytes belong to an incomplete request or message. May close this or a different connection."""
         if self.counted_address is not None:
             self._limiter.hold(self, held_bytes)
 
@@ -209,7 +208,8 @@ class Connection(Caller):
         """Stop counting the connection. May be called twice."""
         self._close_stream()
         self._limiter.release(self)
-        # A transport with TLS holds about 80 KiB, which must not wait for the garbage collector.
+        # A TLS transport holds about 80 KiB. Drop the references now, so that the memory does not wait for the garbage
+        # collector.
         self.byte_limit = self.transport = None
         self._abort, self.is_closing = lambda: None, lambda: True
 
@@ -220,7 +220,7 @@ class Connection(Caller):
 
 
 class CountedStream(Caller):
-    """A WebSocket or stream of a trusted proxy, or a gRPC stream: counted from its request to its end."""
+    """A WebSocket or stream of a trusted proxy, or a gRPC stream, counted from its request until it closes."""
 
     __slots__ = ("_limiter", "actor")
 
@@ -236,7 +236,7 @@ class CountedStream(Caller):
             super().set_principal(principal)
 
     def limit_first_message(self, bytes_max: int, refuse: Callable[[], None]) -> None:
-        """As `Caller` says, also on a connection that was authenticated for another caller."""
+        """See `Caller`. Applies even if the connection was authenticated for a different caller."""
         if self._proxy is not None and self._proxy.byte_limit is not None:
             self._proxy.byte_limit.reset(bytes_max, refuse)
 
@@ -246,7 +246,7 @@ class CountedStream(Caller):
 
 
 class ConnectionLimiter:
-    """All connections of a server. Its owner calls `close_expired` about once a second."""
+    """Counts and limits all connections of a server. The owner calls `close_expired` about once a second."""
 
     def __init__(
         self,
@@ -263,31 +263,31 @@ class ConnectionLimiter:
         self._by_address: CallerGroups = defaultdict(dict)
         self._by_principal: CallerGroups = defaultdict(dict)
         self._unauthenticated: dict[Connection, None] = {}
-        """The oldest first."""
+        """Oldest first."""
         self._unauthenticated_of: CallerGroups = defaultdict(dict)
-        """By address (`Connection.counted_address`), the oldest first."""
+        """By address (`Connection.counted_address`), oldest first."""
         self._largest_address = ""
         """The last address that had more than half of the unauthenticated connections."""
         self._held_bytes = 0
         self._large: dict[Connection, None] = {}
-        """Unauthenticated connections that hold more than `HELD_BYTES`, the oldest such first."""
+        """Unauthenticated connections that hold more than `HELD_BYTES`, in the order in which they exceeded it."""
         self.closed_count = 0
-        """Connections that were counted and are closed."""
+        """How many counted connections have been closed."""
         self.by_transport: dict[Transport, Connection] = {}
-        """Connections that are not closed."""
+        """Open connections."""
 
     def __len__(self) -> int:
         return len(self._connections)
 
     @property
     def unauthenticated_count(self) -> int:
-        """Number of unauthenticated connections."""
+        """How many connections are unauthenticated."""
         return len(self._unauthenticated)
 
     # --- new connections
 
     def accept(self, address: str, abort: Callable[[], None], *, is_proxy: bool = False) -> Connection | None:
-        """Count a connection. Returns None if authenticated connections have reached a limit."""
+        """Count a new connection. Returns None if authenticated connections alone have reached a limit."""
         reason = None
         if not self._has_capacity():
             reason = "connections_max"
@@ -304,9 +304,9 @@ class ConnectionLimiter:
         return connection
 
     def open_stream(self, address: str, connection: Connection | None = None) -> CountedStream:
-        """Count a stream that shares a connection with others. Raises ApiError if a limit is reached.
+        """Count a stream that shares its connection with other streams. Raises ApiError if a limit is reached.
 
-        The connection of a proxy counts as unauthenticated until the caller of the stream is authenticated.
+        A proxy's connection counts as unauthenticated until the stream's caller is authenticated.
         """
         if not self._has_address_capacity(address, connection):
             self.count_refusal("address", address)
@@ -323,7 +323,7 @@ class ConnectionLimiter:
         return stream
 
     def count_principal(self, caller: Connection | CountedStream, principal: Principal) -> None:
-        """Count a connection for its principal. Raises ApiError at the limit."""
+        """Count a connection for its principal. Raises ApiError if the limit is reached."""
         limit, actor = self.limits.principal_max, principal.actor
         if not self._has_room(self._by_principal, actor, limit):
             self.count_refusal("principal", caller.address, actor=actor)
@@ -332,14 +332,17 @@ class ConnectionLimiter:
         caller.actor = actor
 
     def close_unauthenticated_stream(self, other_than: Connection | None) -> bool:
-        """Close the oldest WebSocket whose caller is not authenticated. Returns whether one was closed."""
+        """Close the oldest unauthenticated WebSocket, apart from `other_than`. Returns whether one was closed."""
         streams = (
             candidate for candidate in self._unauthenticated if candidate.is_stream and candidate is not other_than
         )
         return self._close_first(streams)
 
     def hold(self, connection: Connection, held_bytes: int) -> None:
-        """Count the bytes of an unauthenticated connection. If all hold too many, close the oldest large ones."""
+        """Set the held bytes of an unauthenticated connection.
+
+        Closes the oldest large connections while the total exceeds its limit.
+        """
         self._held_bytes += held_bytes - connection.held_bytes
         connection.held_bytes = held_bytes
         if held_bytes > HELD_BYTES:
@@ -383,26 +386,26 @@ class ConnectionLimiter:
             if idle_since_ms is None or idle_since_ms >= latest_ms:
                 continue
             if connection.has_requested:
-                connection.abort()  # an idle keep-alive connection, such as that of a health check
+                connection.abort()  # an idle keep-alive connection, such as a health check's
             else:
                 connection.refuse("timeout")
 
     def are_all_closed(self) -> bool:
-        """Return whether no connection is open."""
+        """Return whether all connections are closed."""
         self.close_expired()
         return not self._connections
 
     # --- room
 
     def _has_capacity(self) -> bool:
-        """Return whether one more connection fits into the total. May close an unauthenticated one to make room."""
+        """Return whether the total allows one more connection. May close an unauthenticated one to make room."""
         if len(self._connections) < self.limits.total_max:
             return True
         self._remove_closed(self._connections)
         return len(self._connections) < self.limits.total_max or self._close_oldest()
 
     def _has_address_capacity(self, address: str, other_than: Connection | None = None) -> bool:
-        """Return whether one more connection of the address fits. May close an unauthenticated one to make room."""
+        """Return whether the address may have one more connection. May close an unauthenticated one to make room."""
         if self._has_room(self._by_address, address, self.limits.address_max):
             return True
         return self._close_first(
@@ -410,7 +413,7 @@ class ConnectionLimiter:
         )
 
     def _has_room(self, callers: Mapping[str, Collection[Caller]], key: str, limit: int) -> bool:
-        """Return whether one more caller of an address or a principal fits. Removes closed connections first."""
+        """Return whether an address or a principal may have one more caller. Removes closed connections first."""
         if limit and len(callers.get(key, ())) >= limit:
             self._remove_closed(caller for caller in callers[key] if isinstance(caller, Connection))
         return not limit or len(callers.get(key, ())) < limit
@@ -424,17 +427,17 @@ class ConnectionLimiter:
             self._largest_address = address
 
     def _limit_unauthenticated(self) -> None:
-        """Make room for one more unauthenticated connection."""
+        """Close unauthenticated connections until there is room for one more."""
         limit = self.limits.unauthenticated_max
         if limit and self.unauthenticated_count >= limit:
             self._close_oldest()
 
     def _close_oldest(self) -> bool:
-        """Close the oldest unauthenticated connection: of an address that has more than half of them, else of all.
+        """Close the oldest unauthenticated connection: of an address that has more than half of them, or else of all.
 
-        A flood from one address closes its own connections, and a flood from many addresses does not single out an
-        address that several callers share. The server accepts at least `evictable_max / 2` further connections before
-        it closes a connection.
+        A flood from one address evicts only its own connections. A flood from many addresses does not single out an
+        address that several callers share. The server accepts at least `evictable_max / 2` newer connections before it
+        closes a given one.
         """
         largest = self._unauthenticated_of.get(self._largest_address, {})
         is_flooded = 2 * len(largest) > self.limits.evictable_max
@@ -450,24 +453,24 @@ class ConnectionLimiter:
     def _remove_closed(self, connections: Iterable[Connection]) -> None:
         """Stop counting authenticated connections that are being closed.
 
-        An unauthenticated connection counts until `PreauthLimiter.connection_lost`: it holds its memory as long as its
-        client does not answer the end of TLS, or does not read.
+        An unauthenticated connection is counted until `PreauthLimiter.connection_lost`, because it occupies memory
+        until its client reads everything and answers the TLS shutdown.
         """
         for connection in list(connections):
             if connection.counted_address is None and connection.is_closing():
                 connection.close()
 
     def count_refusal(self, reason: str, address: str, **fields: str) -> None:
-        """Count and log a connection that is refused or closed."""
+        """Count and log a connection that the server refuses or closes."""
         self.counts.connections_refused[reason] += 1
         self.log_limiter.warn("a connection was refused or closed", reason=reason, address=address, **fields)
 
 
 def to_connection_limits(limits: ApiLimits, *, is_development: bool) -> ConnectionLimits:
-    """Return the limits that follow from the settings.
+    """Derive the connection limits from the settings.
 
-    A principal or an address never gets more than half of all connections. A server in development mode admits
-    all callers on its machine as one principal, so only the total is limited.
+    A principal or an address never gets more than half of all connections. In development mode all callers share one
+    principal and one machine, so only the total is limited.
     """
     half = max(1, limits.connections_max // 2)
     return ConnectionLimits(

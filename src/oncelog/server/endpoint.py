@@ -1,7 +1,7 @@
 """HTTP operations: one `Endpoint` declaration for each, and the parsing of requests.
 
 Routes, authentication, the validation of parameters and bodies, metrics and the OpenAPI document follow from the
-declaration. A handler gets a `Call` that has passed all checks, and returns the answer.
+declaration. A handler receives a `Call` that has passed all checks, and returns the answer.
 """
 
 import asyncio
@@ -30,41 +30,41 @@ from oncelog.server.messages import JSON, Field, Schema
 ENCODINGS: Final = ("identity", "gzip", "deflate")
 _GZIP_BITS: Final = zlib.MAX_WBITS + 16
 BODY_TIMEOUT_S: Final = 60
-"""Longest time in which the body of a request must arrive."""
+"""Time within which the whole body of a request must arrive."""
 _DIGITS_MAX: Final = 16
 _BAD_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _FIELDS_MAX: Final = 1000
-"""Parameters of one query. No operation needs as many."""
+"""Maximum number of parameters in a query, far more than any operation needs."""
 
 
 def get_credential(request: web.Request) -> str | None:
-    """Return the bearer credential of a request, or None for a request without one."""
+    """Return the bearer credential of a request, or None if it has none."""
     return parse_bearer(request.headers.get("Authorization", ""))
 
 
 def parse_bearer(header: str) -> str | None:
-    """Return the credential of an `Authorization` header, or None for another scheme than `Bearer`."""
+    """Return the credential in an `Authorization` header, or None if the scheme is not `Bearer`."""
     kind, _, credential = header.partition(" ")
     return credential.strip() if kind.lower() == "bearer" else None
 
 
 def check_single_authorization(headers: Sequence[str]) -> None:
-    """Raise ApiError for a request with several `Authorization` headers.
+    """Raise ApiError if a request has several `Authorization` headers.
 
-    A proxy may check one of them and the server another.
+    A proxy might check one of them and the server a different one.
     """
     if len(headers) > 1:
         raise field_error("Authorization", "must not be repeated")
 
 
 def check_json(request: web.Request) -> None:
-    """Raise ApiError unless the body is JSON, which browsers send to other origins only after a preflight (CO-24)."""
+    """Raise ApiError unless the body is JSON, which browsers send across origins only after a preflight (CO-24)."""
     if request.content_type != JSON:
         raise field_error("Content-Type", f"must be {JSON}", status=415)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body of a request. Raises ApiError if it does not match its headers, such as half of a chunk."""
+    """Return the body of a request. Raises ApiError if it contradicts its headers, as a truncated chunk does."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ENCODINGS:
         raise field_error("Content-Encoding", f"must be one of {', '.join(ENCODINGS)}", status=415)
@@ -85,8 +85,11 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def _decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """Decompress a body. Raises ApiError if it is malformed, HTTPRequestEntityTooLarge as soon as it is too long."""
-    # Some clients send deflate without the zlib header, whose first byte names the method.
+    """Decompress a body.
+
+    Raises ApiError if it is malformed, and HTTPRequestEntityTooLarge as soon as it exceeds the limit.
+    """
+    # Some clients send deflate without the zlib header. The first byte of that header contains the method.
     has_header = body[0] & 0x0F == zlib.DEFLATED
     bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
     decompressor = zlib.decompressobj(bits)
@@ -106,10 +109,10 @@ def _body_error() -> ApiError:
 
 
 def get_path_name(request: web.Request, name: str) -> str:
-    """Return a name in the path, decoded once. Raises ApiError.
+    """Return a name in the path, decoded once. Raises ApiError if it is malformed.
 
-    aiohttp's `match_info` keeps invalid UTF-8 as it was sent, and decodes `%25` afterwards: `%FF` and `%25FF` would
-    be one name.
+    aiohttp's `match_info` keeps invalid UTF-8 as it was sent and then decodes `%25`, so `%FF` and `%25FF` would be the
+    same name.
     """
     resource = request.match_info.route.resource
     assert resource is not None  # noqa: S101 - a route with names has a resource
@@ -124,9 +127,9 @@ def get_path_name(request: web.Request, name: str) -> str:
 
 
 def parse_query(request: web.Request) -> list[tuple[str, str]]:
-    """Return the parameters of the query as they were sent. Raises ApiError.
+    """Return the query parameters as they were sent. Raises ApiError if the query is malformed.
 
-    The parser of aiohttp replaces invalid UTF-8 by another character, which could name another partition.
+    aiohttp's parser replaces invalid UTF-8 by U+FFFD, so the result could name a different partition.
     """
     try:
         return parse_qsl(
@@ -139,7 +142,7 @@ def parse_query(request: web.Request) -> list[tuple[str, str]]:
 
 
 def parse_number(text: str, name: str) -> int:
-    """Parse a whole number of a query. Raises ApiError."""
+    """Parse a whole number in a query. Raises ApiError if it is malformed."""
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
         raise field_error(name, "must be a whole number from 0 to 2^53−1")
     return int(text)
@@ -152,25 +155,26 @@ ANONYMOUS: Final = Principal(actor="", client_id=None, grants=parse_grants())
 
 
 def keep(value: Any, _: object) -> Any:
-    """Return a parameter or a body as it was sent."""
+    """Return a parameter or a body unchanged."""
     return value
 
 
 class Parameter(Field, frozen=True, kw_only=True):
-    """One parameter of an endpoint. An absent required one is decoded as an empty one, so that the error names it.
+    """One parameter of an endpoint.
 
-    The schema has a description. Repeated parameters are arrays.
+    An absent required parameter is decoded as an empty text, so that the error names it. The schema has a description,
+    and is an array if the parameter may be repeated.
     """
 
     place: Literal["query", "path", "header"] = "query"
     decode: Callable[[Any, str], Any] = keep
-    """Converts the text of the parameter of that name, or a list of texts."""
+    """Converts the parameter's text, or list of texts. The second argument is its name, for errors."""
     example: Any = None
-    """Value in the OpenAPI document. Required parameters have one."""
+    """Example value in the OpenAPI document. Required parameters have one."""
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the parameter may be sent several times."""
+        """Whether the parameter may occur several times."""
         return self.schema.get("type") == "array"
 
 
@@ -178,11 +182,11 @@ class RequestBody(Struct, frozen=True, kw_only=True):
     """JSON body of a request."""
 
     schema: str
-    """Name of its schema in the OpenAPI document."""
+    """Name of the body's schema in the OpenAPI document."""
     decode: Callable[[bytes, Principal], Any]
-    """Converts the body. Long bodies are decoded in a thread. Raises ApiError."""
+    """Decodes the body, in a thread if it is long. Raises ApiError."""
     example: Any
-    """Body in the OpenAPI document."""
+    """Example body in the OpenAPI document."""
     is_required: bool = True
 
 
@@ -195,14 +199,14 @@ class Call:
         self.principal = principal
         self.parameters: dict[str, Any] = {}
         self.sent_names: dict[str, str] = {}
-        """Names under which the query parameters were sent, by their own names."""
+        """The name under which each query parameter was sent, by its declared name."""
         self.body: Any = None
-        """Decoded body; None if an optional body is empty."""
+        """Decoded body, or None if an optional body is empty."""
         self.scope = ""
         """Result of `Endpoint.authorize`."""
 
     def get_sent_name(self, name: str) -> str:
-        """Return the name under which a query parameter was sent: its own, or its previous one."""
+        """Return the name under which a query parameter was sent: its current name or its previous one."""
         return self.sent_names.get(name, name)
 
     def __getitem__(self, name: str) -> Any:
@@ -237,20 +241,20 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     responses: Mapping[int, Schema]
     """Successful answers in the OpenAPI document."""
     parameters: tuple[Parameter, ...] | None = ()
-    """None: parameters are neither read nor checked."""
+    """With None, parameters are neither read nor checked."""
     body: RequestBody | None = None
     authorize: Callable[[Call], str] | None = None
-    """Checks the access to the names in the parameters, before the body is read and again afterwards. Raises ApiError.
-
-    Handlers whose access depends on the body check it themselves."""
+    """Checks access to the names in the parameters, both before and after the body is read. Raises ApiError. A handler
+    whose access rules depend on the body checks them itself."""
     errors: tuple[int, ...] = ()
-    """Statuses of errors that do not follow from the other fields."""
+    """Error statuses that do not follow from the other fields."""
     is_public: bool = False
-    """Whether no credential is needed."""
+    """Whether the endpoint needs no credential."""
     is_stream: bool = False
-    """Whether the answer is a stream, which the client ends. Streams count against the limit of connections."""
+    """Whether the answer is a stream, which lasts until the client closes it. Streams count towards the connection
+    limit."""
     serve_websocket: WebSocketHandler | None = None
-    """Serves requests that ask for a WebSocket at the same path."""
+    """Serves requests to upgrade to a WebSocket at the same path."""
 
 
 class EndpointRouter:
@@ -282,7 +286,7 @@ class EndpointRouter:
         if not endpoint.is_public:
             call.principal = self._auth_gate.authenticate(get_credential(request), caller)
         if endpoint.parameters is not None:
-            # Most writes have no query, and then there is nothing to parse.
+            # Most writes have no query string to parse.
             sent = _decode_query(call, endpoint.parameters) if request.rel_url.raw_query_string else {}
             call.parameters = {one.name: _parse_parameter(call, one, sent) for one in endpoint.parameters}
         _authorize(endpoint, call)
@@ -300,7 +304,7 @@ class EndpointRouter:
         body = await read_body(call.request)
         if body or expected.is_required:
             call.body = await run_long(len(body), partial(expected.decode, body, call.principal))
-        # The credential may have ended while the body arrived.
+        # The credential may have expired or been revoked while the body arrived.
         call.principal = self._auth_gate.recheck_principal(call.principal)
         self._auth_gate.check_open()
         _authorize(endpoint, call)
@@ -320,7 +324,7 @@ def _authorize(endpoint: Endpoint, call: Call) -> None:
 
 
 def _decode_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
-    """Return the texts of all parameters in the query. Raises ApiError for one that is unknown or repeated."""
+    """Return the texts of all query parameters. Raises ApiError for an unknown or repeated one."""
     queries = [one for one in expected if one.place == "query"]
     by_name = {one.name: one for one in queries} | {one.previous_name: one for one in queries if one.previous_name}
     sent: dict[str, Any] = {}
@@ -345,7 +349,7 @@ def _parse_parameter(call: Call, parameter: Parameter, sent: Mapping[str, Any]) 
     if parameter.place == "path":
         value = get_path_name(call.request, name)
     elif parameter.place == "header":
-        value = call.request.headers.get(name) or None  # an empty header counts as left out
+        value = call.request.headers.get(name) or None  # an empty header counts as absent
     else:
         value = sent.get(name)
     if value is None:

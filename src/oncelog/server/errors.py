@@ -1,4 +1,4 @@
-"""Errors that clients receive, the same for every API and transport."""
+"""Errors that clients receive, common to every API and transport."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -28,19 +28,19 @@ from oncelog.errors import (
 from oncelog.server import logger
 
 RETRY_AFTER_MS: Final = 1000
-"""Retry delay for a client while the log cannot accept new writes."""
+"""Suggested retry delay while the log cannot accept new writes."""
 BUSY_RETRY_AFTER_MS: Final = 100
-"""Retry delay for a client with too many requests in flight: the next commit makes room."""
+"""Suggested retry delay for a client with too many requests in flight: the next commit makes room."""
 UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
 UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
 UNREADABLE: Final = "the log cannot be read now; try again"
 
 
 class ApiError(Exception):
-    """The error that answers a request. The client receives `message`, so it must hold no secret."""
+    """An error that the server answers a request with. The client receives `message`, which must contain no secret."""
 
     reply_to: Any = None
-    """The ids of a WebSocket message that the error repeats, so that the client finds its request."""
+    """The ids of the WebSocket message, which the error repeats so that the client can match it with its request."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -50,20 +50,20 @@ class ApiError(Exception):
 
 
 def field_error(field: str, reason: str, code: str = BAD_REQUEST, **details: Any) -> ApiError:
-    """Return the error for a wrong value of a request: the path of the field, and the reason."""
-    field = field.encode("utf-8", "replace").decode()  # a path may have lone surrogates, which cannot be sent
+    """Return the error for an invalid value in a request: the path of the field, and the reason."""
+    field = field.encode("utf-8", "replace").decode()  # a path may contain lone surrogates, which cannot be encoded
     return ApiError(code, f"{field}: {reason}", field=field, **details)
 
 
 def raise_first(new_error: Callable[[str], Exception], *faults: tuple[bool, str]) -> None:
-    """Raise the error for the first fault that is present. Do nothing without one."""
+    """Raise the error for the first fault whose condition is true, if any."""
     for is_present, fault in faults:
         if is_present:
             raise new_error(fault)
 
 
 class MalformedMessageError(ApiError):
-    """A malformed message of a WebSocket. `reply_to` holds its ids, as far as they were readable."""
+    """A malformed WebSocket message. `reply_to` holds those of its ids that could be read."""
 
     def __init__(self, error: ApiError, reply_to: Any) -> None:
         super().__init__(error.code, error.message, **error.details)
@@ -71,7 +71,7 @@ class MalformedMessageError(ApiError):
 
 
 SERVER_FAILURE: Final = ApiError(SERVER_ERROR, "the server is at fault", status=500)
-"""Answer to a request that failed because of a fault of the server."""
+"""Answer to a request that failed because of a fault in the server."""
 
 
 def encode_error(error: ApiError) -> bytes:
@@ -86,7 +86,7 @@ RETRYABLE_CODES: Final = {
     Reason.QUOTA_EXCEEDED: QUOTA_EXCEEDED,
     Reason.READ_ONLY: READ_ONLY,
 }
-"""Codes of refusals that leave a write undecided, so that the client may submit it again unchanged."""
+"""Codes of refusals that leave a write undecided, so that the client may retry it unchanged."""
 
 
 def retryable_error(refusal: Refused) -> ApiError:
@@ -100,11 +100,11 @@ def retryable_error(refusal: Refused) -> ApiError:
 
 
 QUIET_POLLS: Final = 10
-"""Polls without a failure after which an outage is over. Clients retry within seconds."""
+"""An outage is over after this many polls without a failure. Clients retry within seconds."""
 
 
 class StoreFailures:
-    """Requests that the store could not serve. The log reports the beginning and the end of an outage, once each."""
+    """Counts requests that the store could not serve, and logs the beginning and the end of each outage once."""
 
     def __init__(self) -> None:
         self._kinds: set[type[BaseException]] = set()
@@ -115,13 +115,13 @@ class StoreFailures:
         """Count a failed request, and log the first one of each kind."""
         is_reported = type(error) in self._kinds
         logger.log(logging.DEBUG if is_reported else logging.ERROR, "the log could not serve a request: %s", error)
-        if isinstance(error, StoreUnavailableError):  # other errors do not belong to an outage
+        if isinstance(error, StoreUnavailableError):  # other errors are not part of an outage
             self._kinds.add(type(error))
             self._count += 1
             self._quiet_polls = 0
 
     def poll(self) -> None:
-        """Check periodically, for all APIs, whether the outage is over."""
+        """Check whether the outage is over. Called periodically, once for all APIs."""
         self._quiet_polls += 1
         if self._kinds and self._quiet_polls > QUIET_POLLS:
             logger.warning("the log serves requests again, after %d that failed", self._count)
@@ -133,12 +133,12 @@ store_failures: Final = StoreFailures()
 
 
 def shutdown_error(code: str = SERVER_BUSY) -> ApiError:
-    """Return the error for new requests while the server stops."""
+    """Return the error for new requests during shutdown."""
     return ApiError(code, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
 def credential_ended_error() -> ApiError:
-    """Return the error for a caller whose credential or rights have ended."""
+    """Return the error for a caller whose credential or rights are no longer valid."""
     return ApiError(AUTH_FAILED, "the token has expired, or its rights have changed")
 
 
@@ -147,13 +147,14 @@ _ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {
     MovedError: (SERVER_ERROR, "the log has been moved; nothing was written here"),
     ClosedError: (SERVER_ERROR, "the server is being stopped; send it again"),
 }
-"""Code and message for errors of the log after which the same request can succeed later."""
+"""Code and message for log errors after which a retry of the same request can succeed."""
 
 
 def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -> ApiError:
-    """Return the error for a request that the log could not serve: its outcome is unknown, and it may be repeated.
+    """Convert an error of the log to an ApiError.
 
-    For reads, pass `UNREADABLE` as the default message.
+    The outcome of the request is unknown, and the client may retry it. For reads, pass `UNREADABLE` as the default
+    message.
     """
     if isinstance(error, ApiError):
         return error

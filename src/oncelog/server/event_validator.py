@@ -1,4 +1,4 @@
-"""Validation of new events by the application. The server loads it by name and calls it for new ids only (EV-10).
+"""Validation of new events by application code. The server loads it by name and calls it for new ids only (EV-10).
 
 from oncelog import NewEvent
 
@@ -6,8 +6,8 @@ def check(event: NewEvent) -> None:
     if event.type == "order.placed" and event.body["total"] < 0:
         raise ValueError("total must not be negative")
 
-The client receives the text of an exception as `validation_failed`. The check runs inside the transaction of a commit:
-it must be quick, depend on the event alone, and must not wait.
+The client receives the text of the exception as `validation_failed`. The check runs inside a commit's transaction, so
+it must be quick, must depend on the event alone, and must not block.
 """
 
 import sys
@@ -44,17 +44,17 @@ class NewEvent(Struct, frozen=True):
 EventCheck = Callable[[NewEvent], None]
 
 VALIDATORS_GROUP: Final = "oncelog.validators"
-"""Group of the entry points that the setting `validate` can name."""
+"""Entry point group in which the server looks for the name in the setting `validate`."""
 OBJECTION_CHARACTERS_MAX: Final = 2000
-"""Longest text of an objection. The end of a longer one says how many characters are missing."""
+"""Longest text of an objection. A longer one is cut, and ends with how many characters are missing."""
 
 
 def load_validator(name: str) -> Validate:
-    """Load the validation that a setting names. Raises SettingsError if it is missing or not callable."""
+    """Load the check that the setting `validate` names. Raises SettingsError if it is missing or not callable."""
     is_path = ":" in name
     directory = str(Path.cwd())
     if is_path and directory not in sys.path:
-        # Like `python -m`: find the module of the application in the working directory of the server.
+        # As `python -m` does: find the application's module in the server's working directory.
         sys.path.insert(0, directory)
     entry_point = metadata.EntryPoint(name, name, VALIDATORS_GROUP) if is_path else _find_entry_point(name)
     try:
@@ -72,17 +72,18 @@ def load_validator(name: str) -> Validate:
 
 
 def to_validator(check: EventCheck) -> Validate:
-    """Convert a check of events to a validation of the log. Its exceptions are objections; other writes pass."""
+    """Convert an event check to a validation for the log. Its exceptions are objections; other writes pass."""
 
     def validate(submission: Submission) -> str | None:
         if submission.policy.name != EVENTS.name:
             return None
         try:
-            # A check returns None. A text that it returns is an objection, as for the library's `Validate`. The log
-            # treats any other value as a fault of the check.
+            # A check should return None. If it returns a string, that is an objection, as with the library's
+            # `Validate`. The log treats any other value as a fault in the check.
             objection: object = check(_to_event(submission))  # type: ignore[func-returns-value]
         except (Exception, SystemExit) as error:
-            # The client receives the text in JSON. An unencodable text would leave a whole group commit without answer.
+            # The client receives the text in JSON. Text that cannot be encoded would leave a whole group commit
+            # unanswered.
             raise ValueError(_format_objection(error) or type(error).__name__) from error
         return _format_objection(objection) if isinstance(objection, str) else objection  # type: ignore[return-value]
 

@@ -1,11 +1,12 @@
-"""Fast path for the most frequent requests, without a task, a request and a response of aiohttp for each of them.
+"""Fast path for the most frequent requests, which avoids aiohttp's task, request and response objects.
 
-Every connection begins on the fast path. It serves plain requests of a fast route that have arrived as a whole: the
-handler of the route gets the body and answers when it can. At the first other request the fast path hands the
-connection and the received bytes over to aiohttp, which keeps it. So aiohttp serves malformed HTTP, other routes,
-browsers and proxies.
+Every connection begins on the fast path, which serves plain requests for a fast route once they have arrived
+completely: the route's handler receives the body and answers when it can. On the first request of any other kind, the
+fast path hands the connection and the received bytes over to aiohttp for good. aiohttp therefore serves malformed HTTP,
+other routes, browsers and proxies.
 
-Both paths read HTTP in the same way: the parser of aiohttp parses each head, and a cache recognises it by its bytes.
+Both paths read HTTP in the same way: aiohttp's parser parses each new head, and a cache recognises repeated heads by
+their bytes.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ from oncelog.server.messages import JSON
 from oncelog.server.preauth_limiter import PreauthLimiter
 
 HEADS_MAX: Final = 4096
-"""Heads in the cache. A client sends the same head for every body of the same length."""
+"""Size of the head cache. A client sends the same head for every body of the same length."""
 HEAD_BYTES_MAX: Final = 2048
 BUFFERED_BYTES_MAX: Final = 64 * 1024
-"""Bytes that a connection may send while it waits for an answer. Above the limit the server stops reading."""
+"""Bytes that a client may send while it waits for an answer. Above the limit the server stops reading."""
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW_PATH_HEADERS: Final = (
     "Origin",
@@ -38,7 +39,7 @@ _SLOW_PATH_HEADERS: Final = (
     "X-Forwarded-For",
     "X-Forwarded-Proto",
 )
-"""Headers of requests that aiohttp serves."""
+"""A request with one of these headers is left to aiohttp."""
 _FIXED_HEADER_LINES: Final = "".join(f"{name}: {value}\r\n" for name, value in RESPONSE_HEADERS.items())
 
 _SAMPLE_HEAD: Final = (
@@ -56,7 +57,8 @@ _OTHER_SAMPLES: Final = (
     ("a second length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
     ("a head that is not valid", b"Host:", b"Host :"),
 )
-"""Heads that the fast path leaves to aiohttp: name, old and new part of the sample."""
+"""Sample heads that the fast path must leave to aiohttp: a description, the part of the plain head, and its
+replacement."""
 
 
 class RequestHead(Struct, frozen=True):
@@ -69,7 +71,7 @@ class RequestHead(Struct, frozen=True):
 
 
 class FastRequest(Struct, frozen=True):
-    """One request and its two answers. The handler calls one of them, once."""
+    """One request with two ways to answer it. The handler calls exactly one of them, once."""
 
     credential: str | None
     caller: Caller
@@ -85,7 +87,7 @@ FastHandler = Callable[[FastRequest], None]
 
 
 class HttpFastPath:
-    """The connections of a server that have sent only plain requests so far."""
+    """The connections of a server that have sent only plain requests so far, and the routes that serve them."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class HttpFastPath:
         self.check_request = check_request
         """Raises ApiError for a request that the server refuses, by its address and `Host`."""
         self.respond_to_failure = respond_to_failure
-        """Returns the response to a request that failed, by its method, path and error."""
+        """Returns the response to a failed request, given its method, path and error."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
         self._extra_headers = b"Vary: Origin\r\n" if varies_by_origin else b""
         """Further header lines of every answer."""
@@ -111,7 +113,7 @@ class HttpFastPath:
         self._ok_template: tuple[str, bytes] = ("", b"")
 
     def find_difference(self) -> str:
-        """Return how the internals of aiohttp differ from what the fast path expects; empty if they do not differ."""
+        """Return how aiohttp's internals differ from what the fast path expects, or "" if they do not."""
         try:
             path = next(iter(self.routes))
             sample = _SAMPLE_HEAD % path.encode()
@@ -122,39 +124,39 @@ class HttpFastPath:
                 if self._parse_head(sample.replace(old, new)) is not None:
                     return f"{name} is taken for a plain head"
             parsedate_to_datetime(helpers.rfc822_formatted_time())
-            tcp_helpers.tcp_keepalive  # noqa: B018 - only whether it exists
-        except Exception as error:  # noqa: BLE001 - an interface of another version can fail in any way
+            tcp_helpers.tcp_keepalive  # noqa: B018 - checks only that it exists
+        except Exception as error:  # noqa: BLE001 - a different version's interface can fail in any way
             return f"{type(error).__name__}: {error}"
         return ""
 
     def new_protocol(self, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter) -> asyncio.Protocol:
-        """Return the protocol of a new connection. `new_fallback` creates that of aiohttp, for the hand-over."""
+        """Return the protocol for a new connection. `new_fallback` creates aiohttp's protocol for the hand-over."""
         return _FastConnection(self, new_fallback, limiter)
 
     def close_idle(self, since_s: float) -> None:
-        """Close connections without a request since then."""
+        """Close connections that have had no request since that time."""
         for connection in list(self.connections):
             if not connection.is_busy and connection.last_active_s < since_s:
                 connection.close()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request has no answer yet."""
+        """Whether a request is waiting for its answer."""
         return any(connection.is_busy for connection in self.connections)
 
     def start_shutdown(self) -> None:
-        """Close each connection with its next answer, whose head says so."""
+        """Close each connection after its next answer, which has the header `Connection: close`."""
         self.is_ending = True
         self._extra_headers += b"Connection: close\r\n"
         self._ok_template = ("", b"")
 
     def close_all(self) -> None:
-        """Close all connections after their written answers."""
+        """Close all connections once the answers already written are sent."""
         for connection in list(self.connections):
             connection.close()
 
     def _parse_head(self, data: bytes) -> RequestHead | None:
-        """Parse a head. Returns None if it is not the plain head of a fast route."""
+        """Parse a head. Returns None unless it is a plain head for a fast route."""
         if data.count(b"\n") != data.count(b"\r\n"):
             return None
         loop = asyncio.get_running_loop()
@@ -189,7 +191,7 @@ class HttpFastPath:
         return RequestHead(message.path, hosts[0], parse_bearer(credentials[0]), int(lengths[0]))
 
     def encode_ok(self, body: bytes) -> bytes:
-        """Encode a successful answer with the head that aiohttp would send."""
+        """Encode a successful answer, with the same head that aiohttp would send."""
         date = helpers.rfc822_formatted_time()
         if date != self._ok_template[0]:
             head = (
@@ -216,7 +218,7 @@ class HttpFastPath:
 
 
 class _FastConnection(asyncio.Protocol):
-    """One connection. It serves one request at a time, and buffers the bytes that arrive meanwhile."""
+    """One connection. It serves one request at a time and buffers bytes that arrive meanwhile."""
 
     def __init__(
         self, fast_path: HttpFastPath, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter
@@ -225,7 +227,7 @@ class _FastConnection(asyncio.Protocol):
         self._new_fallback = new_fallback
         self._limiter = limiter
         connection = self._connection = limiter.connection
-        # Other callers use the connection of a proxy too.
+        # A proxy's connection carries requests from other callers too.
         self._caller = Caller(connection.address, connection) if connection.is_proxy else connection
         self._loop = asyncio.get_running_loop()
         self._transport: Transport = None
@@ -234,11 +236,11 @@ class _FastConnection(asyncio.Protocol):
         self._buffered = b""
         self.last_active_s = 0.0
         self.is_busy = False
-        """Whether a request waits for its answer."""
+        """Whether a request on this connection is waiting for its answer."""
         self.is_reading_paused = False
-        """Whether the server has stopped reading, because too many bytes wait."""
+        """Whether the server has stopped reading because too many bytes are buffered."""
         self._is_write_paused = False
-        """Whether the client does not read its answers."""
+        """Whether the write buffer is full because the client does not read its answers."""
 
     # --- asyncio's side
 
@@ -292,7 +294,7 @@ class _FastConnection(asyncio.Protocol):
             self._send_error(error)
 
     def _fall_back(self, data: bytes) -> None:
-        """Hand the connection over to aiohttp."""
+        """Hand the connection and the received bytes over to aiohttp."""
         self._fast_path.connections.discard(self)
         self._resume_reading()
         served = self._new_fallback()
@@ -335,5 +337,5 @@ class _FastConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close the connection after the bytes that were written."""
+        """Close the connection once the bytes already written are sent."""
         self._transport.close()

@@ -1,6 +1,6 @@
-"""HTTP protocol of a connection.
+"""HTTP protocol of one connection.
 
-It extends the protocol of aiohttp by response headers, error responses, log lines, and a notice of lost connections.
+It extends aiohttp's protocol with response headers, error responses, log lines, and a callback for lost connections.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from oncelog.server.problems import to_error_response
 from oncelog.server.rate_limiter import LogLimiter
 
 SERVER_NAME: Final = "oncelog"
-"""The value of `Server`. It names no version, which would tell an attacker which vulnerabilities to try."""
+"""Value of the `Server` header. It omits the version, which would tell an attacker which vulnerabilities to try."""
 RESPONSE_HEADERS: Final = {"Server": SERVER_NAME, "X-Content-Type-Options": "nosniff"}
-"""Headers of every response, including the error responses of aiohttp. `nosniff` keeps browsers from interpreting
-stored text as HTML or a script."""
+"""Headers of every response, including aiohttp's error responses. `nosniff` keeps browsers from interpreting stored
+text as HTML or a script."""
 LOGGER_NAME: Final = "oncelog.server.http"
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
-"""Fixed text: the message of aiohttp quotes the request, and with it the credential."""
+"""A fixed text, because aiohttp's message quotes the request, which may contain the credential."""
 TOO_LONG_MESSAGE: Final = "the request line or a header of the request is too long"
 _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 class HttpProtocol(RequestHandler):
-    """An HTTP connection of aiohttp.
+    """One HTTP connection that aiohttp serves.
 
-    aiohttp answers malformed HTTP itself, without the application and its signals. It does not notify the handler of a
-    request when the client closes the connection.
+    aiohttp answers malformed HTTP itself, bypassing the application and its signals. It does not notify a request's
+    handler when the client closes the connection.
     """
 
     __slots__ = ("_on_lost",)
@@ -48,7 +48,7 @@ class HttpProtocol(RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See aiohttp. Also calls the function of `call_on_loss`."""
+        """See aiohttp. Also runs the callbacks of `call_on_loss`."""
         on_lost, self._on_lost = self._on_lost, None
         super().connection_lost(exc)
         if on_lost is not None:
@@ -56,15 +56,16 @@ class HttpProtocol(RequestHandler):
 
     @property
     def is_reading_paused(self) -> bool:
-        """Whether aiohttp has stopped reading: for a body, or for pipelined requests that wait.
+        """Whether aiohttp has stopped reading because a body or pipelined requests are waiting.
 
-        It has no public attribute for either. A version without one of these counts as reading.
+        aiohttp has no public attribute for either. A version that lacks one of these private attributes counts as
+        reading.
         """
         return any(getattr(self, name, False) for name in ("_reading_paused", "_buffer_paused"))
 
     @contextmanager
     def call_on_loss(self, on_lost: Callable[[], None]) -> Iterator[None]:
-        """Call `on_lost` when the connection is lost within the block; at once if it is lost already."""
+        """Call `on_lost` if the connection is lost within the block, or immediately if it is lost already."""
         if self.transport is None:
             on_lost()
         self._on_lost = on_lost
@@ -80,8 +81,8 @@ class HttpProtocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """See aiohttp. The response quotes nothing of the request."""
-        super().handle_error(request, status, exc, message)  # logs, and raises if a response was begun
+        """See aiohttp. The response quotes no part of the request."""
+        super().handle_error(request, status, exc, message)  # logs, and raises if a response has been started
         error = SERVER_FAILURE
         if status < web.HTTPInternalServerError.status_code:
             text = TOO_LONG_MESSAGE if isinstance(exc, LineTooLong) else MALFORMED_MESSAGE
@@ -93,27 +94,27 @@ class HttpProtocol(RequestHandler):
 
 
 async def add_response_headers(_: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Add the headers to a response of a handler (`on_response_prepare`)."""
+    """Add the headers to a handler's response (`on_response_prepare`)."""
     response.headers.update(RESPONSE_HEADERS)
 
 
 def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:
-    """Return the logger that aiohttp writes to for one server, below `oncelog.doors`."""
-    http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one for each server
+    """Return the logger that one server's aiohttp writes to, a child of `oncelog.doors`."""
+    http_logger = logging.Logger(LOGGER_NAME)  # noqa: LOG001 - one logger for each server
     http_logger.parent = logging.getLogger("oncelog.doors")
     http_logger.addFilter(partial(_replace_client_error, log_limiter))
     return http_logger
 
 
 def _replace_client_error(log_limiter: LogLimiter, record: logging.LogRecord) -> bool:
-    """Keep the record of an error of the server. Write that of a client as a rate-limited line.
+    """Keep the log record of a server error. Replace that of a client error by a rate-limited line.
 
-    The bytes of the request are left out: a client that used a wrong port may have sent a token.
+    The line omits the request's bytes: a client that connected to the wrong port may have sent a token.
     """
     kind = record.exc_info[0] if record.exc_info else None
     if kind is None or not issubclass(kind, _CLIENT_ERRORS):
         return True
-    # aiohttp: "Error handling request from %s", with the address.
+    # The record is aiohttp's "Error handling request from %s", with the address as its argument.
     address = record.args[0] if isinstance(record.args, tuple) and record.args else None
     level = min(record.levelno, logging.WARNING)
     log_limiter.log(level, "received data is not valid HTTP", address=address, error=kind.__name__)

@@ -1,4 +1,4 @@
-"""The ports of a server: HTTP and WebSocket on one, and metrics on another if the settings say so."""
+"""The ports of a server: one for HTTP and WebSocket, and optionally a separate one for metrics."""
 
 import asyncio
 import os
@@ -28,16 +28,16 @@ from oncelog.server.web_chat.endpoints import WebChat
 KEEP_ALIVE_S: Final = 75.0
 """How long an idle connection stays open for the next request."""
 LINE_BYTES_MAX: Final = 64 * 1024
-"""Longest request line. A relationship of three names of 1,024 characters, percent-encoded, needs 36 KiB of it, and the
-token of its page 16 KiB."""
+"""Longest request line. A relationship with three names of 1,024 characters, percent-encoded, needs 36 KiB, and its
+page token 16 KiB."""
 HEADER_BYTES_MAX: Final = 32 * 1024
-"""Longest header. A token of the allowed length needs more than aiohttp's default."""
+"""Longest header. The longest allowed token needs more than aiohttp's default."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""Longest wait for a client that does not read, when a port is closed."""
+"""Longest wait for a client that does not read while a port closes."""
 
 
 class HttpPort:
-    """A port that serves an aiohttp application behind the limits of connections."""
+    """A port that serves an aiohttp application behind the connection limits."""
 
     def __init__(self, limiter: ConnectionLimiter, find_address: AddressLookup) -> None:
         self._limiter = limiter
@@ -59,12 +59,12 @@ class HttpPort:
         shutdown_timeout_s: float = CLOSE_TIMEOUT_S,
         **protocol_options: Any,
     ) -> None:
-        """Serve the application. Raises SettingsError if the address cannot be used."""
+        """Listen and serve the application. Raises SettingsError if the address cannot be used."""
         app.middlewares.insert(0, self._count_request)
         app.on_response_prepare.append(add_response_headers)
         self.runner = web.AppRunner(app, shutdown_timeout=shutdown_timeout_s)
         await self.runner.setup()
-        assert self.runner.server is not None  # noqa: S101 - it has been set up
+        assert self.runner.server is not None  # noqa: S101 - set by `setup`
         new_protocol = partial(
             HttpProtocol,
             self.runner.server,
@@ -76,7 +76,7 @@ class HttpPort:
         try:
             sockets = await bind(host, port)
         except OSError as error:
-            # `socket.create_server` repeats the address in its text.
+            # `socket.create_server` puts the address into its error text, which this error already has.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
             advice = f"; stop the program that uses it, or set another {port_setting}"
             raise SettingsError(
@@ -95,12 +95,12 @@ class HttpPort:
     def _choose_path(
         self, new_protocol: Callable[[], asyncio.Protocol]
     ) -> Callable[[PreauthLimiter], asyncio.Protocol]:
-        """Return the factory of the protocols behind the limiters: that of aiohttp, unless a port has a fast path."""
+        """Return the factory for the protocol behind a `PreauthLimiter`: aiohttp's, unless a port has a fast path."""
         return lambda _: new_protocol()
 
     @web.middleware
     async def _count_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Inform the connection of a request of its begin and end."""
+        """Inform a request's connection when the request starts and finishes."""
         connection = self._limiter.by_transport.get(request.transport)
         if connection is None:
             return await handler(request)
@@ -116,7 +116,7 @@ class HttpPort:
             self._listener.close()
 
     async def close(self) -> None:
-        """Close the port and its connections."""
+        """Close the port and all of its connections."""
         self.close_listener()
         if self.runner is not None:
             runner, self.runner = self.runner, None
@@ -124,7 +124,7 @@ class HttpPort:
 
 
 class HttpServer(HttpPort):
-    """Serves endpoints over HTTP until it is closed: aiohttp's application with the fast path in front of it."""
+    """Serves endpoints over HTTP until it is closed, through an aiohttp application behind the fast path."""
 
     def __init__(
         self,
@@ -159,12 +159,12 @@ class HttpServer(HttpPort):
             settings.host,
             settings.port,
             tls=self._certificate.context,
-            # aiohttp waits for it twice. Accepted requests have been waited for before.
+            # aiohttp applies this timeout twice. Accepted requests have been answered by then.
             shutdown_timeout_s=min(CLOSE_TIMEOUT_S, settings.shutdown_ms / 1000),
             keepalive_timeout=KEEP_ALIVE_S,
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=LINE_BYTES_MAX,
-            # `read_body` decompresses up to its limit. aiohttp would decompress bodies of unauthenticated callers too.
+            # `read_body` decompresses, with a limit. aiohttp would decompress bodies of unauthenticated callers too.
             auto_decompress=False,
         )
 
@@ -177,7 +177,7 @@ class HttpServer(HttpPort):
     def _choose_path(
         self, new_protocol: Callable[[], asyncio.Protocol]
     ) -> Callable[[PreauthLimiter], asyncio.Protocol]:
-        """Return the factory of protocols: connections begin on the fast path, unless it does not fit aiohttp."""
+        """Return the protocol factory. Connections begin on the fast path if it supports this version of aiohttp."""
         difference = self.fast_path.find_difference()
         if not difference:
             return partial(self.fast_path.new_protocol, new_protocol)
@@ -190,12 +190,12 @@ class HttpServer(HttpPort):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request that has arrived as a whole has no answer yet."""
+        """Whether a request that has arrived completely is still unanswered."""
         # The rest of an incomplete body may never arrive.
         return self.fast_path.is_busy or any(body.is_eof() for body in self._gate.open_requests.values())
 
     def close_idle(self) -> None:
-        """Close connections of the fast path without a request for `KEEP_ALIVE_S`. aiohttp closes the others."""
+        """Close fast-path connections that have been idle for `KEEP_ALIVE_S`. aiohttp closes the others."""
         self.fast_path.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
 
     async def close(self) -> None:
@@ -206,9 +206,9 @@ class HttpServer(HttpPort):
 
 
 class MetricsListener(HttpPort):
-    """Serves metrics and health without credentials, on a network that only Prometheus reaches.
+    """Serves metrics and health checks without credentials, for a network that only Prometheus can reach.
 
-    At most `METRICS_CONNECTIONS_MAX` connections are open; a further one replaces the oldest. The owner calls
+    At most `METRICS_CONNECTIONS_MAX` connections are open at a time; a new one replaces the oldest. The owner calls
     `close_expired` about once a second.
     """
 
@@ -228,11 +228,11 @@ class MetricsListener(HttpPort):
 
     @property
     def port(self) -> int:
-        """The port of the listener; 0 before the start."""
+        """The port that the listener is bound to, or 0 before the start."""
         return next((address[1] for address in self.addresses), 0)
 
 
 def format_address(address: tuple[str, int] | str) -> str:
-    """Return `host:port`, an IPv6 address in brackets."""
+    """Return `host:port`, with an IPv6 address in brackets."""
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

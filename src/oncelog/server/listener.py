@@ -1,6 +1,6 @@
-"""Listening sockets, with connection limits that apply before the TLS handshake.
+"""Listening sockets with connection limits that apply before the TLS handshake.
 
-`loop.create_server` reports a connection only after its TLS handshake, and silently drops connections when the process
+`loop.create_server` reports a connection only after the TLS handshake, and silently drops connections when the process
 runs out of file descriptors. The listener therefore accepts sockets itself.
 """
 
@@ -18,22 +18,22 @@ from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
 
 BACKLOG: Final = 4096
-"""Connections that may wait in the kernel to be accepted. The kernel may enforce a lower limit (`somaxconn`)."""
+"""Length of the kernel's accept queue. The kernel may enforce a lower limit (`somaxconn`)."""
 NO_FILES_PAUSE_S: Final = 0.1
-"""Pause after `accept` runs out of file descriptors. Meanwhile new connections wait in the kernel's queue."""
+"""Pause after `accept` fails for lack of file descriptors. Meanwhile new connections wait in the kernel's queue."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 RESERVED_FILES: Final = 200
-"""File descriptors for everything else: the log, its database connections, listening sockets, key files."""
+"""File descriptors reserved for everything else: the log, its database connections, listening sockets, key files."""
 GRPC_SHARE: Final = 10
-"""When file descriptors are scarce, gRPC gets at least one in ten."""
+"""When file descriptors are scarce, gRPC gets at least one tenth of them."""
 
 AddressLookup = Callable[[str | None], tuple[str, bool]]
-"""Returns the address under which a peer is counted, and whether the peer is a trusted proxy."""
+"""Returns the address under which connections of a peer are counted, and whether the peer is a trusted proxy."""
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """Open listening sockets on all addresses of a host. Raises OSError."""
+    """Open listening sockets on all addresses of a host. Raises OSError if that fails."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     with ExitStack() as opened:
@@ -46,10 +46,10 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> tuple[int, int]:
-    """Raise the soft limit on open files as far as needed and allowed. Warn if it is too low for the HTTP connections.
+    """Raise the soft open-file limit as far as needed and allowed. Warn if it remains too low for the HTTP connections.
 
-    Returns the numbers of HTTP and gRPC connections that fit. Their sum fits too, so neither kind can use up the file
-    descriptors of the other.
+    Returns how many HTTP and how many gRPC connections fit. Both fit at the same time, so neither kind can use up the
+    file descriptors of the other.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -71,7 +71,7 @@ def raise_open_files_limit(connections_max: int, grpc_connections_max: int) -> t
 
 
 class Listener:
-    """Accepts connections on `sockets` until closed. `new_protocol` creates a protocol for each connection."""
+    """Accepts connections on `sockets` until it is closed. `new_protocol` creates the protocol of each connection."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Listener:
             self._loop.add_reader(server_socket.fileno(), self._accept_batch, server_socket)
 
     def close(self) -> None:
-        """Stop accepting connections. Open connections stay open."""
+        """Stop accepting connections. Existing connections remain open."""
         for server_socket in self.sockets:
             if server_socket.fileno() >= 0:
                 self._loop.remove_reader(server_socket.fileno())

@@ -1,4 +1,4 @@
-"""Streams that follow a log until their reader leaves or the server ends them; and server-sent events."""
+"""Streams that follow a log until the reader disconnects or the server closes them, and server-sent events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -18,11 +18,11 @@ from oncelog.server.http_protocol import HttpProtocol
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 B = TypeVar("B")
-"""Records that a log delivers together."""
+"""A batch of records that the log delivers together."""
 
 
 class LiveStream:
-    """One open stream, in the task of its request."""
+    """One open stream, which runs in the task of its request."""
 
     def __init__(self, principal: Principal, names: Sequence[str], heartbeat_ms: int) -> None:
         task = asyncio.current_task()
@@ -33,12 +33,12 @@ class LiveStream:
         self._task = task
         self._error: ApiError | None = None
         self._is_stopped = False
-        """`stop` has cancelled the task."""
+        """Whether Whether `stop` has cancelled the task."""
         self._is_ending = False
-        """`stop` has no effect any more."""
+        """Whether `stop` no longer has an effect."""
 
     async def run(self, work: Coroutine[Any, Any, None]) -> ApiError | None:
-        """Do the work of the stream. Return the error that has ended it, if there is one."""
+        """Run the coroutine that serves the stream. Returns the error that stopped it, if any."""
         try:
             await work
         except (ApiError, OncelogError) as error:
@@ -52,7 +52,7 @@ class LiveStream:
         return self._error
 
     async def wait_bounded(self, write: Awaitable[None]) -> None:
-        """Wait until the client has read enough. Raises TimeoutError after two heartbeats."""
+        """Wait for a write until the client has read enough. Raises TimeoutError after two heartbeats."""
         async with asyncio.timeout(2 * self.heartbeat_s):
             await write
 
@@ -66,19 +66,19 @@ class LiveStream:
         self.stop(credential_ended_error())
 
     def stop(self, error: ApiError | None = None) -> None:
-        """End the stream, with or without an error."""
+        """Stop the stream, with or without an error."""
         if not self._is_stopped and not self._is_ending:
             self._is_stopped = True
             self._error = error
             self._task.cancel()
 
     def start_cleanup(self) -> None:
-        """Ignore `stop` from now on, which would interrupt the cleanup of a stream that has failed."""
+        """Ignore further calls of `stop`, which would interrupt the cleanup of a failed stream."""
         self._is_ending = True
 
 
 class LiveStreams(OpenConnections[LiveStream]):
-    """The open streams of an API over HTTP. `encode_error` encodes the errors that end them."""
+    """The open HTTP streams of an API. `encode_error` encodes the error that stops a stream."""
 
     def __init__(self, auth_gate: AuthGate, api: str, encode_error: Callable[[ApiError], bytes] = encode_error) -> None:
         super().__init__(auth_gate)
@@ -93,10 +93,11 @@ class LiveStreams(OpenConnections[LiveStream]):
         batches: AsyncGenerator[B, None],
         encode: Callable[[B], bytes],
     ) -> web.StreamResponse:
-        """Answer a call with `hello` and all batches, while its principal may read all of these names."""
+        """Answer a call with `hello` and all batches, for as long as its principal may read all of these names."""
         request, counts = call.request, self.auth_gate.counts
         self.auth_gate.check_open()
-        # The credential may have ended while the call waited for the store: `renew` does not see it before.
+        # The credential may have become invalid while the call waited for the store, and `renew` only covers streams
+        # that are already in `connections`.
         call.principal = self.auth_gate.recheck_principal(call.principal)
         counts.requests[self._api, "http", "ok"] += 1
         response = web.StreamResponse(headers=SSE_HEADERS)
@@ -104,9 +105,9 @@ class LiveStreams(OpenConnections[LiveStream]):
         if request.method == "HEAD":
             return response
         stream = LiveStream(call.principal, names, self.auth_gate.limits.heartbeat_ms)
-        # The server reads nothing from the client, so only the protocol notices a closed connection.
+        # The server reads nothing from the client, so only the protocol notices that the connection was closed.
         protocol = request.protocol
-        assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server has no other protocol
+        assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server uses no other protocol
         self.connections.add(stream)
         try:
             with protocol.call_on_loss(stream.stop):
@@ -117,7 +118,7 @@ class LiveStreams(OpenConnections[LiveStream]):
             pass  # the client has closed the connection
         except TimeoutError:
             # The client does not read. Unsent data would keep the connection open, so the server aborts it. The client
-            # can continue after the last event that it received (CO-31).
+            # can resume after the last event that it received (CO-31).
             logger.warning("a slow reader is closed", extra={"actor": call.principal.actor})
             counts.slow_readers_closed += 1
             if request.transport is not None:
@@ -157,7 +158,7 @@ class LiveStreams(OpenConnections[LiveStream]):
             await stream.wait_bounded(response.write(data))
 
     def close_all(self) -> None:
-        """End all streams. Their readers connect again with the id of the last event that they received."""
+        """Stop all streams. Their readers reconnect with the id of the last event that they received."""
         for stream in list(self.connections):
             stream.stop()
 

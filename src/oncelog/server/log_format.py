@@ -1,7 +1,7 @@
-"""Formats of the server's log, for the standard `logging` module: one record in each line, as text or as JSON.
+"""Formats of the server's log output, for the standard `logging` module: one record per line, as text or as JSON.
 
-Code passes the fields of a record as `logger.info("…", extra={"client_id": …})`. Clients choose most values, so a
-value can neither end the line nor start another record nor make writing fail.
+Code passes the fields of a record as `logger.info("…", extra={"client_id": …})`. Clients choose most values, so the
+formatters ensure that no value can end the line, forge a record or make writing fail.
 """
 
 import json
@@ -17,10 +17,10 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 
 VALUE_CHARACTERS_MAX: Final = 8192
-"""Longest value. The end of a longer one says how many characters are missing."""
+"""Longest value. A longer one is cut, and ends with how many characters are missing."""
 EXCEPTION_CHARACTERS_MAX: Final = 65_536
 DEPTH_MAX: Final = 4
-"""Levels of lists and objects in a value."""
+"""Maximum nesting of lists and objects in a value."""
 _STANDARD_FIELDS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _RESERVED_FIELDS: Final = frozenset({"time", "level", "logger", "message", "exception"})
 # Control characters, line separators, characters that change the direction of text, and lone surrogates.
@@ -30,9 +30,9 @@ _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def configure(level: Level, format: Format, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
-    """Write all records of the process from this level on to the stream, by default to standard error.
+    """Write the process's log records of at least this level to the stream, by default standard error.
 
-    A second call replaces the handler of the first call. Handlers of the application stay.
+    A second call replaces the handler of the first call. Handlers of the application remain in place.
     """
     root = logging.getLogger()
     for handler in [other for other in root.handlers if isinstance(other, _ServerHandler)]:
@@ -41,12 +41,12 @@ def configure(level: Level, format: Format, stream: TextIO | None = None) -> Non
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # Its lines contain whole request lines, and a client may have put its credential there.
+    # The access log contains whole request lines, in which a client may have put its credential.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
 class _ServerHandler(logging.StreamHandler[TextIO]):
-    """The handler of the server, which `configure` recognises by its class."""
+    """The server's handler, which `configure` recognises by its class."""
 
 
 class TextFormatter(logging.Formatter):
@@ -66,7 +66,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, all in ASCII: `time`, `level`, `logger`, `message`, the fields, and `exception`."""
+    """One JSON object per line, in ASCII: `time`, `level`, `logger`, `message`, the fields, and `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one record."""
@@ -95,7 +95,7 @@ def _format_time(record: logging.LogRecord) -> str:
 def _format_message(record: logging.LogRecord) -> str:
     try:
         return shorten(record.getMessage())
-    except Exception:  # noqa: BLE001 - a record with wrong arguments is written too
+    except Exception:  # noqa: BLE001 - a record with wrong arguments is still written
         return shorten(_call_safely(str, record.msg))
 
 
@@ -104,7 +104,7 @@ def _get_extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _format_exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the exception and the stack of a record."""
+    """Return the exception and the stack trace of a record."""
     texts = []
     if record.exc_info and record.exc_info[1] is not None:
         texts.append(_call_safely(formatter.formatException, record.exc_info))
@@ -132,15 +132,15 @@ def _to_json_value(value: object, depth: int = DEPTH_MAX) -> Any:
 
 
 def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = None) -> Any:
-    """Return the converted value; the default or a placeholder if the conversion fails."""
+    """Return the converted value, or the default or a placeholder if the conversion fails."""
     try:
         return convert(value)
-    except Exception:  # noqa: BLE001 - no value may stop the log
+    except Exception:  # noqa: BLE001 - no value may break logging
         return f"<{type(value).__name__} that cannot be written>" if default is None else default
 
 
 def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
-    """Return the beginning of a text, and how many characters are missing."""
+    """Cut a text that is too long, and append how many characters are missing."""
     beyond = len(text) - characters_max
     return text if beyond <= 0 else f"{text[:characters_max]}… ({beyond} more characters)"
 

@@ -1,4 +1,4 @@
-"""Messages in JSON: the values of their fields, and one declaration of a message for its decoder and its JSON Schema.
+"""JSON messages: decoders for field values, and declarations that yield a message's decoder and its JSON Schema.
 
 Decoders raise an `ApiError` that names the path of the wrong value.
 """
@@ -42,22 +42,22 @@ SSE_RESPONSE: Final[Schema] = {
 
 
 def schema_ref(name: str) -> Schema:
-    """Return a reference to a named schema."""
+    """Return a `$ref` to a named schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_response(description: str, schema: Schema) -> Schema:
-    """Return the description of an answer in JSON."""
+    """Return the response object of a JSON answer."""
     return {"description": description, "content": {JSON: {"schema": schema}}}
 
 
 def problem_response(description: str) -> Schema:
-    """Return the description of an answer that is a problem document."""
+    """Return the response object of an answer that is a problem document."""
     return {"description": description, "content": {PROBLEM_JSON: {"schema": schema_ref("Problem")}}}
 
 
 def schema_response(name: str, description: str) -> Schema:
-    """Return the description of an answer in JSON with a named schema."""
+    """Return the response object of a JSON answer with a named schema."""
     return json_response(description, schema_ref(name))
 
 
@@ -72,20 +72,20 @@ def with_optional(schema: Schema, **properties: Any) -> Schema:
 
 
 def page_schema(has_more: str = "has_more", next_after: str = "next_after", /, **properties: Any) -> Schema:
-    """Return the schema of a page, with the names of the two members that every page has."""
+    """Return the schema of a page: these properties and the two paging members, under the given names."""
     schema = object_schema(**properties, **{has_more: {"type": "boolean"}})
     description = f"While `{has_more}` is true: value of `after` for the next page."
     return with_optional(schema, **{next_after: {**TEXT_SCHEMA, "description": description}})
 
 
 def integer_schema(description: str = "") -> Schema:
-    """Return the schema of a whole number from 0 on."""
+    """Return the schema of a non-negative whole number."""
     schema: Schema = {"type": "integer", "minimum": 0, "maximum": INTEGER_MAX}
     return {**schema, "description": description} if description else schema
 
 
 def problem_schema() -> Schema:
-    """Return the schema of the problem document (RFC 9457) of every error."""
+    """Return the schema of the problem document (RFC 9457), which describes every error."""
     fault = object_schema(
         path={**TEXT_SCHEMA, "description": "Parameter, header or member that is wrong."}, detail=TEXT_SCHEMA
     )
@@ -125,7 +125,7 @@ _TYPE_NAMES: Final = {
 
 
 def parse_json(data: bytes) -> JsonValue:
-    """Return the value of a JSON text. Raises ApiError."""
+    """Parse a JSON text. Raises ApiError if it is malformed."""
     try:
         return parse_parts(data)
     except CanonicalError as error:
@@ -142,11 +142,11 @@ decode_object: Final = partial(_decode_as, dict)
 decode_array: Final = partial(_decode_as, list)
 decode_text: Final = partial(_decode_as, str)
 decode_boolean: Final = partial(_decode_as, bool)
-"""Return a value of the type. They raise ApiError for a value of another type."""
+"""Return the value if it has the expected type. Raise ApiError for a value of any other type."""
 
 
 def get_required(members: Mapping[str, JsonValue], name: str, path: str) -> JsonValue:
-    """Return the member of that name. Raises ApiError if it is missing."""
+    """Return a required member. Raises ApiError if it is missing."""
     try:
         return members[name]
     except KeyError:
@@ -154,12 +154,12 @@ def get_required(members: Mapping[str, JsonValue], name: str, path: str) -> Json
 
 
 def get_text(members: Mapping[str, JsonValue], name: str, path: str) -> str:
-    """Return the member of that name, a string. Raises ApiError."""
+    """Return a required string member. Raises ApiError if it is missing or not a string."""
     return decode_text(get_required(members, name, path), f"{path}.{name}")
 
 
 def decode_integer(value: JsonValue, path: str, expected: str = "a whole number") -> int:
-    """Return a whole number: 1, 1.0 and 1e0 are equal (CO-1). Raises ApiError."""
+    """Decode a whole number; 1, 1.0 and 1e0 are equal (CO-1). Raises ApiError for any other value."""
     if type(value) is float and value.is_integer():
         return int(value)
     if type(value) is not int:
@@ -168,7 +168,7 @@ def decode_integer(value: JsonValue, path: str, expected: str = "a whole number"
 
 
 def decode_number(value: JsonValue, path: str) -> int:
-    """Return a whole number in the range of positions and sequences. Raises ApiError."""
+    """Decode a whole number in the range of positions and sequences. Raises ApiError for any other value."""
     number = decode_integer(value, path, _NUMBER_TYPE)
     if not 0 <= number <= INTEGER_MAX:
         raise field_error(path, f"must be {_NUMBER_TYPE}, not {number}")
@@ -176,7 +176,7 @@ def decode_number(value: JsonValue, path: str) -> int:
 
 
 def new_decoder(is_valid: Callable[[Any], object], reason: str, **details: Any) -> Callable[[Any, str], Any]:
-    """Return a decoder that keeps valid values, and raises ApiError with the reason and details for other values."""
+    """Return a decoder that keeps valid values and raises ApiError with the reason and details for others."""
 
     def decode(value: Any, path: str) -> Any:
         if not is_valid(value):
@@ -187,7 +187,7 @@ def new_decoder(is_valid: Callable[[Any], object], reason: str, **details: Any) 
 
 
 def type_error(path: str, value: JsonValue, expected: str) -> ApiError:
-    """Return the error for a value of another type than expected, or for an unreadable value."""
+    """Return the error for a value of an unexpected type, or for an unreadable value."""
     if type(value) is UnreadableValue:
         return field_error("".join([path, *(f".{step}" for step in value.steps)]), value.reason)
     found = "null" if value is None else _TYPE_NAMES.get(type(value), "a number")
@@ -195,20 +195,21 @@ def type_error(path: str, value: JsonValue, expected: str) -> ApiError:
 
 
 def value_error(error: CanonicalError) -> ApiError:
-    """Return the error for a body with a value that is not canonical."""
+    """Return the error for a body that contains a value without a canonical form."""
     return field_error(error.path.removeprefix("$").removeprefix(".") or "body", error.reason)
 
 
 def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T], assigned: Collection[str] = ()) -> T:
     """Decode a body into a struct that forbids unknown members. Raises ApiError with the path of the fault.
 
-    `assigned` has members that clients must leave out, because the server assigns them.
+    `assigned` lists the members that clients must leave out because the server assigns them.
     """
-    # The canonical form comes first: it rejects rounded numbers and repeated keys, and writes 1.0 as 1 (CO-1 to CO-3).
+    # Convert to the canonical form first: it rejects rounded numbers and repeated keys, and writes 1.0 as 1 (CO-1 to
+    # CO-3).
     try:
         return decoder.decode(canonical_text(body))
     except CanonicalError as error:
-        # The advice to send a number as a string does not apply, because these bodies accept numbers only.
+        # The advice to send a number as a string does not apply here, because these bodies accept only numbers.
         raise value_error(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
     except msgspec.ValidationError as error:
         path, reason = locate_fault(error)
@@ -229,16 +230,16 @@ class Field(Struct, frozen=True, kw_only=True):
 
     name: str
     decode: Callable[[Any, str], Any]
-    """Converts the value at a path. Raises ApiError, or CanonicalError with the path."""
+    """Converts the value at a path. Raises ApiError, or CanonicalError with the path, for an invalid value."""
     schema: Schema = {}
-    """JSON Schema with limits and description. Empty in messages of WebSockets, which OpenAPI cannot describe."""
+    """JSON Schema with limits and description. Empty in WebSocket messages, which OpenAPI cannot describe."""
     is_required: bool = False
     is_nullable: bool = True
-    """Whether null leaves an optional member out."""
+    """Whether null is the same as leaving out an optional member."""
     default: Any = None
-    """Converted value of a member that is left out."""
+    """Converted value of an omitted member."""
     previous_name: str = ""
-    """Deprecated name that the member may be sent under."""
+    """Deprecated name under which clients may still send the member."""
 
     def convert(self, value: Any, path: str) -> Any:
         """Convert a value. Raises ApiError with the path of the fault."""
@@ -249,14 +250,14 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 class Message(Generic[T]):
-    """A JSON object with these fields. Other members have no meaning (CO-20)."""
+    """A JSON object with these fields. Other members are ignored (CO-20)."""
 
     def __init__(self, build: Callable[..., T], *fields: Field) -> None:
         self._build = build
         self._fields = fields
 
     def decode(self, members: Mapping[str, JsonValue], path: str = "$", *more: object) -> T:
-        """Build the message from its decoded fields, in their order, and `more`. Raises ApiError with the path."""
+        """Build the message from its decoded fields, in order, and `more`. Raises ApiError with the path of a fault."""
         values = []
         for field in self._fields:
             name = field.name
@@ -272,7 +273,7 @@ class Message(Generic[T]):
         return self._build(*values, *more)
 
     def decode_body(self, body: bytes, _: object = None) -> T:
-        """Decode the body of an HTTP request. Raises ApiError."""
+        """Decode the body of an HTTP request. Raises ApiError if it is invalid."""
         return self.decode(decode_object(parse_json(body), "$"))
 
     def to_schema(self) -> Schema:
@@ -286,7 +287,7 @@ class Message(Generic[T]):
 
 
 def _describe(field: Field) -> Schema:
-    """Return the schema of a field, which allows null where the decoder does."""
+    """Return a field's schema, which allows null wherever the decoder does."""
     schema = field.schema
     if field.is_required or not field.is_nullable:
         return schema

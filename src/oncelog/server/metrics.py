@@ -1,7 +1,7 @@
-"""Metrics of a server for Prometheus.
+"""A server's metrics for Prometheus.
 
-The server adds to the plain numbers of `Counts`, and a scrape converts them to metrics. All additions happen on the
-thread of the event loop, so they need no lock. `_DECLARATIONS` declares each metric.
+The server increments the plain numbers in `Counts`, and a scrape converts them to metrics. All increments happen on the
+event loop's thread, so they need no lock. `_DECLARATIONS` declares each metric.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ HISTOGRAMS: Final = (
         COMMIT_SECONDS_BOUNDS,
     ),
 )
-"""Name, text and bounds of each histogram."""
+"""Name, help text and bucket bounds of each histogram."""
 
 CONNECTION_REFUSALS: Final = (
     "connections_max",
@@ -40,7 +40,8 @@ CONNECTION_REFUSALS: Final = (
     "tls_handshake",
     "open_files",
 )
-"""Reasons of refused and closed connections. Each has a sample from the start, so that its first increase is seen."""
+"""Reasons for refusing or closing a connection. Each has a sample from the start, so that its first increase is
+visible."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +52,9 @@ class Counts:
     events_committed: int = 0
     events_replayed: int = 0
     events_rejected: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By reason, a name from the table of the API. Clients cannot choose it."""
+    """By reason, a name from the API's table that clients cannot choose."""
     requests: defaultdict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
-    """By API, kind and outcome. Clients choose no label, because the number of series must be limited."""
+    """By API, transport and outcome. Clients cannot choose a label, because the number of series must be limited."""
     ledger_writes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By outcome: new, answered from memory or from the store, or the code of an error."""
     deltas: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -66,13 +67,13 @@ class Counts:
     slow_readers_closed: int = 0
     auth_failures: int = 0
     auth_failures_limited: int = 0
-    """Failures that were answered with RATE_LIMITED."""
+    """Failed authentications that were answered with RATE_LIMITED."""
     unauthenticated_requests: int = 0
     connections_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONNECTION_REFUSALS, 0))
 
 
 class Metrics(Collector):
-    """The metrics of one server. Each `render` calls the given functions, which must not raise or wait."""
+    """The metrics of one server. `render` calls the given functions, which must not raise or block."""
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -93,12 +94,12 @@ class Metrics(Collector):
         self.subscribers = subscribers
         self.failed_files = failed_files
         self.positions: Mapping[int, int] = {}
-        """Newest position of each lane at the last request for it."""
+        """Newest position of each lane when it was last requested."""
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
-        """Usage of the tenants at the last request for it."""
+        """Usage of the tenants when it was last requested."""
         registry = CollectorRegistry()
         registry.register(self)
-        # Observed once for each group commit, so their locks cost little.
+        # Observed once per group commit, so their locks cost little.
         self._batch_items, self._commit_seconds = (
             Histogram(name, text, buckets=bounds, registry=registry) for name, text, bounds in HISTOGRAMS
         )
@@ -106,7 +107,7 @@ class Metrics(Collector):
         self._registry = registry
 
     def observe_commit(self, items: int, duration_s: float) -> None:
-        """Count a group commit that has become durable."""
+        """Record a group commit that has become durable."""
         self._batch_items.observe(items)
         self._commit_seconds.observe(duration_s)
 
@@ -115,7 +116,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """As Prometheus' `Collector` says."""
+        """See Prometheus' `Collector`."""
         for declaration in _DECLARATIONS:
             found = declaration.read(self)
             if found is None:
@@ -127,13 +128,13 @@ class Metrics(Collector):
 
 
 class _Declaration(Struct, frozen=True):
-    """A metric. Its name in Prometheus begins with `oncelog_`."""
+    """Declaration of a metric, whose name in Prometheus begins with `oncelog_`."""
 
     family: type[CounterMetricFamily | GaugeMetricFamily]
     name: str
     text: str
     read: Callable[[Metrics], int | Mapping[str, int] | Mapping[tuple[str, str, str], int] | None]
-    """Returns the value, or values by label. None: the metric is left out."""
+    """Returns the value, or the values by label. None omits the metric."""
     labels: tuple[str, ...] = ()
 
 
@@ -144,7 +145,7 @@ def _read_outcomes(metrics: Metrics) -> Mapping[str, int]:
 
 
 def _tenant_reader(read: Callable[[Tenant, Usage], int | None]) -> Callable[[Metrics], Mapping[str, int] | None]:
-    """Return a function that reads a number of each tenant which has one."""
+    """Return a function that reads a number from each tenant that has one."""
 
     def read_all(metrics: Metrics) -> Mapping[str, int] | None:
         found = {tenant.prefix: read(tenant, usage) for tenant, usage in metrics.usage}

@@ -1,7 +1,8 @@
-"""The OpenAPI 3.1 document, built from the endpoints and the limits of a server.
+"""The OpenAPI 3.1 document, built from a server's endpoints and limits.
 
-The document is exactly as strict as the server: tests send requests that it allows and requests that it forbids. The
-schema of a request does not restrict single events, because the fault of an event is a result of that event (EV-9).
+The document is exactly as strict as the server, and tests send requests that it allows and requests that it forbids. A
+request's schema does not restrict individual events, because an invalid event is reported in the result of that event
+(EV-9).
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,7 +61,7 @@ _BODY_ERRORS: Final = (400, 408, 413, 415)
 
 
 def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str, Any]:
-    """Return the document of these endpoints."""
+    """Return the document that describes these endpoints."""
     paths: dict[str, dict[str, Schema]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = describe_endpoint(endpoint, limits)
@@ -98,7 +99,7 @@ def build_document(endpoints: Iterable[Endpoint], limits: ApiLimits) -> dict[str
 
 
 def describe_endpoint(endpoint: Endpoint, limits: ApiLimits) -> Schema:
-    """Return the operation object of an endpoint."""
+    """Return the operation object that describes an endpoint."""
     operation: Schema = {"operationId": endpoint.name, "tags": [endpoint.api], "summary": endpoint.summary}
     if endpoint.description:
         operation["description"] = endpoint.description

@@ -36,12 +36,12 @@ OperatorHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 METRICS_GRANT: Final = "oncelog/metrics"
 """A credential needs a read grant for this name to read `/metrics`."""
 METRICS_TIMEOUT_S: Final = 1.0
-"""Longest wait for the store before metrics show the positions of the previous request."""
+"""Longest wait for the store. After it, the metrics show the positions from the previous request."""
 READY_TIMEOUT_S: Final = 5.0
-"""Longest wait for the store before the server answers that it is not ready."""
+"""Longest wait for the store. After it, the server answers that it is not ready."""
 PART_BYTES: Final = 16 * 1024
-"""Bytes of a document that the server writes before the client has read the previous ones. Every caller may request the
-document, so the server must not buffer all of it for a client that does not read."""
+"""Size of the parts in which the server writes a document, each after the client has read enough of the previous ones.
+Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
     "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. The server may serve metrics on "
     "another port, or not at all."
@@ -52,7 +52,7 @@ _METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
 
 
 class OperatorEndpoints:
-    """The operations for the operators of one server."""
+    """The operator endpoints of one server."""
 
     def __init__(
         self,
@@ -70,17 +70,17 @@ class OperatorEndpoints:
         self._get_settings = get_settings
         self._build_document = build_document
         self._document: tuple[bytes, str] | None = None
-        """The OpenAPI document and its hash. Built at the first request."""
+        """The OpenAPI document and its hash, built on the first request."""
         self.is_ready = False
         self.metrics_port_handlers: Mapping[str, OperatorHandler] = {
             "/metrics": self._serve_metrics,
             "/healthz": self._serve_healthz,
             "/readyz": self._serve_readyz,
         }
-        """What the metrics port serves."""
+        """Routes of the metrics port."""
 
     def list_endpoints(self) -> list[Endpoint]:
-        """Return the endpoints of the server's port."""
+        """Return the endpoints of the server's main port."""
         settings = self._get_settings()
         hello = {200: schema_response("Hello", "Version of the protocol and paths of the APIs.")}
         health = {200: schema_response("Health", "The process runs.")}
@@ -107,7 +107,7 @@ class OperatorEndpoints:
         return endpoints
 
     async def _serve_hello(self, _: web.Request) -> web.Response:
-        """Answer with the version of the protocol and the paths of the APIs."""
+        """Answer with the protocol version and the paths of the APIs."""
         return web.json_response(
             {
                 "oncelog": error_codes.PROTOCOL_VERSION,
@@ -120,7 +120,7 @@ class OperatorEndpoints:
         )
 
     async def _serve_healthz(self, _: web.Request) -> web.Response:
-        """Answer that the process runs."""
+        """Answer that the process is running."""
         return web.json_response({"status": "ok"})
 
     async def _serve_readyz(self, _: web.Request) -> web.Response:
@@ -137,12 +137,12 @@ class OperatorEndpoints:
             return _not_ready("the store does not answer")
         newest = heads[0].position if 0 in heads else 0
         found = {"status": "ok", "epoch": self._metrics.log.epoch, "last_committed_id": newest}
-        # A read-only server is ready too: it answers known writes and reads.
+        # A read-only server is ready too: it answers reads and known writes.
         read_only = self._metrics.log.read_only
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        """Answer with all metrics. If the store does not answer, its values are those of the previous request."""
+        """Answer with all metrics. If the store does not respond, its values are those of the previous request."""
         metrics = self._metrics
         if not self._get_settings().tenants:
             metrics.usage = ()
@@ -171,7 +171,7 @@ class OperatorEndpoints:
 
 
 class _PartedBody(BytesPayload):
-    """A body that is written in parts, as fast as the client reads."""
+    """A response body that is written in parts, as fast as the client reads."""
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """See aiohttp."""
@@ -181,7 +181,7 @@ class _PartedBody(BytesPayload):
 
 
 def build_schemas() -> dict[str, Schema]:
-    """Return the schemas of their answers."""
+    """Return the schemas of the operator endpoints' answers."""
     names = ("oncelog", "events", "ledger", "deltas", "chat", "health")
     ready = object_schema(status={"const": "ok"}, epoch=TEXT_SCHEMA, last_committed_id=integer_schema())
     read_only = {**TEXT_SCHEMA, "description": "The reason for which the log accepts no new writes, if there is one."}
@@ -202,7 +202,7 @@ def _new_endpoint(
         name=name,
         summary=summary,
         responses=responses,
-        parameters=None,  # Prometheus and load balancers may add parameters
+        parameters=None,  # Prometheus and load balancers may add query parameters
         is_public=True,
         handle=lambda call: serve(call.request),
     )

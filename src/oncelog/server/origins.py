@@ -1,7 +1,7 @@
-"""Origin of a request: the address of the client behind proxies, and the web page that made a browser send it (CO-24).
+"""Origin of a request: the client's address behind proxies, and the web page that made a browser send it (CO-24).
 
-Clients can forge the headers that state them. The server believes headers of proxies only from trusted proxies, and
-refuses an origin in a form that no browser sends.
+Clients can forge the headers that carry both. The server accepts proxy headers only from trusted proxies, and refuses
+an origin in a form that no browser sends.
 """
 
 import re
@@ -13,31 +13,31 @@ Address = IPv4Address | IPv6Address
 Networks = Sequence[IPv4Network | IPv6Network]
 
 UNKNOWN_ADDRESS: Final = "unknown"
-"""Address of a client without an IP address, as on a Unix socket."""
+"""Address of a client without an IP address, such as one on a Unix socket."""
 CLIENT_NETWORK_BITS: Final = 64
-"""Bits of an IPv6 address that identify a client. Its owner can change the other bits at any time."""
+"""Leading bits of an IPv6 address that identify a client. Its owner can change the other bits at any time."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*", re.ASCII)
 _HOST_AND_PORT: Final = re.compile(
     r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?))(?::([0-9]{1,5}))?", re.ASCII
 )
-"""A host (an IPv6 address in brackets, a name or an IPv4 address) with an optional port."""
+"""Matches a host (an IPv6 address in brackets, a name or an IPv4 address) with an optional port."""
 
 
 # --- the client -----------------------------------------------------------------------------------------
 
 
 def parse_networks(texts: Sequence[str]) -> Networks:
-    """Parse networks such as `10.0.0.0/8`, or addresses. Raises ValueError for a malformed text."""
+    """Parse addresses, or networks such as `10.0.0.0/8`. Raises ValueError for a malformed text."""
     return [ip_network(text) for text in texts]
 
 
 def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Networks) -> str:
-    """Return the address of a client: the peer or, behind trusted proxies, an address of `X-Forwarded-For`.
+    """Return a client's address: the peer or, behind trusted proxies, an address from `X-Forwarded-For`.
 
-    The nearest proxy wrote the rightmost address. From the right, the first address that is not a trusted proxy is the
-    client. The client may have forged the addresses to the left of it.
+    The nearest proxy wrote the rightmost address. Read from the right, the first address that is not a trusted proxy is
+    the client. The client may have forged the addresses to the left of it.
     """
     found = _parse_address(peer)
     if found is None:
@@ -54,7 +54,7 @@ def find_client_address(peer: str | None, forwarded_for: str | None, trusted: Ne
 
 
 def to_client_network(address: str) -> str:
-    """Return the key by which a client is counted: its IPv4 address, or the network of its IPv6 address."""
+    """Return the key under which a client is counted: its IPv4 address, or the network of its IPv6 address."""
     found = _parse_address(address)
     if not isinstance(found, IPv6Address):
         return address
@@ -81,12 +81,12 @@ def _is_in(address: Address, networks: Networks) -> bool:
 
 
 def _parse_address(text: str | None) -> Address | None:
-    """Return the address in a text, or None for another text."""
+    """Parse an IP address. Returns None for any other text."""
     try:
         found = ip_address((text or "").partition("%")[0])
     except ValueError:
         return None
-    # A socket for both versions reports IPv4 addresses in this form.
+    # A dual-stack socket reports IPv4 addresses in this form.
     mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
     return mapped or found
 
@@ -95,7 +95,7 @@ def _parse_address(text: str | None) -> Address | None:
 
 
 def normalize_origin(text: str) -> str | None:
-    """Return `scheme://host[:port]` in lower case without the default port, or None for a malformed origin."""
+    """Return `scheme://host[:port]` in lower case and without the default port, or None for a malformed origin."""
     scheme, separator, place = text.lower().partition("://")
     if not separator or _SCHEME.fullmatch(scheme) is None:
         return None
@@ -103,7 +103,7 @@ def normalize_origin(text: str) -> str | None:
 
 
 def is_allowed_origin(origin: str | None, scheme: str, host_header: str | None, allowed: frozenset[str]) -> bool:
-    """Return whether a page of this origin may connect: a page of this server, or of an allowed (normal) origin.
+    """Return whether a page of this origin may connect: it is this server's origin, or an allowed (normalized) one.
 
     Browsers send `Origin` with every WebSocket and every cross-origin request, so a request without this header is
     allowed. Pages of many sites share the origin `null`, which is never allowed.
@@ -117,10 +117,10 @@ def is_allowed_origin(origin: str | None, scheme: str, host_header: str | None, 
 
 
 def is_loopback_host(host_header: str | None) -> bool:
-    """Return whether a `Host` header names this machine.
+    """Return whether a `Host` header refers to this machine.
 
-    A server in development mode checks it because of DNS rebinding: a browser treats a page whose host name was changed
-    to resolve to 127.0.0.1 as a page of this server.
+    A server in development mode checks this to prevent DNS rebinding: after an attacker changes a host name to resolve
+    to 127.0.0.1, the browser treats pages of that host as pages of this server.
     """
     parts = _HOST_AND_PORT.fullmatch((host_header or "").lower())
     if parts is None or not _is_port(parts[3]):

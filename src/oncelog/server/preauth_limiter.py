@@ -1,8 +1,8 @@
-"""Bytes that a connection may send before it is authenticated.
+"""Limits the bytes that a connection may send before it is authenticated.
 
-A `PreauthLimiter` is the protocol of a transport until its caller is authenticated. It passes all calls on to the
-protocol behind it, counts the bytes, and stops reading above the limit. After authentication the protocol behind it
-takes its place, so an authenticated connection has no overhead.
+A `PreauthLimiter` is a transport's protocol until the caller is authenticated. It forwards all calls to the inner
+protocol, counts the bytes, and stops reading above the limit. After authentication the inner protocol takes its place,
+so an authenticated connection has no overhead.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from oncelog.server.connection_limiter import Connection, Transport
 from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 
 HEAD_BYTES_MAX: Final = 128 * 1024
-"""Largest head of an HTTP request: the longest request line (64 KiB) and the headers."""
+"""Largest HTTP request head: the longest request line (64 KiB) and the headers."""
 GRACE_S: Final = 0.2
-"""Time between a read above the limit and the end of the connection. A request in these bytes may authenticate it."""
+"""Time between a read above the limit and the close of the connection. A request in these bytes may authenticate it."""
 
 
 class PreauthLimiter(asyncio.Protocol):
-    """Protocol of one connection until it is authenticated. `new_protocol` creates the protocol behind it."""
+    """Protocol of one connection until it is authenticated. `new_protocol` creates the inner protocol."""
 
     def __init__(self, connection: Connection, new_protocol: Callable[["PreauthLimiter"], asyncio.Protocol]) -> None:
         self.connection = connection
@@ -31,10 +31,10 @@ class PreauthLimiter(asyncio.Protocol):
         self._bytes_max = HEAD_BYTES_MAX
         self._bytes = 0
         self._unread_bytes = 0
-        """Lower bound of the bytes of responses that the client has not read."""
+        """Lower bound of the response bytes that the client has not read."""
         self._inner: Any = None
-        """The protocol behind the limiter. While its attribute `is_reading_paused` is true, requests wait, and the
-        transport must not be read."""
+        """The inner protocol. While its `is_reading_paused` is true, requests are waiting and the transport must not be
+        read."""
         self._transport: Transport = None
         self._grace_timer: asyncio.TimerHandle | None = None
         self._ignored_body: StreamReader | None = None
@@ -54,7 +54,7 @@ class PreauthLimiter(asyncio.Protocol):
         """See `ByteLimit`."""
         self._bytes = 0
         if self._inner is None or not self._inner.is_reading_paused:
-            self._hold()  # otherwise the requests that wait behind this one are still held
+            self._hold()  # otherwise the bytes of the waiting requests remain counted
         self._bytes_max = bytes_max or HEAD_BYTES_MAX
         self._refuse = refuse
         self._ignored_body = None
@@ -65,11 +65,11 @@ class PreauthLimiter(asyncio.Protocol):
         self._resume()
 
     def ignore_body(self, body: StreamReader) -> None:
-        """See `ByteLimit`. aiohttp discards the rest of the body of an answered request."""
+        """See `ByteLimit`. aiohttp discards the rest of an answered request's body."""
         self._ignored_body = body
 
     def replace_inner(self, inner: asyncio.Protocol) -> None:
-        """Replace the protocol behind the limiter."""
+        """Replace the inner protocol."""
         self._inner = inner
         if self._is_removed:
             self._transport.set_protocol(inner)
@@ -77,16 +77,16 @@ class PreauthLimiter(asyncio.Protocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the protocol behind the limiter."""
+        """Start the inner protocol."""
         self._transport = transport
-        self._transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)  # with TLS it is 512 KiB otherwise
+        self._transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)  # the default with TLS is 512 KiB
         self.connection.byte_limit = self
         self.connection.attach(transport)
         self._inner = self._new_protocol(self)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the buffers of the connection, which would otherwise wait for the garbage collector."""
+        """Release the connection's buffers, which would otherwise wait for the garbage collector."""
         if self._grace_timer is not None:
             self._grace_timer.cancel()
         inner, self._inner = self._inner, asyncio.Protocol()
@@ -97,7 +97,7 @@ class PreauthLimiter(asyncio.Protocol):
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Pass the data on, and stop reading above the limit."""
+        """Forward the data, and stop reading above the limit."""
         if self._ignored_body is not None:
             if not self._ignored_body.is_eof():
                 self._inner.data_received(data)
@@ -115,18 +115,18 @@ class PreauthLimiter(asyncio.Protocol):
             self._grace_timer = asyncio.get_running_loop().call_later(GRACE_S, self._end_grace)
 
     def eof_received(self) -> bool | None:
-        """Pass the end of the data on."""
+        """Forward the end of the data."""
         keeps_open: bool | None = self._inner.eof_received()
         return keeps_open
 
     def pause_writing(self) -> None:
-        """Pass the call on. Responses that the client does not read count like unfinished requests."""
+        """Forward the call. Responses that the client does not read count like unfinished requests."""
         self._unread_bytes = TRANSPORT_BYTES_HIGH + self._transport.get_write_buffer_size()
         self._hold()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass the call on."""
+        """Forward the call."""
         self._unread_bytes = 0
         self._hold()
         self._inner.resume_writing()
@@ -148,6 +148,6 @@ class PreauthLimiter(asyncio.Protocol):
             self._grace_timer = None
         if self._is_paused:
             self._is_paused = False
-            # The protocol behind the limiter may have stopped reading too. It resumes when it has room again.
+            # The inner protocol may have paused reading too. It resumes reading once it has room.
             if not self._inner.is_reading_paused and not self._transport.is_closing():
                 self._transport.resume_reading()

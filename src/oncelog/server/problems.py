@@ -1,8 +1,8 @@
-"""Errors over HTTP: problem documents (RFC 9457), the same shape for every API.
+"""Errors over HTTP: problem documents (RFC 9457), with the same shape for every API.
 
-A document has `type`, `title`, `status`, `detail` and `code`; `errors` if values of the request are at fault, each by
-its path; `retry_after_ms` if the same request can succeed later; and the other details of the error. The members that
-clients read before there were problem documents remain in it.
+A document has `type`, `title`, `status`, `detail` and `code`; `errors` if the request contains invalid values, each
+with its path; `retry_after_ms` if the same request can succeed later; and the other details of the error. It also keeps
+the members that clients read before problem documents were introduced.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,31 +50,31 @@ PROBLEMS: Final = {
     error_codes.VERSION_MISMATCH: (412, "Condition not met"),
     error_codes.VALUE_MISMATCH: (412, "Condition not met"),
 }
-"""Status and title of each code."""
+"""HTTP status and title for each error code."""
 _NOT_SHOWN: Final = frozenset({"status", "field"})
 
 
 def to_error_member(error: ApiError) -> dict[str, Any]:
-    """Return `error` with code, message and details, which clients read before there were problem documents."""
+    """Return the member `error` (code, message, details), which clients read before problem documents existed."""
     details = {name: value for name, value in error.details.items() if name != "status"}
     return {"error": {"code": error.code, "message": error.message, "details": details}}
 
 
 class ProblemDialect(Struct, frozen=True):
-    """Differences of the problem documents of one API."""
+    """How the problem documents of one API differ from the default."""
 
     spell_code: Callable[[ApiError], str] = attrgetter("code")
     to_previous_members: Callable[[ApiError], dict[str, Any]] = to_error_member
-    """Members that clients read before there were problem documents."""
+    """Returns the members that clients read before problem documents existed."""
     statuses: Mapping[str, int] = {}
-    """Statuses of codes that differ from those of `PROBLEMS`."""
+    """Statuses by code, where they differ from `PROBLEMS`."""
 
 
 DEFAULT_DIALECT: Final = ProblemDialect()
 
 
 def get_status(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> int:
-    """Return the status of an error."""
+    """Return the HTTP status of an error."""
     status: int = error.details.get("status") or dialect.statuses.get(error.code) or PROBLEMS[error.code][0]
     return status
 
@@ -86,7 +86,7 @@ def to_problem(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> di
     field = error.details.get("field")
     problem: dict[str, Any] = {
         "type": TYPE_PREFIX + kind,
-        # A dialect may use a separate code or another common one. The title belongs to the type.
+        # A dialect may use a separate code or a different common code. The title belongs to the type.
         "title": PROBLEMS.get(kind, PROBLEMS[error.code])[1],
         "status": get_status(error, dialect),
         "detail": error.message,
@@ -101,7 +101,7 @@ def to_problem(error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT) -> di
 def to_error_response(
     error: ApiError, dialect: ProblemDialect = DEFAULT_DIALECT, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return the response to a request that failed with the error."""
+    """Return the response to a request that failed with this error."""
     headers = dict(headers or {})
     retry_after_ms = error.details.get("retry_after_ms")
     if retry_after_ms is not None:

@@ -1,7 +1,7 @@
-"""Rate limits by key, such as failed authentications by address, and of log lines that clients can cause.
+"""Rate limits by key, for example for failed authentications by address, and for log lines that clients can cause.
 
-A token bucket is one number for each key: the time at which the bucket will be full again. Each token that a caller
-takes delays that time by the refill time of one token. A full bucket needs no entry, and no task refills buckets.
+Each key's token bucket is one number: the time at which the bucket will be full again. Each token that a caller takes
+delays that time by the refill time of one token. A full bucket needs no entry, and no task refills buckets.
 """
 
 import logging
@@ -14,16 +14,16 @@ from oncelog.errors import SettingsError
 from oncelog.server import logger
 
 LINES_MAX: Final = 5
-"""Lines of one message in a second."""
+"""Lines per second with the same message."""
 _MESSAGES_MAX: Final = 1000
-"""More than the server has messages, so the limiter forgets none."""
+"""Higher than the number of different messages in the server, so the limiter evicts none."""
 
 _ROUNDING_MS: Final = 1e-6
-"""Much larger than rounding errors, much smaller than any delay of a caller."""
+"""Much larger than rounding errors and much smaller than any delay that matters to a caller."""
 
 
 class RateLimiter:
-    """Allows `per_second` in the long run, and `burst` at once. A rate of 0 switches the limit off.
+    """Token buckets by key: `per_second` in the long run, and `burst` at once. A rate of 0 switches the limit off.
 
     `now_ms` must be a steady clock. The limiter stores `keys_max` keys and evicts the least recently used one, whose
     bucket is then full again.
@@ -36,18 +36,18 @@ class RateLimiter:
         self._now_ms = now_ms
         self._token_ms = 1000 / per_second if per_second else 0.0
         self._slack_ms = self._token_ms * (burst - 1)
-        """Time until a bucket with one whole token is full."""
+        """Time that a bucket with exactly one token needs to become full."""
         self._full_at_ms: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._full_at_ms)
 
     def allows(self, key: str) -> bool:
-        """Return whether the bucket has a token, and do not take it."""
+        """Return whether the bucket has a token, without taking it."""
         return self._get_deficit_ms(key) <= _ROUNDING_MS
 
     def take(self, key: str, count: int = 1) -> None:
-        """Take tokens. The bucket may be overdrawn: the key then waits until the bucket has refilled."""
+        """Take tokens. The bucket may be overdrawn; the key must then wait until it has refilled."""
         if not self._token_ms or count <= 0:
             return
         now_ms = self._now_ms()
@@ -57,32 +57,32 @@ class RateLimiter:
             self._full_at_ms.popitem(last=False)
 
     def retry_after_ms(self, key: str) -> int:
-        """Return the time until `allows` returns True; 0 if it returns True now."""
+        """Return the time until `allows` returns True, or 0 if it already does."""
         return max(0, math.ceil(self._get_deficit_ms(key) - _ROUNDING_MS))
 
     def _get_deficit_ms(self, key: str) -> float:
         full_ms = self._full_at_ms.get(key)
         if full_ms is None:
             return 0.0
-        # A look-up counts as use: a refused key must not be forgotten while its caller keeps trying.
+        # A look-up counts as use: a refused key must not be evicted while its caller keeps trying.
         self._full_at_ms.move_to_end(key)
         return full_ms - self._now_ms() - self._slack_ms
 
 
 class LogLimiter:
-    """Writes lines to the server's logger, at most `lines_max` of one message in a second.
+    """Writes lines to the server's logger, at most `lines_max` per second for each message.
 
     A client that fails a thousand times a second must not fill the log. The limiter counts the lines above the limit,
     and the next line of that message carries the count.
 
-    Messages are constants of the code, and values that a client chooses belong into the fields. The owner calls `flush`
-    about once a second, so that the count of the last burst is written too.
+    Messages are constants in the code; values that a client chooses belong in the fields. The owner calls `flush` about
+    once a second, so that the count of the last burst is written too.
     """
 
     def __init__(self, now_ms: Callable[[], float], lines_max: int = LINES_MAX) -> None:
         self._rates = RateLimiter(lines_max, lines_max, _MESSAGES_MAX, now_ms)
         self._suppressed: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        """By message: the number of suppressed lines, and the level and fields of the last one."""
+        """How many lines were suppressed, by message, with the level and fields of the last one."""
 
     def log(self, level: int, message: str, **fields: Any) -> None:
         """Write a line, or count it as suppressed."""
@@ -99,7 +99,7 @@ class LogLimiter:
         self.log(logging.WARNING, message, **fields)
 
     def flush(self) -> None:
-        """Write the last suppressed line of each message that the limit allows again, with the count of the others."""
+        """Write the last suppressed line of each message that is within its limit again, with the suppressed count."""
         for message, (suppressed, level, fields) in list(self._suppressed.items()):
             if self._rates.allows(message):
                 self._write(level, message, fields, suppressed - 1)

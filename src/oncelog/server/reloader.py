@@ -1,4 +1,4 @@
-"""Reload of a running server: settings that need no restart, the certificate, schemas and credential files."""
+"""Reloads parts of a running server: settings that need no restart, the certificate, schemas and credential files."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ CREDENTIALS_POLL_S: Final = 1.0
 
 
 class Reloader:
-    """Keeps the current settings of a server."""
+    """Holds the current settings of a server, and reloads them together with the files."""
 
     def __init__(
         self,
@@ -38,23 +38,24 @@ class Reloader:
         self._apis = apis
         self._authenticator = authenticator
         self._loaders = loaders
-        """Functions that load one file each. They raise OncelogError, and then keep the previous content."""
+        """Functions that load one file each. A function that fails raises OncelogError and keeps the previous
+        content."""
         self._run_checks = run_checks
         """Checks the rights of open connections."""
         self._tasks = tasks
         self._tenants_task: asyncio.Task[None] | None = None
         self._wanted_tenants: tuple[Tenant, ...] | None = None
-        """Quotas that are not set yet."""
+        """Quotas that have been requested but not set yet."""
 
     def start(self) -> None:
-        """Start to check credential files for changes."""
+        """Start polling the credential files for changes."""
         if self._authenticator.files:
             self._tasks.start(self._poll_credentials())
 
     def reload(self) -> None:
-        """Load all parts again, independently of each other, and check open connections.
+        """Reload all parts, independently of each other, and recheck open connections.
 
-        Parts that cannot be loaded are logged and keep their previous content.
+        A part that cannot be loaded is logged and keeps its previous content.
         """
         failures = 0
         for load in (*self._loaders, self._reload_settings):
@@ -71,7 +72,7 @@ class Reloader:
         self.apply_settings(self.settings if self._load_settings is None else self._load_settings())
 
     def apply_settings(self, new: ServerSettings) -> None:
-        """Apply the settings that need no restart: read-only mode, the limits of the disk, quotas."""
+        """Apply the settings that need no restart: read-only mode, disk limits and quotas."""
         guard = self._apis.log.write_gate
         guard.set_read_only(is_read_only=new.read_only, actor=SERVER_ACTOR)
         if new.disk != self.settings.disk:
@@ -82,7 +83,7 @@ class Reloader:
         self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
 
     async def _update_tenants(self) -> None:
-        """Set the quotas that were requested last. Counting takes long, and a reload may request others meanwhile."""
+        """Set the most recently requested quotas. Counting usage is slow, and a reload may request others meanwhile."""
         try:
             # Set them even if this server has the same quotas: another server may have set others.
             while (wanted := self._wanted_tenants) is not None:
@@ -98,7 +99,7 @@ class Reloader:
             self._tenants_task = None
 
     async def _poll_credentials(self) -> None:
-        """Reload changed credential files, and end the connections of credentials that have ended."""
+        """Reload changed credential files, and close the connections whose credentials are no longer valid."""
         credential_files = self._authenticator.files
         while True:
             await asyncio.sleep(CREDENTIALS_POLL_S)

@@ -1,8 +1,8 @@
-"""Replies of one connection, in the order of its requests.
+"""The replies of one connection, in the order of its requests.
 
-A reply may be known before an earlier one. The send queue keeps the place of a reply among the broadcasts. This queue
-keeps replies in the order of their requests: a reply is due when all earlier replies have been written. A reply without
-a place among the broadcasts (an error, a retry) stands directly behind the previous reply.
+A reply may be known before an earlier one. The send queue keeps each reply's place among the broadcasts. This queue
+keeps the replies in the order of their requests: a reply is due once all earlier replies have been written. A reply
+without a place among the broadcasts (an error, a retry) goes directly behind the previous reply.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from oncelog.server.send_queue import ReplySlot, SendQueue
 
 CloseReason = tuple[int, str]
-"""Code and reason with which a connection is closed."""
+"""Code and reason of a close frame."""
 
 
 class Reply(ReplySlot):
-    """The reply to one request, from the moment that the request is accepted until it is written."""
+    """The reply to one request, from the acceptance of the request until the reply is written."""
 
     __slots__ = ("close_reason", "follows", "is_placed", "is_ready", "next", "previous", "queue")
 
@@ -26,11 +26,11 @@ class Reply(ReplySlot):
         self.previous: Reply | None = None
         self.next: Reply | None = None
         self.is_ready = False
-        """Known, and all frames that must be sent before it are in the send queue."""
+        """Whether the reply is known and all frames that must precede it are in the send queue."""
         self.is_placed = False
-        """In the send queue."""
+        """Whether the reply is in the send queue."""
         self.follows = False
-        """Enters the send queue directly behind `previous`."""
+        """Whether the reply enters the send queue directly behind `previous`."""
         self.close_reason: CloseReason | None = None
         """Set for an error that closes the connection once it is written."""
 
@@ -40,7 +40,7 @@ class Reply(ReplySlot):
 
 
 class ReplyQueue:
-    """The replies of one connection that have not been written yet. A flush calls `on_close`."""
+    """The unwritten replies of one connection. A flush that writes a closing error calls `on_close`."""
 
     def __init__(self, send_queue: SendQueue, on_close: Callable[[CloseReason], None]) -> None:
         self.count = 0
@@ -49,11 +49,11 @@ class ReplyQueue:
         self._head: Reply | None = None
         self._tail: Reply | None = None
         self._has_gaps = False
-        """A reply may have been placed before an earlier one."""
+        """Whether a reply may have been placed in the send queue before an earlier one was."""
         self._empty_future: asyncio.Future[None] | None = None
 
     def append(self, reply: Reply) -> None:
-        """Append the reply to an accepted request. Later replies wait for it."""
+        """Append the reply to an accepted request. Later replies wait until it is written."""
         tail = self._tail
         if tail is None:
             self._head = reply
@@ -64,7 +64,7 @@ class ReplyQueue:
         self.count += 1
 
     def send(self, frame: bytes, close_reason: CloseReason | None = None) -> None:
-        """Send a reply that is known immediately, behind the replies to earlier requests."""
+        """Send an immediately known reply, behind the replies to earlier requests."""
         if self._head is None and close_reason is None:
             self._send_queue.put(frame)
             return
@@ -75,13 +75,13 @@ class ReplyQueue:
         self.place_after_previous(reply)
 
     def mark_ready(self, reply: Reply) -> None:
-        """Mark a reply as ready. It is due if it is the first one."""
+        """Mark a reply as ready. It is due if it is first in this queue."""
         reply.is_ready = True
         if reply.previous is None:
             reply.is_due = True
 
     def place(self, reply: Reply) -> None:
-        """Put the reply, ready or not, at the end of the send queue, as its place among the broadcasts."""
+        """Append the reply, ready or not, to the send queue, which fixes its place among the broadcasts."""
         self._send_queue.put_slot(reply)
         reply.is_placed = True
         following = reply.next
@@ -90,7 +90,7 @@ class ReplyQueue:
             following.is_placed, following.follows = True, False
             following = following.next
         if self._has_gaps:
-            # A later reply must not stand in front of this one. Moved to the end, it overtakes no broadcast.
+            # A later reply must not precede this one. Moving it to the end of the queue makes it overtake no broadcast.
             for later in list(_iterate_placed(following)):
                 self._send_queue.remove_slot(later)
                 self._send_queue.put_slot(later)
@@ -98,7 +98,7 @@ class ReplyQueue:
             self._has_gaps = True
 
     def place_after_previous(self, reply: Reply) -> None:
-        """Put a reply without a place among the broadcasts behind the reply before it."""
+        """Put a reply without a place among the broadcasts directly behind the previous reply."""
         if reply.previous is not None and not reply.previous.is_placed:
             reply.follows = True
             return
@@ -113,13 +113,13 @@ class ReplyQueue:
             following = following.next
 
     def unplace(self, reply: Reply) -> None:
-        """Remove the reply from the send queue, before it is placed further back."""
+        """Remove the reply from the send queue, so that it can be placed further back."""
         self._send_queue.remove_slot(reply)
         reply.is_placed = False
         self._has_gaps = self._has_gaps or reply.next is not None
 
     def remove_written(self, reply: Reply) -> None:
-        """Remove the first reply, which was written."""
+        """Remove the first reply after it was written."""
         following = self._head = reply.next
         self.count -= 1
         if following is None:
@@ -133,7 +133,7 @@ class ReplyQueue:
             self._on_close(reply.close_reason)
 
     async def wait_empty(self) -> None:
-        """Return when no reply waits, or when the connection has ended."""
+        """Wait until no reply is left, or the connection is closed."""
         while self._head is not None:
             if self._empty_future is None:
                 self._empty_future = asyncio.get_running_loop().create_future()
@@ -142,7 +142,7 @@ class ReplyQueue:
     def close(self) -> None:
         """Discard all replies."""
         reply = self._head
-        while reply is not None:  # replies refer to each other
+        while reply is not None:  # break the reference cycles between replies
             reply.previous, reply.next, reply = None, None, reply.next
         self._head = self._tail = None
         self.count = 0
@@ -155,7 +155,7 @@ class ReplyQueue:
 
 
 def _iterate_placed(reply: Reply | None) -> Iterator[Reply]:
-    """Yield the replies from this one on that are in the send queue."""
+    """Yield this reply and the later ones, as far as they are in the send queue."""
     while reply is not None:
         if reply.is_placed:
             yield reply

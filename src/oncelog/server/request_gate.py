@@ -1,7 +1,7 @@
-"""Gate of all HTTP requests.
+"""The gate that every HTTP request passes.
 
-The gate checks the host, the origin, the address of the client and the number of streams, and converts exceptions to
-error responses.
+The gate checks the host, the origin, the client's address and the number of streams, and converts exceptions to error
+responses.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from oncelog.server.problems import DEFAULT_DIALECT, ProblemDialect, to_error_re
 from oncelog.server.settings import ServerSettings
 
 CACHED_CHECKS_MAX: Final = 256
-"""Cached results for addresses and headers."""
+"""Size of each cache of check results, by address and headers."""
 PREFLIGHT_HEADERS: Final = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
     "Access-Control-Max-Age": "600",
 }
-"""Answer to the preflight request of a browser (CORS)."""
+"""Answer to a browser's preflight request (CORS)."""
 _API_NAMES: Final = {"/v1/ledger/": "ledger", "/v1/sync/": "deltas", WEBSOCKET_PATH: "chat", "/v1/audit": "audit"}
 _PROBLEM_DIALECTS: Final = {"deltas": DELTAS_PROBLEMS, "chat": CHAT_PROBLEMS, "ledger": LEDGER_PROBLEMS}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,20 +64,20 @@ class RequestGate:
         self.limiter = limiter
         self._has_tls = has_tls
         self._count_streams = count_streams
-        """Returns the number of WebSockets and streams that are open."""
+        """Returns how many WebSockets and streams are open."""
         self._trusted_networks = parse_networks(settings.trusted_proxies)
         self._allowed_origins = frozenset(filter(None, map(normalize_origin, settings.origins)))
         self._find_refusal_cached = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._find_refusal)
         self.to_network = lru_cache(maxsize=CACHED_CHECKS_MAX)(self._to_network)
-        """Returns the client's network, from the address of the peer and `X-Forwarded-For`."""
+        """Returns the client's network, given the peer address and `X-Forwarded-For`."""
         self.open_requests: dict[int, StreamReader] = {}
-        """Bodies of requests without an answer, except those of streams."""
+        """The bodies of unanswered requests, except streams."""
 
     # --- requests and their errors
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request. While the server stops, each answer is the last one of its connection."""
+        """Answer a request. During shutdown, each answer closes its connection."""
         self.open_requests[id(request)] = request.content
         try:
             response = await self._respond(request, handler)
@@ -98,11 +98,11 @@ class RequestGate:
             return to_error_response(self._to_api_error(error), find_dialect(request.path), allowed)
         except (asyncio.CancelledError, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 - logged with its stack trace
+        except Exception as error:  # noqa: BLE001 - logged with the stack trace
             return self.respond_to_failure(request.method, request.path, error)
 
     def respond_to_failure(self, method: str, path: str, error: Exception) -> web.Response:
-        """Return the response to a request that failed. Count the error of a client, and log one of the server."""
+        """Return the response to a failed request. Counts client errors, and logs server errors."""
         if isinstance(error, ApiError):
             self.limiter.counts.requests[_find_api_name(path), "http", error.code] += 1
         else:
@@ -111,7 +111,7 @@ class RequestGate:
         return to_error_response(error, find_dialect(path))
 
     def _to_api_error(self, error: web.HTTPException) -> ApiError:
-        """Return the error for a request that aiohttp refuses."""
+        """Return the error for a request that aiohttp refused."""
         match error:
             case web.HTTPRequestEntityTooLarge():
                 size = self.auth_gate.limits.frame_bytes_max
@@ -136,14 +136,14 @@ class RequestGate:
             self.auth_gate.check_open()
 
     def check_fast_request(self, remote: str, host: str) -> None:
-        """Raise ApiError for a request of the fast path that the server refuses."""
+        """Raise ApiError for a fast-path request that the server refuses."""
         self.check_host(remote, host)
         self.auth_gate.check_open()
 
     def check_host(
         self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
     ) -> None:
-        """Raise ApiError for a host or an origin that is not allowed."""
+        """Raise ApiError if the host or the origin is not allowed."""
         refused = self._find_refusal_cached(remote, host, forwarded, origin)
         if refused is not None:
             raise field_error(*refused, error_codes.FORBIDDEN)
@@ -151,9 +151,9 @@ class RequestGate:
     def _find_refusal(
         self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None
     ) -> tuple[str, str] | None:
-        """Return the header for which a request is refused, and the reason. Cached, because most requests are alike."""
+        """Return the header for which a request is refused, and why. Cached, because most requests are alike."""
         if self._is_development and not is_loopback_host(host):
-            # A web page can point its host name to this machine, and so share the origin of the server.
+            # A web page's host name can be pointed at this machine, so that the page shares the server's origin.
             return "Host", "must be a loopback name in development mode"
         scheme = get_scheme(remote, forwarded, self._has_tls(), self._trusted_networks)
         if not is_allowed_origin(origin, scheme, host, self._allowed_origins):
@@ -161,7 +161,7 @@ class RequestGate:
         return None
 
     async def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Allow pages of configured origins to read the answer. Requests of other origins were refused before."""
+        """Allow pages of configured origins to read the answer. Requests of other origins have been refused before."""
         origin = request.headers.get("Origin")
         if origin is not None and normalize_origin(origin) in self._allowed_origins:
             response.headers["Access-Control-Allow-Origin"] = origin
@@ -172,7 +172,7 @@ class RequestGate:
     # --- callers
 
     def find_peer_address(self, host: str | None) -> tuple[str, bool]:
-        """Return the address that a peer is counted by, and whether it is a trusted proxy."""
+        """Return the address under which a peer's connections are counted, and whether it is a trusted proxy."""
         return self.to_network(host, None), is_trusted(host, self._trusted_networks)
 
     def find_caller(self, request: web.Request) -> Caller:
@@ -183,7 +183,8 @@ class RequestGate:
         return Caller(self._get_address(request), connection)
 
     def _get_address(self, request: web.Request) -> str:
-        # The trusted proxy wrote the last of several lines, as it wrote the last of several addresses in one line.
+        # The trusted proxy wrote the last of several header lines, just as it wrote the last of several addresses in
+        # one line.
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ())) or None
         return self.to_network(request.remote, forwarded)
 
@@ -205,7 +206,7 @@ class RequestGate:
         return self.limiter.open_stream(self._get_address(request), connection)
 
     def admit_grpc_stream(self, address: str) -> CountedStream:
-        """Count a stream of gRPC. Raises ApiError if a limit is reached."""
+        """Count a gRPC stream. Raises ApiError if a limit is reached."""
         self._check_capacity()
         return self.limiter.open_stream(address)
 
@@ -227,5 +228,5 @@ def _find_api_name(path: str) -> str:
 
 
 def find_dialect(path: str) -> ProblemDialect:
-    """Return the dialect of the errors of a path."""
+    """Return the problem dialect for errors at a path."""
     return _PROBLEM_DIALECTS.get(_find_api_name(path), DEFAULT_DIALECT)

@@ -1,6 +1,6 @@
 """The send queue of one connection: frames in order, and slots of replies that are not due yet.
 
-A flush writes several frames at a time and never waits. The queue counts, logs and closes slow readers (CO-31).
+A flush writes several frames at a time and never blocks. The queue counts, logs and closes slow readers (CO-31).
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from oncelog.server.limits import ApiLimits
 from oncelog.server.metrics import Counts
 
 TRANSPORT_BYTES_HIGH: Final = 64 * 1024
-"""Above this number of unsent bytes, further frames wait in the send queue, which counts them."""
+"""Above this many unsent bytes, further frames wait in the send queue, which counts them."""
 FULL_POLL_S: Final = 0.01
-"""Interval between checks of a transport that is full although it reported the contrary."""
+"""Interval between checks of a transport that is still full although `drain` has returned."""
 
 
 class SessionTransport(Protocol):
@@ -26,13 +26,13 @@ class SessionTransport(Protocol):
         """Send frames without waiting."""
 
     def count_buffered_bytes(self) -> int:
-        """Return the number of bytes that were written and are not sent yet."""
+        """Return how many bytes were written but not sent yet."""
 
     async def drain(self) -> None:
-        """Return when the transport accepts more bytes. Raises OSError if the connection is lost."""
+        """Wait until the transport accepts more bytes. Raises OSError if the connection is lost."""
 
     def close(self, code: int, reason: str) -> None:
-        """Close the connection after the frames that were written."""
+        """Close the connection once the frames already written are sent."""
 
     def abort(self) -> None:
         """Close the connection immediately."""
@@ -49,7 +49,7 @@ class ReplySlot:
     """Whether the reply may be sent once it is known."""
 
     def on_written(self) -> None:
-        """Called when the reply was written."""
+        """Called after the reply was written."""
 
 
 class SendQueueOwner(Protocol):
@@ -58,18 +58,18 @@ class SendQueueOwner(Protocol):
     send_queue: "SendQueue"
 
     def abort(self) -> None:
-        """Close the connection, because its frames could not be written."""
+        """Close the connection because its frames could not be written."""
 
 
 class WriteCoalescer:
-    """Flushes send queues at the end of a turn of the event loop, each once."""
+    """Flushes each scheduled send queue once, at the end of a turn of the event loop."""
 
     def __init__(self) -> None:
         self._dirty: list[SendQueueOwner] = []
         self._is_scheduled = False
 
     def schedule(self, reader: SendQueueOwner) -> None:
-        """Flush the send queue of the reader at the end of this turn of the event loop."""
+        """Flush the reader's send queue at the end of this turn of the event loop."""
         outbox = reader.send_queue
         if not outbox.is_dirty:
             outbox.is_dirty = True
@@ -79,7 +79,7 @@ class WriteCoalescer:
             asyncio.get_running_loop().call_soon(self._flush_all)
 
     def broadcast(self, frame: bytes, readers: Iterable[SendQueueOwner], excluded: Container[object] = ()) -> int:
-        """Put the same frame into the send queues of all readers but `excluded`; return their number."""
+        """Queue the same frame for all readers except `excluded`. Returns how many readers get it."""
         size = len(frame)
         dirty = self._dirty
         count = 0
@@ -207,7 +207,7 @@ class SendQueue:
 
     async def _drain_transport(self) -> None:
         try:
-            with suppress(OSError):  # the connection is lost, which its receiver notices
+            with suppress(OSError):  # the connection is lost, which its receiving task notices
                 await self._transport.drain()
                 while self._transport.count_buffered_bytes() > TRANSPORT_BYTES_HIGH:
                     await asyncio.sleep(FULL_POLL_S)
@@ -218,13 +218,13 @@ class SendQueue:
         self.flush()
 
     async def drain(self) -> None:
-        """Return when all frames were sent. Pages wait for it, so that they do not collect for a slow client."""
+        """Wait until all frames are sent. Pages wait for this, so that they do not pile up for a slow client."""
         self.flush()
         while self._drain_task is not None and not self._is_closed:
             await asyncio.wait([self._drain_task])
 
     def close(self) -> None:
-        """Discard the queue and write no more frames."""
+        """Discard the queued frames and write no more."""
         self._is_closed = True
         self.frames.clear()
         self.bytes = self._slots = 0

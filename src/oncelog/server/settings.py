@@ -1,7 +1,7 @@
-"""All settings of a server, and how they are loaded.
+"""All settings of a server, and the code that loads them.
 
-Every struct checks its values, so an instance is always valid. `load` reads the sources in order, a later one over the
-earlier ones: the defaults, a TOML file, the environment, the command line.
+Every struct checks its values, so an instance is always valid. `load` reads the sources in order, and later ones
+override earlier ones: the defaults, a TOML file, the environment, the command line.
 """
 
 import re
@@ -35,7 +35,7 @@ from oncelog.server.origins import normalize_origin, parse_networks
 
 GRPC_PORT_OFFSET: Final = 100
 DISK_DEFAULTS: Final = DiskLimits(free_bytes_min=256 * 2**20)
-"""A server checks its disk by default; an embedded log does not."""
+"""A server checks its disk space by default. An embedded log does not."""
 _ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _PORTS: Final = ("port", "grpc_port", "metrics_port")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
@@ -43,51 +43,53 @@ _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+"
 
 
 class GeneralSettings(Struct, frozen=True, kw_only=True):
-    """Settings that are in no table."""
+    """Top-level settings, outside of any table."""
 
     store: str = "oncelog.db"
-    """The log: a file, which is created if it is missing, or a database (`postgresql://user@host/database`)."""
+    """The log: a file, which the server creates if it is missing, or a database (`postgresql://user@host/database`)."""
     file_mode: str = "0600"
-    """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep their mode."""
+    """Permissions of a new log file: `0600`, or `0640` or `0660` for a group. Existing files keep their mode."""
     check_secret_files: bool = True
-    """Whether secret files that other users may read are refused. Set it to false for secrets of a container runtime:
-    the server then logs a warning."""
+    """Whether the server refuses secret files that other users may read. Set it to false for secrets that a container
+    runtime provides: the server then logs a warning."""
     host: str = "127.0.0.1"
-    """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
+    """The address or name to listen on. `0.0.0.0` and `::` stand for all addresses of the machine."""
     port: int = 7171
-    """The port to listen on. 0 is any free one."""
+    """The port to listen on. 0 selects any free one."""
     grpc: bool = True
-    """Whether the ledger is also served over gRPC, on another port."""
+    """Whether the server also offers the ledger over gRPC, on a separate port."""
     grpc_port: int | None = None
-    """Port for gRPC. 0 is any free one. Default: 100 above `port`, or any free one if `port` is 0."""
+    """Port for gRPC. 0 selects any free one. Default: 100 above `port`, or any free one if `port` is 0."""
     development: bool = False
     """Whether every caller may do everything without a credential. `host` must be a loopback address."""
     validate: str | None = None
-    """The application's validation of new events: `package.module:callable`, or the name of an entry point."""
+    """The application's check of new events: `package.module:callable`, or the name of an entry point."""
     deltas_schemas: str | None = None
-    """JSON file with the tables of gateways: `{gateway: {table: {column: type}}}`."""
+    """JSON file that defines the tables of each gateway: `{gateway: {table: {column: type}}}`."""
     origins: tuple[str, ...] = ()
-    """Other web origins whose pages may connect: `https://app.example.org`."""
+    """Further web origins whose pages may connect: `https://app.example.org`."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` the server trusts."""
     read_only: bool = False
-    """Whether the log refuses new writes. Known writes are answered, and reads work. SIGHUP reloads it."""
+    """Whether the log refuses new writes. It still answers known writes and reads. SIGHUP reloads it."""
     tenants: tuple[Tenant, ...] = ()
     """Quotas: the prefix and limits of each tenant, as tables or texts. The log stores them. SIGHUP reloads them."""
     shutdown_ms: int = 10_000
-    """How long a server that stops waits for requests in flight. 0 does not wait."""
+    """How long a stopping server waits for requests in flight. With 0 it does not wait."""
     show_actors: bool = True
-    """Whether readers of events see the actor, `user:{sub}` or `client:{id}`. False shows the client id only."""
+    """Whether readers of events see the actor, `user:{sub}` or `client:{id}`. With false they see only the client
+    id."""
     metrics: bool = True
-    """Whether `/metrics` is served."""
+    """Whether the server offers `/metrics`."""
     metrics_public: bool = False
     """Whether `/metrics` on `port` needs no credential. Otherwise it needs the grant to read `oncelog/metrics`."""
     metrics_host: str = "127.0.0.1"
     """The address or name to listen on for `metrics_port`."""
     metrics_port: int | None = None
-    """Another port for `/metrics`, `/healthz` and `/readyz`, without credentials. `port` has no metrics then."""
+    """Separate port for `/metrics`, `/healthz` and `/readyz`, without credentials. If it is set, `port` has no
+    metrics."""
     openapi: bool = True
-    """Whether the description of the HTTP interface is served."""
+    """Whether the server offers the OpenAPI document."""
 
     def __post_init__(self) -> None:
         is_validator = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
@@ -118,34 +120,34 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def ledger_port(self) -> int:
-        """The port that the ledger is served on over gRPC."""
+        """The port that serves the ledger over gRPC."""
         if self.grpc_port is not None:
             return self.grpc_port
         return self.port + GRPC_PORT_OFFSET if 0 < self.port <= 65_535 - GRPC_PORT_OFFSET else 0
 
     @property
     def secret_check(self) -> SecretCheck:
-        """Strictness of the check of secret files."""
+        """How strictly the server checks secret files."""
         return SecretCheck.SERVER if self.check_secret_files else SecretCheck.WARN
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
-    """Settings of the server's log."""
+    """Settings of the server's log output."""
 
     level: Level = "info"
-    """Lowest level that is written."""
+    """Lowest level that the server writes."""
     format: Format = "text"
-    """Plain lines, or one JSON object in each line."""
+    """Plain text, or one JSON object per line."""
 
 
 class LedgerSettings(Struct, frozen=True, kw_only=True):
-    """Permanent settings of a new log. An existing log that has other values is refused at start."""
+    """Permanent settings of a new log. The server refuses to start on an existing log with different values."""
 
     ttl_ms: int | None = None
     """How long keys and clients are remembered after their last use, by log time. Default of a new log: 24 hours, on
     which `LedgerClient` relies."""
     eviction_interval: int | None = None
-    """The log forgets keys at positions of a lane that are multiples of this. Default of a new log: 1,000."""
+    """The log forgets keys at lane positions that are multiples of this number. Default of a new log: 1,000."""
 
     def __post_init__(self) -> None:
         for name, highest in (("ttl_ms", TTL_MS_MAX), ("eviction_interval", EVICTION_INTERVAL_MAX)):
@@ -154,23 +156,23 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
 
 
 class TlsSettings(Struct, frozen=True, kw_only=True):
-    """Files for TLS. Set both or neither."""
+    """TLS files. Set both or neither."""
 
     certificate: str | None = None
     """PEM file with the certificate and its chain."""
     private_key: str | None = None
-    """PEM file with the private key of the certificate, not encrypted."""
+    """PEM file with the certificate's private key, unencrypted."""
 
 
 class ApiKeySettings(Struct, frozen=True, kw_only=True):
     """API keys, which `oncelog apikey` creates."""
 
     file: str | None = None
-    """The file of keys. Without it the server accepts no API keys."""
+    """The key file. Without it the server accepts no API keys."""
 
 
 class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
-    """All settings, checked one by one and together. The table `limits` is two structs: engine and APIs."""
+    """All settings, checked individually and together. The table `limits` is two structs: engine and APIs."""
 
     log: LogSettings = LogSettings()
     disk: DiskLimits = DISK_DEFAULTS
@@ -232,7 +234,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
 
 
 def _may_share_address(host: str, other: str) -> bool:
-    """Return whether listeners of two hosts may need the same address. Names are not resolved."""
+    """Return whether listeners on two hosts may need the same address. Names are not resolved."""
     hosts = {host.lower(), other.lower()}
     return len(hosts) == 1 or bool(hosts & _ALL_ADDRESSES) or ("localhost" in hosts and all(map(is_loopback, hosts)))
 
@@ -242,7 +244,7 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        # Only the plain form of an address: the system would look `127.0.0.1%name` up as a name.
+        # Only the plain form of an address: the operating system would resolve `127.0.0.1%name` as a name.
         return ip_address(host).is_loopback
     except ValueError:
         return False
@@ -252,7 +254,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Field(Struct, frozen=True):
-    """A setting: a field of a part of the settings."""
+    """A setting: a field of one of the parts in `_PARTS`."""
 
     part: str
     name: str
@@ -265,25 +267,26 @@ _PARTS: Final[Mapping[str, tuple[str, Any]]] = {
     "disk": ("disk.", DISK_DEFAULTS),
     "ledger": ("ledger.", LedgerSettings()),
     "tls": ("tls.", TlsSettings()),
-    # The algorithms and files have no default. These take their place while other settings are checked one by one.
+    # Algorithms and key files have no default. These values stand in for them while other settings are checked
+    # individually.
     "tokens": ("tokens.", TokenSettings(algorithms=("EdDSA",), key_files=(KeyFile("keys", KeyKind.PEM),))),
     "api_keys": ("api_keys.", ApiKeySettings()),
     "api_limits": ("limits.", ApiLimits()),
     "engine_limits": ("limits.", Limits()),
 }
-"""The parts of the settings by their field of `ServerSettings`: what their names begin with, and their defaults."""
+"""The parts of the settings, by field of `ServerSettings`: the prefix of the setting names, and the defaults."""
 _FIELDS: Final[Mapping[str, _Field]] = {
     f"{prefix}{name}": _Field(part, name, kind)
     for part, (prefix, defaults) in _PARTS.items()
     for name, kind in get_type_hints(type(defaults)).items()
 }
-"""Every setting by its name."""
+"""Every setting, by name."""
 
 
 def load(config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> ServerSettings:
-    """Load the settings of a file, of the environment over them, and of the command line over both.
+    """Load the settings of a file. The environment overrides it, and the command line overrides both.
 
-    Raises SettingsError with the name and the source of a wrong setting.
+    Raises SettingsError with the name and the source of an invalid setting.
     """
     sourced_values = {
         **(sources.load_file(config_path, _FIELDS) if config_path is not None else {}),
@@ -302,7 +305,7 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
 
 
 def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any:
-    """Decode a value, and have its part of the settings check it together with the defaults of the others."""
+    """Decode a value and check it with its struct, in which all other settings have their defaults."""
     value = sources.decode_value(name, field.kind, sourced)
     try:
         replace(_PARTS[field.part][1], **{field.name: value})
@@ -313,7 +316,7 @@ def _check_value(name: str, field: _Field, sourced: sources.SourcedValue) -> Any
 
 
 def new_authenticator(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticator:
-    """Return the authenticator of a server, which knows no keys before its `reload`."""
+    """Create a server's authenticator, which has no keys until its first `reload`."""
     if settings.development:
         return DevelopmentAuthenticator()
     check = settings.secret_check

@@ -1,8 +1,8 @@
-"""Sources of settings: a TOML file, the environment and the command line; and the decoding of their values.
+"""Reads settings from a TOML file, the environment and the command line, and decodes their values.
 
-A setting has a name (`limits.queue_items_max`) and a kind, which is the type of its field. A `SettingsError` names the
-source of a wrong setting. It repeats a value only if the value cannot be a secret: an operator may have set a secret in
-place of the path of its file.
+A setting has a name (`limits.queue_items_max`) and a kind, which is the type of its field. A `SettingsError` contains
+the source of an invalid setting. It repeats a value only if the value cannot be a secret: an operator may have entered
+a secret instead of the path of its file.
 """
 
 import re
@@ -30,19 +30,19 @@ _FLAGS: Final = {"true": True, "false": False}
 
 
 class SourcedValue(Struct, frozen=True):
-    """A value and its source."""
+    """The value of a setting and its source."""
 
     value: object
     source: str
     is_text: bool
-    """Whether the source is the environment or the command line, where numbers are texts."""
+    """Whether the source is the environment or the command line, where numbers are strings."""
 
 
 # --- the three sources ----------------------------------------------------------------------------------
 
 
 def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
-    """Return the settings of a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
+    """Return the settings in a TOML file. Raises SettingsError if it is unreadable, malformed, or has unknown names."""
     tables = {name.partition(".")[0] for name in names if "." in name}
     found: dict[str, SourcedValue] = {}
     for key, value in _load_toml(path).items():
@@ -58,7 +58,7 @@ def load_file(path: str, names: Collection[str]) -> dict[str, SourcedValue]:
 
 
 def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, SourcedValue]:
-    """Return the settings of variables that begin with `ONCELOG_`. Raises SettingsError for an unknown one."""
+    """Return the settings in variables that begin with `ONCELOG_`. Raises SettingsError for an unknown one."""
     variables = {to_variable(name): name for name in names}
     found = {}
     for variable in sorted(name for name in environment if name.startswith(VARIABLE_PREFIX)):
@@ -70,7 +70,7 @@ def load_environment(environment: Mapping[str, str], names: Iterable[str]) -> di
 
 
 def load_command_line(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, SourcedValue]:
-    """Return the settings of flags. Raises SettingsError for an unknown name."""
+    """Return the settings in command-line flags. Raises SettingsError for an unknown name."""
     for name in overrides:
         _check_known(name, names, "command line")
     return {name: SourcedValue(text, "command line", is_text=True) for name, text in overrides.items()}
@@ -90,7 +90,8 @@ def _check_known(name: str, names: Collection[str], source: str) -> None:
 
 def _load_toml(path: str) -> dict[str, Any]:
     data = secret_files.read_file(path, SETTINGS_FILE_BYTES_MAX).data
-    # The error is raised outside of the handlers: a caught exception may hold the whole file, and would be its context.
+    # Raise the error outside of the `except` blocks: a caught exception may contain the whole file and would become its
+    # context.
     problem = "not UTF-8"
     try:
         return tomllib.loads(data.decode())
@@ -107,20 +108,20 @@ def _load_toml(path: str) -> dict[str, Any]:
 
 
 class _Form(Struct, frozen=True):
-    """The form of one kind of value."""
+    """How values of one kind are described and decoded."""
 
     kind: Any
     """The type that msgspec converts a value to."""
     description: str
-    """What an error says that the value must be."""
+    """What an error message states that the value must be."""
     parse: Callable[[str], object] = str
-    """Returns the value of a text from the environment or the command line."""
+    """Converts a string from the environment or the command line."""
     plural: str = ""
     is_table: bool = False
-    """Whether a file may have a text instead of a table, which is parsed too."""
+    """Whether a file may contain a string instead of a table, which is parsed in the same way."""
 
     def decode(self, value: object, is_text: bool) -> object:
-        """Return the value in its type. Raises _WrongValueError."""
+        """Convert a value to its type. Raises _WrongValueError if that is impossible."""
         if isinstance(value, str) and (is_text or self.is_table):
             value = self.parse(value)
         with suppress(msgspec.ValidationError):
@@ -129,11 +130,11 @@ class _Form(Struct, frozen=True):
 
 
 class _WrongValueError(Exception):
-    """The text says what the value must be."""
+    """An invalid value. The message states what the value must be."""
 
 
 def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
-    """Return the value of a setting in its type. Raises SettingsError for a value of another type."""
+    """Convert a setting's value to its type. Raises SettingsError for a value of a different type."""
     try:
         return _decode(kind, sourced.value, sourced.is_text)
     except _WrongValueError as error:
@@ -143,7 +144,7 @@ def decode_value(name: str, kind: Any, sourced: SourcedValue) -> Any:
 
 def _decode(kind: Any, value: object, is_text: bool) -> object:
     if get_origin(kind) in (Union, types.UnionType):
-        # An empty variable resets a setting of the file.
+        # An empty variable resets a setting that the file contains.
         return None if is_text and value == "" else _decode(get_args(kind)[0], value, is_text)
     if get_origin(kind) is tuple:
         return _decode_list(_FORMS[get_args(kind)[0]], value, is_text)
@@ -179,7 +180,7 @@ def _parse_key_file(text: str) -> dict[str, object]:
 
 
 def _parse_tenant(text: str) -> dict[str, object]:
-    """Parse a prefix and, after it, `name=number` for each of its limits."""
+    """Parse a prefix, followed by `name=number` for each of its limits."""
     prefix, *limits = text.split() or [""]
     pairs = [limit.partition("=") for limit in limits]
     numbers = {name: _FLAGS.get(value) if name == "own_ids" else _parse_integer(value) for name, _, value in pairs}

@@ -1,4 +1,4 @@
-"""The server's certificate and private key: checked, loaded, and replaced while the server runs."""
+"""The server's certificate and private key, which can be replaced while the server runs."""
 
 import os
 import ssl
@@ -18,17 +18,17 @@ _DESCRIPTOR_DIRECTORY: Final = Path("/dev/fd")
 
 
 class ServerCertificate:
-    """The files `tls.certificate` and `tls.private_key`. The attributes have values only with TLS."""
+    """The content of `tls.certificate` and `tls.private_key`. The attributes have values only with TLS."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self.context: ssl.SSLContext | None = None
-        """For HTTP. `load` changes it in place, so that open listeners use the new certificate."""
+        """The context for HTTP. `load` changes it in place, so that open listeners use the new certificate."""
         self.pem: tuple[bytes, bytes] | None = None
-        """Private key and certificate chain, for gRPC."""
+        """The private key and certificate chain for gRPC."""
 
     def load(self) -> None:
-        """Read each file once. Raises SettingsError, and keeps the certificate that was loaded before."""
+        """Read each file once. Raises SettingsError on failure, and keeps the previously loaded certificate."""
         chain_path, key_path = self._settings.tls.certificate, self._settings.tls.private_key
         if chain_path is None or key_path is None:
             return
@@ -39,7 +39,7 @@ class ServerCertificate:
             )
             key.check_secret("a private key", self._settings.secret_check)
             context = _new_context()
-            # A wrong key would leave the context without a certificate, so try a new context first.
+            # A wrong key leaves a context without a certificate, so try the files in a new context first.
             _load_chain(context, chain, key)
             if self.context is None:
                 self.context = context
@@ -51,13 +51,13 @@ class ServerCertificate:
 
 
 class LimitedHandshake(ssl.SSLObject):
-    """A TLS connection that fails if the client sends too much before the handshake is complete.
+    """A TLS connection that fails if the client sends too many bytes before the handshake is complete.
 
-    OpenSSL collects a ClientHello of up to 128 KiB, and a second one after a HelloRetryRequest.
+    Without it, OpenSSL buffers a ClientHello of up to 128 KiB, and a second one after a HelloRetryRequest.
     """
 
     incoming: ssl.MemoryBIO
-    """Bytes of the client that OpenSSL has not read yet."""
+    """Bytes from the client that OpenSSL has not read yet."""
     handshake_bytes = 0
 
     def do_handshake(self) -> None:
@@ -65,7 +65,7 @@ class LimitedHandshake(ssl.SSLObject):
         pending_bytes = self.incoming.pending
         try:
             super().do_handshake()
-        except ssl.SSLWantReadError:  # incomplete: all of these bytes belong to the handshake
+        except ssl.SSLWantReadError:  # incomplete: all pending bytes belong to the handshake
             self.handshake_bytes += pending_bytes
             if self.handshake_bytes <= TLS_HANDSHAKE_BYTES_MAX:
                 raise
@@ -74,7 +74,7 @@ class LimitedHandshake(ssl.SSLObject):
 
 
 class ServerContext(ssl.SSLContext):
-    """The TLS context of a server, with limited handshakes."""
+    """A server's TLS context, which limits the size of handshakes."""
 
     sslobject_class = LimitedHandshake
 
@@ -87,17 +87,17 @@ class ServerContext(ssl.SSLContext):
 
 
 def _new_context() -> ssl.SSLContext:
-    """Return a context with the defaults of `ssl.create_default_context` for servers."""
+    """Return a context with the server defaults of `ssl.create_default_context`."""
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
 def _load_chain(context: ssl.SSLContext, chain: FileContents, key: FileContents) -> None:
-    """Use a certificate and its key. Raises SettingsError."""
+    """Load a certificate and its key into a context. Raises SettingsError if OpenSSL refuses them."""
     try:
         with _open_path(chain) as chain_path, _open_path(key) as key_path:
-            # Without a password OpenSSL would prompt on the terminal for that of an encrypted key.
+            # Without this argument OpenSSL would prompt for an encrypted key's password on the terminal.
             context.load_cert_chain(chain_path, key_path, password="")
     except ssl.SSLError as error:
         raise SettingsError(_describe_problem(error, chain, key)) from error
@@ -106,7 +106,7 @@ def _load_chain(context: ssl.SSLContext, chain: FileContents, key: FileContents)
 
 
 def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContents) -> str:
-    """Return the reason for which OpenSSL refused the files. Its errors name neither of them."""
+    """Explain why OpenSSL refused the files. Its errors do not identify the file."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"the private key in {key.path} is not the key of the certificate in {chain.path}"
     if b"ENCRYPTED" in key.data:
@@ -119,9 +119,9 @@ def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContent
 
 @contextmanager
 def _open_path(contents: FileContents) -> Iterator[str]:
-    """Yield a path from which OpenSSL reads the bytes that the server has read. OpenSSL accepts only paths.
+    """Yield a path from which OpenSSL, which accepts only paths, reads the bytes that the server has checked.
 
-    The file itself may have been replaced meanwhile. Systems without paths of descriptors use its path nevertheless.
+    The original file may have been replaced meanwhile. Systems without paths for descriptors use its path nevertheless.
     """
     with _open_memory_file() as file:
         source = _DESCRIPTOR_DIRECTORY / str(file.fileno())
@@ -129,12 +129,12 @@ def _open_path(contents: FileContents) -> Iterator[str]:
             yield contents.path
             return
         file.write(contents.data)
-        file.seek(0)  # flushes, and resets the position for systems on which the path shares it
+        file.seek(0)  # flushes, and rewinds on systems where the path shares the file position
         yield str(source)
 
 
 def _open_memory_file() -> IO[bytes]:
-    """Return an empty file without a name, in memory where the system supports that."""
+    """Return an empty, unnamed file, in memory where the system supports it."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("oncelog-tls", os.MFD_CLOEXEC), "w+b")
     return tempfile.TemporaryFile()

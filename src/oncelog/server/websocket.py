@@ -1,4 +1,4 @@
-"""WebSockets: connects the socket of aiohttp with the session of an API."""
+"""Connects aiohttp's WebSockets with the sessions of an API."""
 
 import asyncio
 import logging
@@ -14,26 +14,26 @@ from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 from oncelog.server.websocket_frames import encode_close_frame
 from oncelog.server.websocket_session import WebSocketSession
 
-_TEXT: Final = WSMsgType.TEXT  # Python 3.11 looks up members of enums slowly
+_TEXT: Final = WSMsgType.TEXT  # enum member look-ups are slow in Python 3.11
 FRAME_OVERHEAD_BYTES: Final = 1024
-"""Frame headers and pings around the first message."""
+"""Allowance for frame headers and pings around the first message."""
 CLOSE_WAIT_S: Final = 2.0
-"""How long the server waits for a client to answer a close frame."""
+"""How long the server waits for the client to answer a close frame."""
 
 
 S = TypeVar("S", bound=WebSocketSession[Any, Any])
 
 
 class WebSocketSessionTransport:
-    """Writes frames to the transport without aiohttp, so that a broadcast is encoded once for all readers.
+    """Writes frames directly to the transport, bypassing aiohttp, so that a broadcast is encoded once for all readers.
 
-    aiohttp answers pings and closes. All writes are whole frames, so the frames of both do not mix.
+    aiohttp answers pings and close frames. Both write only whole frames, so their output does not interleave.
     """
 
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
         self._request = request
         self._transport: asyncio.Transport | None = transport
-        # TLS transports have other limits, and `drain` would wait although the queue has room.
+        # TLS transports have different limits, with which `drain` would wait although the queue has room.
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
@@ -51,10 +51,10 @@ class WebSocketSessionTransport:
         await self._request.writer.drain()
 
     def close(self, code: int, reason: str) -> None:
-        """See `SessionTransport`. Sends a close frame and waits for the answer of the client.
+        """See `SessionTransport`. Sends a close frame and waits for the client's answer.
 
-        If the server closed the socket while the client still sends, the system of the client would discard unread
-        data, and with it the reason.
+        If the server closed the socket while the client was still sending, the client's operating system would discard
+        unread data, including the reason.
         """
         self.write(encode_close_frame(code, reason))
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
@@ -65,11 +65,11 @@ class WebSocketSessionTransport:
             self._transport.abort()
 
     def release(self) -> None:
-        """Release the transport of a closed connection."""
+        """Release the transport after the connection was closed."""
         self._transport = None
 
     def refuse_first_message(self) -> None:
-        """Close the connection, because too many bytes arrived before authentication. They are discarded."""
+        """Close the connection because too many bytes arrived before authentication. They are discarded."""
         self.write(
             encode_close_frame(
                 WSCloseCode.MESSAGE_TOO_BIG, f"the first message must have at most {CONNECT_BYTES_MAX} bytes"
@@ -80,7 +80,7 @@ class WebSocketSessionTransport:
 
 
 class _WebSocket(web.WebSocketResponse):
-    """A WebSocket of aiohttp that gives a reason when it closes the connection of a frame that is too large."""
+    """An aiohttp WebSocket that sends a reason when it closes the connection because a frame is too large."""
 
     session: WebSocketSession[Any, Any] | None = None
     session_transport: WebSocketSessionTransport | None = None
@@ -100,9 +100,9 @@ class _WebSocket(web.WebSocketResponse):
         return await super().close(code=code, message=message, drain=drain)
 
     async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
-        """End the response, and release the received bytes and the transport with its buffers.
+        """Finish the response, and release the received bytes and the transport with its buffers.
 
-        The object is part of a cycle, so the garbage collector may release it much later.
+        This object is part of a reference cycle, so the garbage collector may release it much later.
         """
         await super().write_eof()
         if self.session_transport is not None:
@@ -112,9 +112,9 @@ class _WebSocket(web.WebSocketResponse):
 
 
 class WebSocketSessions(OpenConnections[S]):
-    """All WebSocket connections of an API.
+    """The WebSocket connections of an API.
 
-    `new_session` creates a session from a transport, a caller, and the details that were given to `serve`.
+    `new_session` creates a session from a transport, a caller, and the details passed to `serve`.
     """
 
     def __init__(self, auth_gate: AuthGate, new_session: Callable[..., S]) -> None:
@@ -122,13 +122,13 @@ class WebSocketSessions(OpenConnections[S]):
         self._new_session = new_session
 
     async def serve(self, request: web.Request, caller: Caller, *details: object) -> web.WebSocketResponse:
-        """Serve one connection, from its first frame to its last."""
+        """Serve one connection until it closes."""
         limits = self.auth_gate.limits
         socket = _WebSocket(
-            # All readers get the same bytes, so frames cannot use compression, which has a state.
+            # All readers get the same bytes, so frames cannot be compressed: compression is stateful per connection.
             compress=False,
             heartbeat=limits.heartbeat_ms / 1000,
-            max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
+            max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly `max_msg_size`
             decode_text=False,
         )
         await socket.prepare(request)
@@ -155,16 +155,16 @@ class WebSocketSessions(OpenConnections[S]):
             session.refuse_silence()
 
     async def wait_for_replies(self) -> None:
-        """Return when the replies to all accepted requests have been handed to the connections."""
+        """Wait until the replies to all accepted requests have been handed to the connections."""
         await asyncio.gather(*(session.wait_for_replies() for session in self.connections))
 
     def fail_all(self, error: Exception) -> None:
-        """End all sessions, because the log cannot be read."""
+        """Close all sessions because the log cannot be read."""
         for session in list(self.connections):
             session.fail(error)
 
     def close_all(self) -> None:
-        """Close all sessions, because the server stops. Their replies were written before."""
+        """Close all sessions because the server is stopping. Their replies have been written by now."""
         for session in list(self.connections):
             session.close(WSCloseCode.GOING_AWAY, "the server is being stopped")
 

@@ -1,4 +1,4 @@
-"""WebSocket frames of a server (RFC 6455): whole and not masked, so that all readers get the same bytes."""
+"""WebSocket frames of a server (RFC 6455): unfragmented and unmasked, so that all readers get the same bytes."""
 
 from functools import lru_cache
 from struct import Struct as Packing
@@ -15,7 +15,7 @@ _pack_length_64: Final = Packing("!BBQ").pack
 
 @lru_cache(maxsize=4096)
 def encode_json_text(text: str) -> str:
-    """Encode a text as JSON. Cached, because most names are encoded repeatedly."""
+    """Encode a string as JSON. Cached, because most names are encoded repeatedly."""
     return orjson.dumps(text).decode()
 
 
@@ -25,7 +25,7 @@ def encode_frame(message: bytes) -> bytes:
 
 
 def encode_frame_header(length: int) -> bytes:
-    """Encode the header of a text frame whose payload has this length."""
+    """Encode the header of a text frame with this payload length."""
     if length < 126:
         return bytes((_TEXT_FRAME, length))
     if length < 65_536:

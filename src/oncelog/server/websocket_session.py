@@ -1,9 +1,9 @@
-"""Base of all WebSocket sessions: one connection without its socket.
+"""Base class of all WebSocket sessions: the logic of one connection, without its socket.
 
-A session gets frames and writes frames through a `SessionTransport`; it opens no socket and starts no task. The base
-limits the rate of frames, decodes them (long ones in a thread), checks that the first one authenticates, looks the
-handler up in the session's table of messages, submits writes, counts outcomes, and ends the connection. A session adds
-its decoder, its table, its handlers, and the form of its errors.
+A session receives frames and writes frames through a `SessionTransport`; it opens no socket and starts no task. The
+base class limits the frame rate, decodes frames (long ones in a thread), checks that the first one authenticates, looks
+up the handler in the session's message table, submits writes, counts outcomes, and closes the connection. A subclass
+adds its decoder, message table, handlers, and error format.
 
 `websocket.py` connects sessions to aiohttp.
 """
@@ -35,28 +35,28 @@ from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
 from oncelog.server.send_queue import SendQueue, SessionTransport
 
 CHECKED_NAMES_MAX: Final = 1000
-"""Names for which a connection caches whether its principal may write them."""
+"""For how many names a connection caches whether its principal may write them."""
 M = TypeVar("M")
-"""Decoded message."""
+"""A decoded message."""
 R = TypeVar("R")
-"""Ids of a request that its reply repeats."""
+"""The ids of a request that its reply repeats."""
 MessageHandler = Callable[[Any, Any], Awaitable[None] | None]
-"""Method of a session that handles a message. The next frame is received when the awaitable has completed."""
+"""Session method that handles a message. The next frame is received once the awaitable has completed."""
 
 
 class PendingWrite:
-    """`VerdictSink` of a write of a session: passes the outcome to the session. Never raises."""
+    """`VerdictSink` of one write: passes the outcome to its session. Never raises."""
 
     __slots__ = ()
 
     session: "WebSocketSession[Any, Any]"
 
     def done(self) -> bool:
-        """Return False: the session always needs the outcome."""
+        """Return False, because the session always needs the outcome."""
         return False
 
     def set_result(self, result: Any, /) -> None:
-        """Pass on an outcome, which is durable."""
+        """Pass on an outcome, which is durable by now."""
         self.session.settle(self, result)
 
     def set_exception(self, exception: Exception, /) -> None:
@@ -65,19 +65,19 @@ class PendingWrite:
 
 
 class WebSocketSession(ABC, Generic[M, R]):
-    """One connection. `receive` accepts its frames one after another; `on_disconnect` ends it."""
+    """One connection. The owner passes frames to `receive`, one at a time, and calls `on_disconnect` in the end."""
 
     api: ClassVar[str]
     """Name of the API in metrics."""
     transport_name: ClassVar[str] = "websocket"
     """Name of the transport in metrics."""
     handlers: ClassVar[Mapping[Hashable, MessageHandler]]
-    """The table of messages: the handler of each kind."""
+    """The message table: the handler for each kind."""
     connect_kind: ClassVar[Hashable]
-    """Kind of the first message, which authenticates the connection."""
+    """Kind of the first message, which must authenticate the connection."""
     frame_noun: ClassVar[str]
     write_noun: ClassVar[str]
-    """Words of this API for a frame and for several writes, in errors."""
+    """The API's words for a frame and for several writes, in error texts."""
 
     def __init__(self, auth_gate: AuthGate, transport: SessionTransport, caller: Caller) -> None:
         self.auth_gate = auth_gate
@@ -86,22 +86,22 @@ class WebSocketSession(ABC, Generic[M, R]):
         self.principal: Principal | None = None
         self.send_queue = SendQueue(transport, auth_gate.limits, auth_gate.counts, self._close_slow, self._describe)
         self.in_flight_count = 0
-        """Writes without an answer."""
+        """How many writes are unanswered."""
         self._may_write: Callable[[str], bool]
-        """`may_write` of the grants of the principal, with a cache. Set with the principal."""
+        """`may_write` of the principal's grants, with a cache. Set together with the principal."""
         self._second = 0
         self._second_frames = 0
-        """Frames that were received in the second `_second` of the steady clock."""
+        """How many frames were received in second `_second` of the steady clock."""
         self._is_refusing = False
-        """No more frames are read."""
+        """Whether the session ignores all further frames."""
         self._is_closing = False
-        """No more frames are read or written."""
+        """Whether the session neither reads nor writes any more frames."""
 
     # --- what a session adds
 
     @abstractmethod
     def _decode(self, data: bytes) -> M:
-        """Decode a text frame. Raises ApiError. Called in a thread for long frames."""
+        """Decode a text frame, in a thread if it is long. Raises ApiError if it is malformed."""
 
     @abstractmethod
     def _get_kind(self, message: M) -> Hashable:
@@ -113,50 +113,50 @@ class WebSocketSession(ABC, Generic[M, R]):
 
     @abstractmethod
     def _send_error(self, error: ApiError, reply_to: R | None = None) -> None:
-        """Send an error, and end the connection if its code says so."""
+        """Send an error, and close the connection if the error code requires it."""
 
     def _send_outcome(self, pending: Any, outcome: Any) -> None:
-        """Answer a write. Sessions with writes implement it."""
+        """Answer a write. Sessions that support writes implement it."""
         raise NotImplementedError
 
     def fail_write(self, pending: Any, error: ApiError) -> None:
-        """Answer a write whose outcome is unknown, or that was not decided. Sessions with writes implement it."""
+        """Answer a write that is undecided or has an unknown outcome. Sessions that support writes implement it."""
         raise NotImplementedError
 
     @abstractmethod
     def _stop_delivery(self) -> None:
-        """Leave the hub: no more broadcasts are put into the send queue."""
+        """Leave the hub, so that no more broadcasts enter the send queue."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """End the connection because of an error."""
+        """Close the connection because of an error."""
 
     def _find_reply_to(self, data: bytes) -> R | None:  # noqa: ARG002 - for sessions that find them
-        """Return the ids of a frame that exceeds a limit, if they can be found cheaply."""
+        """Return the ids in a frame that exceeds a limit, if they can be found cheaply."""
         return None
 
     def _describe(self) -> Mapping[str, JsonValue]:
-        """Return the connection's fields in log lines."""
+        """Return the fields that identify the connection in log lines."""
         return {"address": self.caller.address, "actor": None if self.principal is None else self.principal.actor}
 
     def _may_continue(self, principal: Principal) -> bool:  # noqa: ARG002 - for sessions with a scope
-        """Return whether the connection may stay open with changed rights."""
+        """Return whether the connection may remain open with changed rights."""
         return True
 
     def _end_credential(self, error: ApiError) -> None:
-        """End the connection because its rights have ended."""
+        """Close the connection because its rights are no longer valid."""
         self._send_error(error)
 
     def _apply_rights(self) -> None:
-        """Use the changed rights of `principal`."""
+        """Apply the changed rights of `principal`."""
 
     async def _finish_replies(self) -> None:
-        """Wait (bounded) for the replies to accepted requests, before a frame above the limit ends the connection."""
+        """Wait (bounded) for the replies to accepted requests, before a frame above the limit closes the connection."""
 
     # --- frames in
 
     def receive(self, data: bytes) -> Awaitable[None] | None:
-        """Handle a text frame. The caller awaits the result before the next frame."""
+        """Handle a text frame. The caller awaits the result before it passes the next frame."""
         if self._is_refusing:
             return None
         self.auth_gate.counts.frames_received += 1
@@ -169,7 +169,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         return self._process(partial(self._decode, data))
 
     def _find_violation(self, size: int) -> ApiError | None:
-        """Return the error for a frame that is not decoded: too large before authentication, or above the rate."""
+        """Return the error for a frame that is too large before authentication or exceeds the frame rate."""
         if self.principal is None and size > CONNECT_BYTES_MAX:
             message = f"the first message must have at most {CONNECT_BYTES_MAX} bytes, not {size}"
             return ApiError(error_codes.BAD_REQUEST, message, limit=CONNECT_BYTES_MAX)
@@ -190,14 +190,14 @@ class WebSocketSession(ABC, Generic[M, R]):
         decoded = asyncio.get_running_loop().run_in_executor(None, self._decode, data)
         await asyncio.wait([decoded])
         if self._is_refusing:
-            decoded.exception()  # asyncio logs an exception that is not read
+            decoded.exception()  # asyncio would log an exception that was never retrieved
             return
         waiting = self._process(decoded.result)
         if waiting is not None:
             await waiting
 
     def receive_binary(self) -> None:
-        """Refuse a binary frame. No API uses them."""
+        """Refuse a binary frame, which no API uses."""
         if not self._is_refusing:
             self.auth_gate.counts.frames_received += 1
             self._send_error(ApiError(error_codes.BAD_REQUEST, "frames must be text, in JSON"))
@@ -231,7 +231,7 @@ class WebSocketSession(ABC, Generic[M, R]):
             self._send_error(to_api_error(error, UNREADABLE), self._get_reply_to(message))
 
     def _find_handler(self, kind: Hashable) -> MessageHandler:
-        """Return the handler of a message. Raises ApiError if the kind is unknown, or not allowed in this state."""
+        """Return the handler for a message. Raises ApiError if the kind is unknown or not allowed in this state."""
         if (self.principal is None) is not (kind == self.connect_kind):
             what = "already connected" if kind == self.connect_kind else f"the first {self.frame_noun} must be connect"
             raise ApiError(error_codes.BAD_REQUEST, what)
@@ -253,14 +253,14 @@ class WebSocketSession(ABC, Generic[M, R]):
     # --- writes
 
     def _check_in_flight(self, count: int) -> None:
-        """Raise ApiError if this number of further writes may not wait for their answers."""
+        """Raise ApiError if this many further writes would exceed the in-flight limit."""
         in_flight, limit = self.in_flight_count, self.auth_gate.limits.events_in_flight_max
         if in_flight and in_flight + count > limit:
             message = f"{in_flight} {self.write_noun} of this connection wait for their answer; at most {limit} may"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
 
     def _submit_write(self, pending: PendingWrite, submit: Callable[[], Any]) -> None:
-        """Submit a write to the log. The session answers it now or later."""
+        """Submit a write to the log, which settles it immediately or later."""
         try:
             outcome = submit()
         except OncelogError as error:
@@ -283,11 +283,11 @@ class WebSocketSession(ABC, Generic[M, R]):
     # --- the end
 
     async def wait_for_replies(self) -> None:
-        """Return when the replies to all accepted requests have been handed to the connection."""
+        """Wait until the replies to all accepted requests have been handed to the connection."""
         await self.send_queue.drain()
 
     def renew(self, principal: Principal | None) -> None:
-        """Set the current rights. Ends the connection if its credential has ended, or its rights no longer suffice."""
+        """Apply the current rights. Closes the connection if its credential is invalid or its rights do not suffice."""
         if principal is None or not self._may_continue(principal):
             self._end_credential(credential_ended_error())
         elif principal != self.principal:  # each look-up of an API key returns a new object, equal in most cases
@@ -295,16 +295,16 @@ class WebSocketSession(ABC, Generic[M, R]):
             self._apply_rights()
 
     def _set_principal(self, principal: Principal) -> None:
-        """Use the rights of an authenticated principal."""
+        """Set the authenticated principal, and start a new cache for its rights."""
         self.principal = principal
         self._may_write = lru_cache(maxsize=CHECKED_NAMES_MAX)(principal.grants.may_write)
 
     def refuse_silence(self) -> None:
-        """End a connection whose first message did not arrive in time."""
+        """Close a connection whose first message did not arrive in time."""
         self.close(WSCloseCode.POLICY_VIOLATION, "no connect message arrived in time")
 
     def close(self, code: int, reason: str) -> None:
-        """End the connection, after the frames of the send queue that can be written now."""
+        """Close the connection, after writing the queued frames that can be written now."""
         if self._is_closing:
             return
         self._is_refusing = self._is_closing = True
@@ -314,20 +314,20 @@ class WebSocketSession(ABC, Generic[M, R]):
         self.transport.close(code, reason)
 
     def on_disconnect(self) -> None:
-        """End the session of a closed connection."""
+        """Release the session after its connection was closed."""
         self._is_refusing = self._is_closing = True
         self._stop_delivery()
         self._release()
 
     def abort(self) -> None:
-        """Abort the connection. The client can read the rest from the log, after its cursor."""
+        """Abort the connection. The client can read the missing records from the log, after its cursor."""
         self.on_disconnect()
         self.transport.abort()
 
     def _close_slow(self) -> None:
-        """End the connection of a client that reads slower than the server sends (CO-31)."""
+        """Close the connection of a client that reads more slowly than the server sends (CO-31)."""
         self.abort()
 
     def _release(self) -> None:
-        """Release the queues. The session writes no more frames."""
+        """Release the queues. The session writes no frames afterwards."""
         self.send_queue.close()

@@ -45,7 +45,7 @@ class CredentialVerifier(Protocol):
         """Return the principal of a credential. Raises AuthError if it is not valid."""
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """Return the principal with its current rights, or None if its connections must end."""
+        """Return the principal with its current rights, or None if its connections must be closed."""
 
     def reload(self) -> None:
         """Load every credential file. Raises SettingsError at the end if files are bad; they keep their content."""

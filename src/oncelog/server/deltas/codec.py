@@ -130,7 +130,7 @@ def encode_snapshot(
 ) -> bytes:
     """Encode a page of rows with their stamps for a merge, and the cursor for the pull after the last page.
 
-    The tombstone horizon is None if no deleted row has been dropped.
+    Without a dropped row, the tombstone horizon is null.
     """
     return b'{"rows":[%b],"cursor":%d,%b,"horizon":%b,"epoch":%b}' % (
         b",".join([_encode_state(*row) for row in rows]),
