@@ -1,4 +1,4 @@
-"""Client of the Deltas API: rows are edited offline and synced with a gateway. See docs/guides/deltas-client.md."""
+"""Deltas client: edits rows offline and syncs them with a gateway. See docs/guides/deltas-client.md."""
 
 from typing import TYPE_CHECKING
 

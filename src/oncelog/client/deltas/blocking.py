@@ -164,7 +164,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def status(self) -> Status:
         """As `DeltasClient.status`.
 
-        Return the current status, for a user interface. `until_status` waits for it to change.
+        Return the current status, for example for a user interface. `until_status` waits for a particular one.
         """
         return self._client.status()
 

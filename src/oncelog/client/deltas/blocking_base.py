@@ -1,4 +1,4 @@
-"""Base of the blocking deltas client, which refuses calls by functions that edit."""
+"""Base of the blocking deltas client, which refuses calls from within edit functions."""
 
 import threading
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class BlockingDeltasBase(BlockingBaseClient):
         return super()._portal
 
     def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:
-        """Return the function, with calls of this client refused while it runs: they would wait for its own thread."""
+        """Wrap a function so that it cannot call this client while it runs: such a call would deadlock."""
 
         def call_marked(given: G) -> T:
             self._thread_state.is_editing = True

@@ -52,7 +52,7 @@ UNLIMITED: Final = 2**62
 
 
 class DeltasClient(BaseClient[DeltasRuntime, Status]):
-    """Client for one gateway, with its own file. `async with` opens and closes it."""
+    """A client for one gateway, with a separate file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
@@ -229,7 +229,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         return [PendingDelta(entry.delta_id.hex(), entry.body) for entry in found]
 
     def status(self) -> Status:
-        """Return the current status, for a user interface. `until_status` waits for it to change."""
+        """Return the current status, for example for a user interface. `until_status` waits for a particular one."""
         runtime, sync_state = self._runtime, self._runtime.store.sync_state
         status = Status(
             state=ConnectionState.CLOSED,

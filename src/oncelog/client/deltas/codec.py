@@ -1,4 +1,4 @@
-"""Decoding of the answers and live messages of a gateway. Deltas and rows are checked."""
+"""Decoding and validation of a gateway's answers and live messages."""
 
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
@@ -18,7 +18,7 @@ from oncelog.errors import CanonicalError, ClientError, ProtocolError, ServerRef
 
 DeltaT = TypeVar("DeltaT")
 GATEWAY: Final = "gateway"
-"""Name of the server in errors."""
+"""What errors call the server."""
 
 
 class GatewayRefusedError(ServerRefusedError):
@@ -30,22 +30,23 @@ class GatewayRefusedError(ServerRefusedError):
         super().__init__(code, message, retry_after_ms)
         self.message = message
         self.index = index
-        """Index of the refused delta in the push; None if the refusal is about the whole request."""
+        """Index of the refused delta in the push, or None if the gateway refused the whole request."""
         self.is_compacted = is_compacted
-        """The history is the same, but the deltas after the cursor are compacted: only a snapshot has their rows."""
+        """Whether the history is unchanged, but the deltas after the cursor are compacted, so that only a snapshot has
+        their rows."""
 
     @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed later.
 
-        This includes a clock of the client that is only a little ahead.
+        This includes a refusal because the client's clock is only slightly ahead.
         """
         is_ahead = self.code == CLOCK_DRIFT and 0 < self.retry_after_ms <= CLOCK_DRIFT_MS_MAX
         return is_ahead or super().is_transient
 
 
 def describe_failure(error: ClientError) -> str:
-    """Return the text of a failed request, with a code of the gateway in the spelling of the Deltas API."""
+    """Return the error text of a failed request. A gateway's code is upper case, as in the Deltas API."""
     return f"{error.code.upper()}: {error.message}" if isinstance(error, GatewayRefusedError) else str(error)
 
 
@@ -53,7 +54,7 @@ class OutboxEntry(Struct, frozen=True, gc=False):
     """A delta in the outbox."""
 
     number: int
-    """Place in the outbox. Deltas are pushed in this order. 0 before the delta has a place."""
+    """Position in the outbox, which is also the order of pushes. 0 until the outbox assigns one."""
     delta_id: bytes
     body: bytes
 
@@ -78,8 +79,8 @@ class PushReply(Struct, frozen=True, rename="camel"):
 
     epoch: str
     previous_epochs: tuple[str, ...] = ()
-    """Epochs of the histories that the gateway's history continues after restores. Servers of version 0.1 do not send
-    them."""
+    """Epochs of the earlier histories that the gateway's history continues after restores. Servers of version 0.1 do
+    not send them."""
     results: tuple[PushResult, ...] = ()
 
 
@@ -91,7 +92,7 @@ class DeltaPage(Struct, Generic[DeltaT], frozen=True, rename="camel"):
     has_more: bool
     epoch: str
     is_compacted: bool = field(default=False, name="snapshot")
-    """The gateway has compacted the deltas after the cursor: read the snapshot."""
+    """Whether the gateway has compacted the deltas after the cursor, so that the client must read the snapshot."""
 
 
 class SnapshotRow(Struct, frozen=True):
@@ -108,10 +109,10 @@ class SnapshotPage(Struct, frozen=True):
     rows: tuple[SnapshotRow, ...]
     cursor: int
     next: str
-    """Token of the next page; empty on the last page."""
+    """Token of the next page. Empty on the last page."""
     epoch: str
     horizon: int | None = None
-    """Tombstone horizon of the gateway, if it has dropped deleted rows: a row that no page contains is deleted."""
+    """Tombstone horizon of the gateway if it has dropped deleted rows. A row that no page contains is then deleted."""
 
 
 # --- messages as JSON --------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class _LiveJson(Struct, rename="camel"):
 
 
 def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
-    """Decode the answer to a push. Raises ProtocolError, also if it acknowledges other deltas."""
+    """Decode the answer to a push. Raises ProtocolError if it is malformed or acknowledges different deltas."""
     reply = decode_answer(body, PushReply, GATEWAY)
     if [result.delta_id for result in reply.results] != [entry.delta_id.hex() for entry in entries]:
         raise ProtocolError("the gateway acknowledged other deltas than the pushed ones")
@@ -209,9 +210,9 @@ def decode_snapshot_page(body: bytes) -> SnapshotPage:
 
 
 def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefusedError:
-    """Decode an unsuccessful answer.
+    """Decode an error answer.
 
-    A proxy answers without JSON of the gateway: then the code follows from the status.
+    If the body is not the gateway's JSON, for example because a proxy answered, derive the code from the status.
     """
     try:
         error = msgspec.json.decode(body, type=_ErrorJson).to_error()
@@ -223,14 +224,14 @@ def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefuse
 
 
 def decode_connected(text: str) -> str:
-    """Return the epoch in the first message of a live connection. Raises ProtocolError or GatewayRefusedError."""
+    """Decode the first message of a live connection into its epoch. Raises ProtocolError or GatewayRefusedError."""
     return _decode_live_message(text, "connected").epoch
 
 
 def decode_live(text: str, epoch: str) -> DeltaPage[Raw]:
     """Decode a message of a live connection.
 
-    `epoch` is that of the connection. Raises ProtocolError or GatewayRefusedError.
+    `epoch` is the connection's epoch. Raises ProtocolError or GatewayRefusedError.
     """
     message = _decode_live_message(text, "deltas", "snapshot")
     is_compacted = message.type == "snapshot"

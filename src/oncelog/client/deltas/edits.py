@@ -1,4 +1,4 @@
-"""Edits of local rows, and the deltas that they create. A function loads the rows, so this module does no I/O."""
+"""Edits of local rows, and the deltas that they create. The caller supplies the rows, so this module does no I/O."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -24,34 +24,34 @@ from oncelog.errors import CanonicalError, ClientError, LimitExceededError
 RowKey = tuple[str, str]
 """Table and row."""
 _NESTING_CHECK_MIN: Final = 256
-"""Number of arrays and objects in a delta below which the nesting limit of a push cannot be exceeded."""
+"""A delta with at most this many arrays and objects cannot exceed the nesting limit of a push."""
 
 
 class OutboxUsage(Struct, frozen=True):
-    """Number and size of the deltas in the outbox."""
+    """Number and total size of the deltas in the outbox."""
 
     deltas: int
     bytes: int
 
 
 class Edits(Struct):
-    """Edits of one transaction. Each edit sees the ones before it."""
+    """Edits of one transaction. Each edit sees the earlier ones."""
 
     client_id: str
     hlc: int
-    """Last reading of the clock."""
+    """Last reading of the hybrid logical clock."""
     wall_now_ms: int
     load: Callable[[str, str], Row]
     limits: DeltasLimits
     outbox_usage: OutboxUsage
     new_deltas: list[OutboxEntry] = field(default_factory=list)
     rows: dict[RowKey, tuple[Row, Row]] = field(default_factory=dict)
-    """Rows that the transaction has loaded: before and after its edits."""
+    """Rows that the transaction has loaded, before and after its edits."""
     _bytes: int = 0
     _is_over: bool = False
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """Return the row with the edits of this transaction, or None if it does not exist."""
+        """Return a row with the edits of this transaction, or None if it does not exist."""
         self._check_open()
         check_names(table, row_id)
         return parse_columns(get_visible_columns(get_row(self.rows, (table, row_id), self.load)))
@@ -68,7 +68,7 @@ class Edits(Struct):
         return self._apply_change(table, row_id, before, {**(before or {}), **columns})
 
     def delete(self, table: str, row_id: str) -> str | None:
-        """Delete the row. Return the id of the delta, or None if the row does not exist."""
+        """Delete a row. Return the id of the delta, or None if the row does not exist."""
         return self._apply_change(table, row_id, self.row(table, row_id), None)
 
     def end(self) -> None:
@@ -76,7 +76,7 @@ class Edits(Struct):
         self._is_over = True
 
     def changes(self) -> list[Change]:
-        """Return the changes of all edits."""
+        """Return the combined changes of all edits."""
         return list_changes(self.rows, is_local=True)
 
     def _check_open(self) -> None:
@@ -109,7 +109,7 @@ class Edits(Struct):
         return delta.delta_id.hex()
 
     def _check_acceptable(self, delta: RowDelta, row: Row, body: bytes) -> None:
-        """Raise an error for a delta that the gateway would refuse: it would block all deltas behind it."""
+        """Raise an error for a delta that the gateway would refuse, because it would block all deltas behind it."""
         limits = self.limits
         for name, value in delta.columns:
             if len(value) > limits.value_bytes_max:
@@ -131,7 +131,7 @@ class Edits(Struct):
 
 
 def get_row(rows: dict[RowKey, tuple[Row, Row]], key: RowKey, load: Callable[[str, str], Row]) -> Row:
-    """Return the current state of a row. `rows` gets its states before and after the changes."""
+    """Return the current state of a row. A row that is not in `rows` is loaded and added."""
     if key not in rows:
         loaded = load(*key)
         rows[key] = (loaded, loaded)
@@ -147,7 +147,7 @@ def check_names(table: str, row_id: str) -> None:
 
 
 def check_identifier(name: object, field: str) -> None:
-    """Raise CanonicalError for a name that no table or column can have. `field` is its name in the error."""
+    """Raise CanonicalError for an invalid table or column name. `field` is the path in the error."""
     if not isinstance(name, str) or not is_identifier(name):
         raise CanonicalError(
             field,

@@ -1,11 +1,11 @@
-"""Protocols of pushing and of pulling, without I/O.
+"""The push and pull protocols, without I/O.
 
 Pushing: every push begins at the head of the outbox. After a failure nothing is known about the pushed deltas, so all
 of them are pushed again. A gateway accepts or refuses a push as a whole, so the deltas before a refused one are pushed
 without it.
 
-Pulling: the puller takes `next_request`, passes the answer to `handle_answer`, applies the returned effect to the file,
-and calls `confirm`. The state changes only then: if the file cannot be written, the same request is made again.
+Pulling: the puller sends `next_request`, passes the answer to `handle_answer`, applies the returned effect to the file
+and calls `confirm`. Only then does the state change: if the file cannot be written, the same request is sent again.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _DELTA_ERROR_CODES: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN
 
 
 class HeldDelta(Struct, frozen=True):
-    """A delta that is not pushed before a pause has passed. The pause begins when the deltas before it are pushed."""
+    """A delta that is held back for a pause. The pause begins once the deltas before it are pushed."""
 
     number: int
     pause: RetryPause
@@ -57,28 +57,32 @@ class PushProtocol:
         self.deltas_max = deltas_max
         """Maximum number of deltas in the next push."""
         self.held: HeldDelta | None = None
-        """The next push has only deltas before this one."""
+        """If set, the next push contains only deltas before this one."""
         self.refusal: Refusal | None = None
         self.refused_number = 0
         self.clock_wait_ms = 0
         self.last_error: str | None = None
         self.is_authorized = True
         self.discards = 0
-        """Number of withdrawals. A failed push from before a withdrawal may be about a withdrawn delta."""
+        """How many withdrawals there were. A push sent before a withdrawal may have failed because of a withdrawn
+        delta."""
 
     def release(self) -> None:
         """Allow a held delta to be pushed."""
         self.held = None
 
     def on_discarded(self) -> None:
-        """Reset the refusal after deltas, perhaps the refused one, were taken out of the outbox."""
+        """Reset the refusal after deltas, possibly the refused one, were removed from the outbox."""
         self.discards += 1
         self.held = None
         self.clock_wait_ms = 0
         self._forget_refusal()
 
     def handle_answer(self, batch: Sequence[OutboxEntry], answer: PushReply | ClientError) -> RetryPause | None:
-        """Return the pause before the next push, or None. Save an acknowledgement in the outbox before this call."""
+        """Process the answer to a push, and return the pause before the next one, or None.
+
+        An acknowledgement must be saved in the outbox before this call.
+        """
         if isinstance(answer, PushReply):
             self._handle_acknowledgement(batch)
             return None
@@ -88,14 +92,14 @@ class PushProtocol:
         self.is_authorized = True
         rejected_entry = _find_rejected_entry(batch, answer)
         if answer.code == CLOCK_DRIFT:
-            # The clocks of deltas in the outbox rise, so the gateway may accept the deltas before the rejected one.
+            # Clock readings increase along the outbox, so the gateway may accept the deltas before the rejected one.
             self.clock_wait_ms = max(answer.retry_after_ms, 1)
             self.held = HeldDelta((rejected_entry or batch[0]).number, RetryPause(answer.retry_after_ms))
             return None
         if rejected_entry is not None and answer.code in _DELTA_ERROR_CODES:
             self._handle_refusal(rejected_entry, answer)
             return None
-        if answer.code == TOO_LARGE:  # without an index the push as a whole is too large
+        if answer.code == TOO_LARGE:  # without an index, the whole push is too large
             self._ceiling = self.deltas_max = len(batch) // 2
             return None
         if answer.code in (RATE_LIMITED, SERVER_BUSY):  # the gateway can accept a smaller push sooner
@@ -115,7 +119,7 @@ class PushProtocol:
             self._forget_refusal()
 
     def _forget_refusal(self) -> None:
-        """Forget the refusal. It may have been the reason for small pushes, so the next push may be large again."""
+        """Clear the refusal. It may have been the reason for small pushes, so allow large ones again."""
         self.refusal, self.refused_number = None, 0
         self._ceiling = self._configured_max
 
@@ -127,9 +131,9 @@ class PushProtocol:
 
 
 def _find_rejected_entry(batch: Sequence[OutboxEntry], error: GatewayRefusedError) -> OutboxEntry | None:
-    """Return the delta that the gateway refuses.
+    """Return the delta that the gateway refuses, or None if it refuses the whole push.
 
-    Without an index, it is a delta that is too large and was pushed alone.
+    An error without an index can mean a delta that was pushed alone and is too large.
     """
     if error.index is not None:
         return batch[error.index] if 0 <= error.index < len(batch) else None
@@ -140,7 +144,7 @@ def _find_rejected_entry(batch: Sequence[OutboxEntry], error: GatewayRefusedErro
 
 
 class ReadDeltas(Struct, frozen=True):
-    """Read the deltas after a cursor: stored ones, or with `is_live` each new one when the gateway commits it."""
+    """Read the stored deltas after a cursor or, with `is_live`, each new delta when the gateway commits it."""
 
     since: int
     epoch: str
@@ -166,15 +170,15 @@ class StageRows(Struct, frozen=True):
 
 
 class ResetRows(Struct, frozen=True):
-    """Start to replace all rows by those of a snapshot."""
+    """Start replacing all rows with the rows of a snapshot."""
 
     message: str
     is_compacted: bool = False
-    """The history is the same, but the snapshot lacks deleted rows that the client may still have."""
+    """Whether the history is the same, but the snapshot lacks deleted rows that the client may still have."""
 
 
 class RestartSnapshot(Struct, frozen=True):
-    """Read the snapshot again from its first page. The file does not change."""
+    """Restart reading the snapshot at its first page. The file does not change."""
 
 
 PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | RestartSnapshot
@@ -182,11 +186,11 @@ PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | Restar
 
 
 _NO_PAGE: Final = SnapshotPage((), 0, "", "")
-"""Stands for the last page of a snapshot before its first page."""
+"""Placeholder for the last page of a snapshot before its first page has arrived."""
 
 
 class PullProtocol:
-    """Reading position of one client in its gateway."""
+    """How far one client has read its gateway."""
 
     def __init__(self, cursor: int, epoch: str) -> None:
         self.cursor = cursor
@@ -196,10 +200,10 @@ class PullProtocol:
         self.is_authorized = True
         self.last_error: str | None = None
         self._snapshot: SnapshotPage | None = None
-        """Last page of the snapshot that is being read."""
+        """Last received page of the snapshot that is being read, or None if no snapshot is being read."""
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
-        """Return the next request. `is_reset_wanted` is stored in the file: all rows are to be replaced."""
+        """Return the next request. `is_reset_wanted` is the file's flag that all rows are to be replaced."""
         if is_reset_wanted and not self.is_resetting:
             self.is_resetting = True
             self._snapshot = _NO_PAGE
@@ -208,22 +212,21 @@ class PullProtocol:
         return ReadDeltas(self.cursor, self.epoch, self.is_caught_up)
 
     def pull_again(self) -> None:
-        """Request a page, although the live connection delivers all deltas."""
+        """Request a page next, although the live connection delivers all deltas."""
         self.is_caught_up = False
 
     def on_acknowledged(self, epoch: str) -> None:
         """Process the epoch of an acknowledged push.
 
-        Before the first page it is the epoch to read, which the file has too.
-
-        A gateway that is restored before the first page may have lost the push: then all rows are to be replaced.
+        Before the first page arrives, this epoch becomes the one to read, as in the file. If a restore before the first
+        page changes the epoch, the gateway may have lost the push, and all rows are replaced.
         """
         self.epoch = self.epoch or epoch
 
     def handle_answer(
         self, request: PullRequest, answer: DeltaPage[RowDelta] | SnapshotPage | ClientError
     ) -> PullEffect | RetryPause:
-        """Return the effect of an answer, or the pause before the next request. Raises ProtocolError."""
+        """Return the effect of an answer on the file, or the pause before the next request. Raises ProtocolError."""
         match answer:
             case DeltaPage():
                 return self._handle_delta_page(request, answer)
@@ -237,7 +240,7 @@ class PullProtocol:
                 )
 
     def confirm(self, effect: PullEffect) -> None:
-        """Continue after the effect has been saved."""
+        """Update the state after the effect has been saved."""
         self.last_error = None
         self.is_authorized = True
         match effect:
@@ -245,9 +248,8 @@ class PullProtocol:
                 self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, not effect.has_more
             case SnapshotPage():
                 self._advance_snapshot(effect)
-                self.epoch = (
-                    effect.epoch
-                )  # the file has rows of this history, which rows of another history must replace
+                # The file now has rows of this history, which rows of a different history must replace.
+                self.epoch = effect.epoch
             case StageRows():
                 self._advance_snapshot(effect.page)
             case ResetRows():
@@ -264,7 +266,7 @@ class PullProtocol:
             raise ProtocolError(f"the gateway sent a page that ends at {page.cursor}, before its start")
         if page.has_more and page.cursor == request.since:
             raise ProtocolError(f"the gateway sent an empty page and says that more follows after {page.cursor}")
-        return replace(page, cursor=max(page.cursor, self.cursor))  # another pull may have moved it further
+        return replace(page, cursor=max(page.cursor, self.cursor))  # an earlier pull may have moved the cursor further
 
     def _handle_snapshot_page(self, page: SnapshotPage) -> PullEffect:
         snapshot = self._snapshot
@@ -296,7 +298,7 @@ class PullProtocol:
         if error.is_transient:
             return pause
         if isinstance(request, ReadSnapshot) and request.page:
-            self._snapshot = _NO_PAGE  # a gateway that was restarted may not know its page tokens
+            self._snapshot = _NO_PAGE  # a restarted gateway may not recognise its page tokens
             return pause
         self.is_authorized = False
         return RetryPause(error.retry_after_ms, is_long=True)

@@ -1,6 +1,6 @@
-"""The file of a deltas client: its rows with the state that a merge needs, its outbox, its clock and its cursor.
+"""The SQLite file of a deltas client: its rows with the state that a merge needs, its outbox, its clock and its cursor.
 
-It is an SQLite file. All methods block, and one thread at a time calls them.
+All methods block, and only one thread may call them at a time.
 """
 
 import sqlite3
@@ -32,7 +32,7 @@ _ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
 
 
 class SyncState(Struct):
-    """Copy of frequently used values of the file. Other threads read it."""
+    """In-memory copy of frequently used values of the file, which other threads may read."""
 
     hlc: int = 0
     cursor: int = 0
@@ -41,13 +41,13 @@ class SyncState(Struct):
     pending: int = 0
     pending_bytes: int = 0
     oldest_number: int = 0
-    """Number of the oldest delta in the outbox; 0 if the outbox is empty."""
+    """Number of the oldest delta in the outbox, or 0 if the outbox is empty."""
     newest_number: int = 0
-    """Highest number that a delta in the outbox ever had."""
+    """Highest number that any delta in the outbox ever had."""
 
 
 class DeltasStore(BaseStore):
-    """One file, open in one process."""
+    """Store of one deltas client."""
 
     _schema = SCHEMA
 
@@ -62,7 +62,7 @@ class DeltasStore(BaseStore):
     def open(self, client_id: str, gateway: str) -> None:
         """Open the file.
 
-        Raises StoreInUseError, SettingsError if it belongs to another client or gateway, or a StoreError.
+        Raises StoreInUseError or another StoreError, or SettingsError if it belongs to a different client or gateway.
         """
         with self._file.open() as (connection, is_new):
             if is_new:
@@ -78,7 +78,7 @@ class DeltasStore(BaseStore):
 
     @contextmanager
     def _transaction(self, *, is_durable: bool, changes_outbox: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run a transaction, and load the copy of the values that it changes."""
+        """Run a transaction, then reload the in-memory copy of the values that it changed."""
         with self._file.transaction(is_durable=is_durable) as connection:
             yield connection
             after = self._load_sync_state(connection, counts_outbox=changes_outbox)
@@ -100,7 +100,7 @@ class DeltasStore(BaseStore):
             return parse_columns(get_visible_columns(self._load_state(self._file.connection, table, row_id)))
 
     def list_rows(self, table: str, after: str, limit: int) -> list[LocalRow]:
-        """Return the rows that exist, by `row_id` in code point order."""
+        """Return the rows that exist, in code point order of `row_id`."""
         with self._file.translate_errors(), self._file.translate_damage():
             found = self._file.connection.execute(SQL["rows_after"], (table, after, limit)).fetchall()
             return [LocalRow(row_id, parse_columns(_ROW_DECODER.decode(state).values) or {}) for row_id, state in found]
@@ -115,7 +115,7 @@ class DeltasStore(BaseStore):
     # --- edits
 
     def transact(self, function: Callable[[Edits], T], wall_now_ms: int) -> tuple[T, list[Change]]:
-        """Call the function with edits, and save what they changed. On return it is on the disk."""
+        """Call the function with `Edits` and save their changes. On return the changes are on disk."""
         before = self.sync_state
         with self._file.transaction(is_durable=True) as connection:
             edits = Edits(
@@ -151,7 +151,7 @@ class DeltasStore(BaseStore):
     # --- outbox
 
     def list_pending(self, before: int | None, deltas_max: int, bytes_max: int) -> list[OutboxEntry]:
-        """Return the oldest deltas in the outbox, in order: at least one, whatever its size."""
+        """Return the oldest deltas in the outbox, in order. The first is returned whatever its size."""
         batch: list[OutboxEntry] = []
         size = 0
         with self._file.translate_errors():
@@ -164,11 +164,11 @@ class DeltasStore(BaseStore):
         return batch
 
     def acknowledge(self, number: int, answer: PushReply) -> bool:
-        """Remove the deltas up to this number. Return False, without a change, if another history acknowledged them.
+        """Remove the deltas up to this number. If a different history acknowledged them, return False without a change.
 
-        A late answer may come from a history that a restore has ended, which may have lost the deltas. So the history
-        of the gateway must be the one that the client knows, or continue it. An ended history never continues the one
-        that has replaced it. During a reset `replace` decides.
+        A late answer may come from a history that a restore has replaced, and the restore may have lost the deltas. The
+        answer's history must therefore be the one that the client knows, or continue it. A replaced history never
+        continues its replacement. During a reset, `replace` decides instead.
         """
         epoch = answer.epoch
         if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
@@ -181,9 +181,9 @@ class DeltasStore(BaseStore):
         return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
-        """Remove deltas from the outbox, and request a reset, because the rows without them are unknown.
+        """Remove deltas from the outbox, and request a reset, because the rows without these deltas are unknown.
 
-        Return their number.
+        Return how many deltas were removed.
         """
         with self._transaction(is_durable=True, changes_outbox=True) as connection:
             count = sum(connection.execute(SQL["discard"], (delta_id,)).rowcount for delta_id in delta_ids)
@@ -191,11 +191,11 @@ class DeltasStore(BaseStore):
                 connection.execute(SQL["want_reset"])
         return count
 
-    # --- data of the gateway
+    # --- data from the gateway
 
     def apply(self, deltas: Sequence[RowDelta], cursor: int, epoch: str) -> list[Change]:
         """Merge deltas and move the cursor, in one transaction."""
-        # A crash may lose the transaction as a whole. Then the gateway sends the deltas again.
+        # A crash may lose the transaction as a whole. The gateway then sends the deltas again.
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._transaction(is_durable=False) as connection:
             for delta in deltas:
@@ -207,7 +207,7 @@ class DeltasStore(BaseStore):
         return list_changes(rows, is_local=False)
 
     def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
-        """Merge a page of a snapshot. The last page has the cursor."""
+        """Merge a page of a snapshot into the rows. Only the last page has a cursor."""
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._transaction(is_durable=False) as connection:
             for snapshot_row in snapshot:
@@ -219,12 +219,12 @@ class DeltasStore(BaseStore):
         return list_changes(rows, is_local=False)
 
     def request_reset(self) -> None:
-        """Record that all rows are to be read again."""
+        """Record that all rows must be read again."""
         with self._transaction(is_durable=True) as connection:
             connection.execute(SQL["want_reset"])
 
     def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool, horizon: int | None = None) -> None:
-        """Stage a page of a snapshot. Staged rows are temporary: after a crash the snapshot is read again."""
+        """Stage a page of a snapshot. Staged rows are temporary: after a crash the client reads the snapshot again."""
         with self._transaction(is_durable=False) as connection:
             if is_first:
                 connection.execute(SQL["clear_staged"])
@@ -241,7 +241,7 @@ class DeltasStore(BaseStore):
                 with self._file.translate_damage():
                     delta = decode_delta(body)
                 staged = self._load_state(connection, delta.table, delta.row_id, "staged_row")
-                if staged.is_empty:  # the gateway has dropped the row, so an older delta of this client has lost there
+                if staged.is_empty:  # the gateway may have dropped the row, so deltas below the horizon have lost there
                     staged = build_row_without_state(horizon, delta.table, delta.row_id)
                 _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
             replaced = self._compute_replacement(connection, changes_max)
@@ -253,9 +253,9 @@ class DeltasStore(BaseStore):
         return replaced
 
     def _compute_clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
-        """Return the clock after a reset: with an empty outbox, the highest clock of the rows.
+        """Return the clock after a reset: if the outbox is empty, the highest clock reading in the rows.
 
-        A clock that was far ahead is thus corrected once its deltas are withdrawn. The clock is not below the tombstone
+        This corrects a clock that was far ahead once its deltas are withdrawn. The clock is never below the tombstone
         horizon, because an edit below it would lose.
         """
         pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
@@ -278,7 +278,7 @@ class DeltasStore(BaseStore):
         return changes
 
     def _save_cursor(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> None:
-        """Move the cursor, and the clock to the highest received one, however far it is ahead (DE-8)."""
+        """Move the cursor, and advance the clock to the highest reading received, however far ahead it is (DE-8)."""
         hlc = max(self.sync_state.hlc, max(clocks, default=0))
         connection.execute(SQL["save_cursor"], (str(hlc), cursor, epoch))
 
@@ -301,9 +301,9 @@ def _encode_row(name: RowKey, row: Row) -> tuple[Any, ...]:
 
 
 def join_rows(first: Row, second: Row) -> Row:
-    """Return the join of two states of a row; the first one itself if the second adds nothing.
+    """Return the join of two states of a row, or `first` itself if `second` adds nothing.
 
-    Every part is a maximum, as in `merge`. The result does not depend on the number and the order of joins.
+    Every part is a maximum, as in `merge`, so the result does not depend on the number or order of joins.
     """
     deleted = max(first.deleted, second.deleted)
     columns = dict(first.columns)
@@ -316,6 +316,6 @@ def join_rows(first: Row, second: Row) -> Row:
 
 
 def get_newest_hlc(row: Row) -> int:
-    """Return the highest clock of a row; a negative number for an empty row."""
+    """Return the highest clock reading in a row, or a negative number for an empty row."""
     stamps: Iterable[Stamp] = (row.written, row.deleted, *(stamp for _, stamp in row.columns.values()))
     return max(stamps, default=NEVER)[0]

@@ -1,6 +1,6 @@
 """The two tasks of a deltas client.
 
-The pusher empties the outbox. The puller reads the gateway: pages until it has caught up, then live messages.
+The pusher empties the outbox. The puller reads pages from the gateway until it has caught up, then live messages.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from oncelog.errors import ClientError, LostError, ProtocolError
 
 
 class SyncTask(RetryTask[DeltasRuntime]):
-    """Base of the tasks."""
+    """Base of the pusher and the puller."""
 
     protocol: PushProtocol | PullProtocol
 
@@ -65,22 +65,22 @@ class Pusher(SyncTask):
         self._work_event.set()
 
     def skip_pause(self) -> None:
-        """End the pause, and push a held delta too."""
+        """End the pause and allow a held delta to be pushed."""
         self.protocol.release()
         super().skip_pause()
         self._work_event.set()
 
     def on_discarded(self) -> None:
-        """Process the withdrawal of deltas."""
+        """Reset the refusal and push immediately, because deltas were withdrawn."""
         self.protocol.on_discarded()
         self.skip_pause()
 
     async def _step(self) -> RetryPause | None:
-        """Make one push. If there is nothing to push, wait for a new delta, or return the pause of a held one."""
+        """Push one batch. If there is nothing to push, wait for a new delta, or return the pause of a held one."""
         runtime, protocol = self._runtime, self.protocol
         self._work_event.clear()
         held = protocol.held
-        # Read before the batch: the application may withdraw deltas while the store lists them.
+        # Read these before the batch, because the application may withdraw deltas while the store lists them.
         discards, refusal = protocol.discards, protocol.refusal
         batch = await runtime.call_store(
             runtime.store.list_pending,
@@ -126,7 +126,7 @@ class Pusher(SyncTask):
 
 
 class Puller(SyncTask):
-    """Makes one request, or receives one live message, at a time."""
+    """Makes one request or receives one live message at a time."""
 
     protocol: PullProtocol
 
@@ -138,7 +138,7 @@ class Puller(SyncTask):
         self._rounds_requested = 0
         self._rounds_done = 0
         self._snapshot_restarts = 0
-        """Consecutive restarts of a snapshot."""
+        """How often the snapshot was restarted in a row."""
         self._lost_history: tuple[str, int] | None = None
         """Epoch and cursor of a history that the gateway no longer has."""
         sync_state = runtime.store.sync_state
@@ -151,14 +151,14 @@ class Puller(SyncTask):
         return self._live_stream is not None and self.protocol.is_caught_up
 
     def check_epoch(self, epoch: str) -> None:
-        """Process the epoch of an acknowledged push: if it is another one, read the gateway at once."""
+        """Process the epoch of an acknowledged push. If the epoch has changed, read the gateway immediately."""
         self.protocol.on_acknowledged(epoch)
         if self.protocol.epoch != epoch:
             self._rounds_requested += 1
             self.skip_pause()
 
     async def run_round(self) -> None:
-        """Wait until all deltas that the gateway has now have arrived."""
+        """Wait until all deltas that the gateway currently has have arrived."""
         self._rounds_requested += 1
         round_number = self._rounds_requested
         self.skip_pause()
@@ -172,7 +172,7 @@ class Puller(SyncTask):
             await self._disconnect()
 
     async def _step(self) -> RetryPause | None:
-        """Make one request, or receive one live message."""
+        """Make one request or receive one live message."""
         protocol = self.protocol
         rounds_requested = self._rounds_requested
         if rounds_requested > self._rounds_done:
@@ -204,7 +204,7 @@ class Puller(SyncTask):
         return None
 
     async def _send_request(self, request: PullRequest) -> DeltaPage[RowDelta] | SnapshotPage | None:
-        """Return the answer, or None if a skipped pause interrupted the wait for a live message."""
+        """Send a request and return the answer, or None if `skip_pause` interrupted the wait for a live message."""
         limits = self._runtime.limits
         if isinstance(request, ReadSnapshot):
             await self._disconnect()
@@ -274,7 +274,7 @@ class Puller(SyncTask):
         self._lost_history = None
 
     def _publish_replacement(self, changes: list[Change] | None) -> None:
-        """Give the changes of a reset to all readers. None means too many changes: the readers end with an error."""
+        """Pass the changes of a reset to all readers. If there were too many (None), end the readers with an error."""
         for stream in list(self._runtime.streams) if changes is None else ():
             stream.overflow("changes_max", self._runtime.limits.changes_max)
         self._runtime.publish(changes or ())
@@ -282,7 +282,7 @@ class Puller(SyncTask):
     async def _disconnect(self) -> None:
         live, self._live_stream = self._live_stream, None
         if live is not None and time.monotonic() - self._live_since_s > self._runtime.limits.pause_ms_max / 1000:
-            self._backoff.reset()  # the connection was in use, so the next pause is a short one
+            self._backoff.reset()  # the connection lasted long enough, so the next pause is short again
         receive_task, self._receive_task = self._receive_task, None
         if receive_task is not None:
             receive_task.cancel()

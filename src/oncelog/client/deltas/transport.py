@@ -1,4 +1,4 @@
-"""Requests to a gateway over HTTP, and its live deltas over a WebSocket.
+"""HTTP requests to a gateway, and its live deltas over a WebSocket.
 
 All functions raise LostError, ProtocolError or GatewayRefusedError.
 """
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 
 class LiveStream:
-    """Deltas after a cursor as the gateway commits them, over one WebSocket."""
+    """One WebSocket over which the gateway sends the deltas after a cursor as it commits them."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
         self.epoch = ""
 
     async def connect(self, since: int, epoch: str, token: str | None) -> None:
-        """Send the cursor, and wait for the epoch of the gateway."""
+        """Send the cursor and wait for the gateway's epoch."""
         first = {"type": "connect", "since": since, "epoch": epoch, "token": token}
         await self._socket.send(
             msgspec.json.encode({name: value for name, value in first.items() if value not in ("", None)})
@@ -65,7 +65,7 @@ class LiveStream:
 
 
 class DeltasTransport(HttpClient):
-    """HTTP client of one gateway. Tests subclass it."""
+    """HTTP client for one gateway. Tests subclass it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DeltasTransport(HttpClient):
         return await self.call("push", {}, lambda answer: decode_push_reply(answer, entries), body)
 
     async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage[RowDelta]:
-        """Read deltas after a cursor."""
+        """Read a page of deltas after a cursor."""
         query = {"since": str(since), "limit": str(limit), **({"epoch": epoch} if epoch else {})}
         return await self.call("pull", query, decode_delta_page)
 
@@ -96,7 +96,7 @@ class DeltasTransport(HttpClient):
         return await self.call("snapshot", query, decode_snapshot_page)
 
     async def follow(self, since: int, epoch: str) -> LiveStream:
-        """Connect to the deltas after a cursor as the gateway commits them."""
+        """Open a live connection that delivers the deltas after a cursor."""
         token = await self.get_token()
         try:
             socket = await self.open_websocket(f"{self._base}/live")
@@ -115,7 +115,7 @@ class DeltasTransport(HttpClient):
     async def call(
         self, name: str, query: Mapping[str, str], decode: Callable[[bytes], T], body: bytes | None = None
     ) -> T:
-        """Return the decoded answer: to a POST request if there is a body, otherwise to a GET request."""
+        """Send a POST request if there is a body, otherwise a GET request, and return the decoded answer."""
         answer = await self.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
         if answer.status != 200:
             raise decode_error(answer.status, answer.body, answer.retry_after_ms)

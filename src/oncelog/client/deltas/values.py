@@ -13,7 +13,7 @@ from oncelog.errors import ClientError
 
 
 class Deletion(Enum):
-    """Result of the function of `edit` that deletes the row."""
+    """Result with which a function passed to `edit` deletes the row."""
 
     DELETE = "delete"
 
@@ -34,14 +34,14 @@ class Change(Struct, frozen=True):
     table: str
     row_id: str
     before_forms: Mapping[str, bytes] | None
-    """Columns in canonical JSON; None if the row did not exist."""
+    """Columns in canonical JSON, or None if the row did not exist."""
     after_forms: Mapping[str, bytes] | None
     is_local: bool
     """Whether an edit of this client made the change."""
 
     @property
     def before(self) -> dict[str, JsonValue] | None:
-        """The columns before the change; None if the row did not exist."""
+        """The columns before the change, or None if the row did not exist."""
         return parse_columns(self.before_forms)
 
     @property
@@ -57,7 +57,7 @@ class Change(Struct, frozen=True):
 
 
 def parse_columns(forms: Mapping[str, bytes] | None) -> dict[str, JsonValue] | None:
-    """Decode columns."""
+    """Decode columns in canonical JSON. None stands for a row that does not exist."""
     return None if forms is None else {name: parse(form) for name, form in forms.items()}
 
 
@@ -66,13 +66,13 @@ class PendingDelta(Struct, frozen=True):
 
     delta_id: str
     body: bytes
-    """The delta as it is sent, in canonical JSON."""
+    """The delta as sent, in canonical JSON."""
 
 
 class Refusal(Struct, frozen=True):
     """A delta that the gateway refuses.
 
-    It blocks the deltas behind it until `withdraw`, or until the gateway accepts it.
+    It blocks the deltas behind it until the application withdraws it or the gateway accepts it.
     """
 
     delta_id: str
@@ -93,10 +93,10 @@ class DeltaRefusedError(ClientError):
 
 
 class HistoryChange(Struct, frozen=True):
-    """The gateway has another history than this client had followed, because a backup was restored or the log was cut.
+    """The gateway's history differs from the one that the client followed: a backup was restored, or the log was cut.
 
-    The local rows are those of the gateway, with the outbox applied to them. Changes that the gateway has lost are lost
-    here too.
+    The gateway's rows, with the outbox applied to them, have replaced the local rows. Changes that the gateway has lost
+    are lost here too.
     """
 
     known_epoch: str
@@ -106,47 +106,47 @@ class HistoryChange(Struct, frozen=True):
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """Status of the client, for a user interface."""
+    """Status of a deltas client for a user interface."""
 
     pending_bytes: int = 0
     cursor: int = 0
-    """Sequence of the gateway up to which everything has arrived."""
+    """All deltas up to this sequence of the gateway have arrived."""
     epoch: str = ""
-    """Epoch of the gateway's history; empty before the first answer."""
+    """Epoch of the gateway's history. Empty before the first answer."""
     refusal: Refusal | None = None
-    """The delta that blocks the deltas behind it."""
+    """The refused delta that blocks the deltas behind it, or None."""
     clock_wait_ms: int = 0
-    """Pause that the gateway has asked for because the clock of this client is ahead; 0 without one."""
+    """Pause that the gateway requested because this client's clock is ahead, or 0."""
     is_resetting: bool = False
-    """Whether the rows of the gateway are going to replace all local rows."""
+    """Whether the client is about to replace all local rows with the gateway's rows."""
     history_change: HistoryChange | None = None
-    """The last change of the history since the client was opened."""
+    """Most recent history change since the client was opened."""
 
 
 class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
-    """Limits and timeouts of a deltas client. Every field can be set."""
+    """Limits and timeouts of a deltas client."""
 
     _server_maximums: ClassVar = {"push_deltas_max": PUSH_DELTAS_MAX}
 
     outbox_deltas_max: int = 100_000
-    """Deltas without an acknowledgement. Beyond it an edit raises LimitExceededError and changes nothing."""
+    """Deltas without an acknowledgement. Beyond this, an edit raises LimitExceededError and changes nothing."""
     outbox_bytes_max: int = 256 * MIB
     """Total size of the outbox."""
     value_bytes_max: int = 256 * 1024
-    """Size of the value of a column in JSON. It is also the default of servers."""
+    """Size of a column's value in JSON. The server's default limit is the same."""
     delta_bytes_max: int = 3 * MIB
-    """Size of a delta in JSON. Servers accept requests of 4 MiB by default."""
+    """Size of a delta in JSON. By default, servers accept requests of up to 4 MiB."""
     push_deltas_max: int = PUSH_DELTAS_MAX
-    """Deltas of a push. Servers accept at most 10,000."""
+    """Deltas per push. Servers accept at most 10,000."""
     push_bytes_max: int = 3_500_000
     """Size of a push. A larger delta is pushed alone."""
     page_deltas: int = 500
-    """Deltas to request at a time."""
+    """Deltas per page of a pull."""
     page_rows: int = 500
-    """Rows of a snapshot to request at a time."""
+    """Rows per page of a snapshot."""
     changes_max: int = 10_000
-    """Changes in the queue of one reader of `changes`. Beyond it the reader gets UpdatesLostError."""
+    """Changes queued for one reader of `changes`. Beyond this, the reader gets UpdatesLostError."""
     changes_bytes_max: int = 64 * MIB
     """Size of the values in these changes."""
     answer_timeout_ms: int = 60_000
-    """Time without an answer after which a request is made again."""
+    """If the gateway does not answer a request within this time, the client retries it."""

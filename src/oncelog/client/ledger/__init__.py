@@ -1,4 +1,4 @@
-"""Client of the ledger: each write survives crashes and commits once, in order. See docs/guides/ledger-client.md."""
+"""Ledger client: each write survives crashes and commits once, in order. See docs/guides/ledger-client.md."""
 
 from typing import TYPE_CHECKING
 

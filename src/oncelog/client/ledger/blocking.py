@@ -62,16 +62,16 @@ class BlockingLedgerScope(BlockingStatusSource):
 
         Commit operations as one atomic transaction, exactly once, and wait for the outcome.
 
-        The write is on the disk before it is sent, and is sent until it has an outcome. Cancellation and TimeoutError
-        do not withdraw it. The same key with the same operations is the same write.
+        The write is on disk before it is sent, and is retried until it has an outcome. Cancellation and TimeoutError do
+        not withdraw it. The same key with the same operations is the same write.
 
         Raises:
             CanonicalError: an operation is invalid.
             LimitExceededError: a limit of the client would be exceeded.
-            IdReusedError: a write with other operations is pending under this key.
+            IdReusedError: a write with different operations is pending under this key.
             StoreError: the file cannot be written; nothing was sent.
             ServerRefusedError: the server denies access.
-            ForgottenError: the server has lost the state of this client; see `resume`.
+            ForgottenError: the server has lost this client's state; see `resume`.
             UnverifiedError: the proof of the write does not verify.
             ClosedError: the client is not open.
         """
@@ -80,26 +80,27 @@ class BlockingLedgerScope(BlockingStatusSource):
     def recovered(self) -> list[Recovered]:
         """As `LedgerScope.recovered`.
 
-        Wait for the outcomes of the writes that were pending in an earlier run. Return the writes in their order.
+        Wait for the outcomes of the writes that an earlier run left pending, and return these writes in order.
 
-        Raises ForgottenError if the outcomes can no longer be determined, or ServerRefusedError.
+        Raises ForgottenError if the outcomes can no longer be determined, or ServerRefusedError if the server denies
+        access.
         """
         return self._portal.call(self._scope.recovered)
 
     def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
         """As `LedgerScope.resume`.
 
-        Continue after a ForgottenError: choose which pending writes to send again. Return their outcomes.
+        Continue after a ForgottenError. Resend the chosen pending writes and return their outcomes.
 
-        `resend` is True for all writes, False for none, or a set of keys. The client sends them as new writes under
-        their old keys, and withdraws the others.
+        `resend` is True for all pending writes, False for none, or a set of keys. The client sends these writes as new
+        ones under their old keys, and withdraws the others.
         """
         return self._portal.call(self._scope.resume, resend=resend)
 
     def withdraw(self, key: UUID | bytes) -> bool:
         """As `LedgerScope.withdraw`.
 
-        Stop sending a pending write, so that later writes of the scope proceed. Return when that is saved.
+        Stop sending a pending write, so that later writes of the scope can proceed. Return once that is saved.
 
         Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
         copy of it may still commit: read the ledger to find out. Callers that wait for the write get a ClientError.
@@ -110,21 +111,21 @@ class BlockingLedgerScope(BlockingStatusSource):
     def pending(self) -> list[PendingWrite]:
         """As `LedgerScope.pending`.
 
-        Return the writes without an outcome, in their order, with those of an earlier run.
+        Return the writes without an outcome, in order, including writes of earlier runs.
         """
         return self._portal.call(self._scope.pending)
 
     def status(self) -> Status:
         """As `LedgerScope.status`.
 
-        Return the status of the scope, for a user interface.
+        Return the scope's current status, for example for a user interface.
         """
         return self._portal.run(self._scope.status)
 
     def reconnect_now(self) -> None:
         """As `LedgerScope.reconnect_now`.
 
-        End the pause before the next attempt. Call it when the network is back.
+        Skip the pause before the next attempt, for example because the network is back.
         """
         self._portal.run(self._scope.reconnect_now)
 
@@ -134,14 +135,14 @@ class BlockingLedgerScope(BlockingStatusSource):
 
         Why pending writes have no outcome yet: the last refusal, or the reason why the server cannot be reached.
 
-        None without a known reason.
+        None if no reason is known.
         """
         return self._scope.last_error
 
     def client_state(self) -> ClientState:
         """As `LedgerScope.client_state`.
 
-        Return the state that the server stores for this client.
+        Return the state that the server stores for this client in this scope.
         """
         return self._portal.call(self._scope.client_state)
 
@@ -155,9 +156,9 @@ class BlockingLedgerScope(BlockingStatusSource):
     def list_entities(self, prefix: str = "", *, page_size: int = 0) -> Iterator[LedgerEntity]:
         """As `LedgerScope.list_entities`.
 
-        Yield the entities whose keys begin with a prefix, by key.
+        Yield the entities whose keys begin with a prefix, ordered by key.
 
-        The pages are read one after another, so they do not show one moment.
+        The pages are read one after another, so together they are not a consistent snapshot.
         """
         return self._iterate(self._scope.list_entities(prefix, page_size=page_size))
 
@@ -166,7 +167,7 @@ class BlockingLedgerScope(BlockingStatusSource):
     ) -> Iterator[LedgerRelationship]:
         """As `LedgerScope.list_relationships`.
 
-        Yield the relationships that match, in their order, page by page. An empty argument matches any value.
+        Yield the relationships that match, in order, page by page. An empty argument matches any value.
         """
         return self._iterate(
             self._scope.list_relationships(resource=resource, relation=relation, subject=subject, page_size=page_size)
@@ -196,7 +197,7 @@ class BlockingLedgerScope(BlockingStatusSource):
     def get_proof(self, tx_id: str) -> TransactionProof | None:
         """As `LedgerScope.get_proof`.
 
-        Return the proof of a transaction, or None if the transaction does not exist. Check it with `is_valid`.
+        Return the proof of a transaction, or None if the transaction does not exist. `is_valid` checks the proof.
         """
         return self._portal.call(self._scope.get_proof, tx_id)
 
@@ -205,12 +206,11 @@ class BlockingLedgerScope(BlockingStatusSource):
     ) -> Iterator[LedgerBlock]:
         """As `LedgerScope.watch_blocks`.
 
-        Yield the blocks of the scope's lane above a height, and then each new block, in order and once.
+        Yield the blocks of the scope's lane above a height, and then each new block, in order and exactly once.
 
         The iterator reconnects after a lost connection. With `check_chain` it raises UnverifiedError for a block that
-        does not follow the one before; pass the hash of block `after_height` as `previous_hash` to check the first
-        block too. After a restore that lost the previous block, the message names the restore and the block from which
-        to continue.
+        does not follow the previous one. To check the first block too, pass the hash of block `after_height` as
+        `previous_hash`. If a restore has lost the previous block, the error message explains how to continue.
         """
         return self._iterate(
             self._scope.watch_blocks(after_height, check_chain=check_chain, previous_hash=previous_hash)
@@ -244,11 +244,12 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
     ) -> None:
         """Store the configuration; `async with` opens the client.
 
-        `address` is HOST:PORT of the gRPC port of the server. `path` is the file of this client, which is created if it
-        is missing; ":memory:" is for writes that need not survive. `client_id` is the client id of the credential, and
-        belongs to the file permanently. `token` is a string, or a function that returns one and is called for every
-        call to the server. `tls` is True for the root certificates of the machine, or a PEM file of root certificates.
-        `verify` checks the proof of every write. Raises SettingsError for an invalid argument.
+        `address` is HOST:PORT of the server's gRPC port. `path` is the client's file, which is created if it is
+        missing, or ":memory:" for writes that need not survive a restart. `client_id` is the client id of the
+        credential; the file belongs to it permanently. `token` is a string, or a function that returns one and is
+        called before every call to the server. `tls` is True to use the machine's root certificates, or the path of a
+        PEM file with root certificates. `verify` checks the proof of every write. Raises SettingsError for an invalid
+        argument.
         """
         self._client = LedgerClient(
             address,
@@ -268,7 +269,7 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
     def scope(self, organization: str, vault: str = "") -> BlockingLedgerScope:
         """As `LedgerClient.scope`.
 
-        Return another scope of the same client. Its writes have separate sequences in the same file.
+        Return a scope of this client. Each scope has separate sequences in the same file.
         """
         portal = self._portal
         return BlockingLedgerScope(portal.run(self._client.scope, organization, vault), portal)

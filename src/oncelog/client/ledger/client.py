@@ -3,8 +3,8 @@
     async with LedgerClient("127.0.0.1:7271", path="billing.db", organization="acme", client_id="billing-1") as ledger:
         outcome = await ledger.write([set_entity("user:1", b"…", must_not_exist=True), relate("doc", "owner", "ann")])
 
-The client is its own first scope. `ledger.scope("acme", "main")` returns another scope, with a separate stream in the
-same file. The `protocol` decides, the `store` saves, and a `write_stream` for each scope does the I/O.
+The client is also its first scope. `ledger.scope("acme", "main")` returns another scope, with a separate stream in the
+same file. The `protocol` decides, the `store` saves, and one `write_stream` per scope does the I/O.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
 class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
-    """One client of one ledger, with a separate file. `async with` opens and closes it."""
+    """A client of one ledger, with a separate file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - by name, and most have a default
         self,
@@ -50,11 +50,12 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
     ) -> None:
         """Store the configuration; `async with` opens the client.
 
-        `address` is HOST:PORT of the gRPC port of the server. `path` is the file of this client, which is created if it
-        is missing; ":memory:" is for writes that need not survive. `client_id` is the client id of the credential, and
-        belongs to the file permanently. `token` is a string, or a function that returns one and is called for every
-        call to the server. `tls` is True for the root certificates of the machine, or a PEM file of root certificates.
-        `verify` checks the proof of every write. Raises SettingsError for an invalid argument.
+        `address` is HOST:PORT of the server's gRPC port. `path` is the client's file, which is created if it is
+        missing, or ":memory:" for writes that need not survive a restart. `client_id` is the client id of the
+        credential; the file belongs to it permanently. `token` is a string, or a function that returns one and is
+        called before every call to the server. `tls` is True to use the machine's root certificates, or the path of a
+        PEM file with root certificates. `verify` checks the proof of every write. Raises SettingsError for an invalid
+        argument.
         """
         if not isinstance(address, str) or not _ADDRESS_PATTERN.fullmatch(address):
             raise SettingsError(f"address must be HOST:PORT of a gRPC port, such as 127.0.0.1:7271, not {address!r}")
@@ -84,18 +85,18 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
             await self._add_scope(*names).open()
 
     async def _drain(self) -> None:
-        """Wait for the answers to calls under way, at most `close_timeout_ms`."""
+        """Wait for the answers to calls in flight, at most `close_timeout_ms`."""
         await self._end_scopes()
 
     async def _release(self) -> None:
-        await self._end_scopes()  # without `_drain` if opening was cancelled; a scope may have opened since
+        await self._end_scopes()  # `_drain` is skipped if opening was cancelled, and a scope may have opened since
         await self._runtime.transport.close()
 
     async def _end_scopes(self) -> None:
         await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
 
     def scope(self, organization: str, vault: str = "") -> LedgerScope:
-        """Return another scope of the same client. Its writes have separate sequences in the same file."""
+        """Return a scope of this client. Each scope has separate sequences in the same file."""
         self._runtime.check_open()
         return self._add_scope(_check_name(organization, "organization"), _check_vault(vault))
 

@@ -1,4 +1,4 @@
-"""Decoding of the answers of the ledger's gRPC service."""
+"""Decoding of answers from the ledger's gRPC service."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -25,7 +25,7 @@ REFUSAL_CODES: Final = frozenset(map(int, RefusalCode))
 
 
 def decode_refusal(error: pb.WriteError) -> Refused:
-    """Decode a refused write."""
+    """Decode the refusal of a write."""
     return Refused(
         RefusalCode(error.code),
         error.message,
@@ -37,7 +37,7 @@ def decode_refusal(error: pb.WriteError) -> Refused:
 
 
 def decode_client_state(state: pb.GetClientStateResponse) -> ClientState:
-    """Decode the state of a client."""
+    """Decode a client's state."""
     return ClientState(
         state.last_committed_sequence, state.last_seen_ms, state.last_idempotency_key, state.last_request_hash
     )
@@ -80,7 +80,7 @@ def _decode_operations(messages: Sequence[pb.Operation]) -> tuple[Operation, ...
 
 
 def decode_header(header: pb.BlockHeader) -> Block:
-    """Decode the header of a block."""
+    """Decode a block header."""
     return Block(
         header.lane,
         header.height,

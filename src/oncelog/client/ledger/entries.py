@@ -1,4 +1,4 @@
-"""Pending writes of a scope, the possible answers to a call, and the content of a save."""
+"""Values of the write protocol: pending writes, the possible answers to a call, and the content of a save."""
 
 from typing import NamedTuple
 from uuid import UUID
@@ -20,15 +20,15 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
     made_at_ms: int
     sequence: int = 0
     saved_sequence: int = 0
-    """Sequence in the file; 0 before the write is saved."""
+    """Sequence in the file, or 0 until the write is saved."""
     sent_sequence: int = 0
-    """Sequence under which the write may have been sent, as long as it has that sequence."""
+    """Sequence under which the write may have been sent, as long as it still has that sequence."""
     highest_sequence: int = 0
-    """Highest sequence that the write was sent under; 0 before that. A delayed copy of the request may carry it."""
+    """Highest sequence under which the write was sent, or 0. A delayed copy of the request may carry it."""
     lowest_unknown: int | None = None
-    """Lowest sequence under which the write was sent and not answered. None: every answer is known."""
+    """Lowest sequence under which the write was sent without an answer, or None if every call was answered."""
     is_probe: bool = False
-    """The server has used its sequence. The writes behind it wait until its outcome is known."""
+    """Whether the server has already used the write's sequence. Writes behind it wait until its outcome is known."""
     call: "WriteCall | None" = None
     gapped_turn: int = -1
     denied: ServerRefusedError | None = None
@@ -51,12 +51,12 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
 
     @property
     def size(self) -> int:
-        """Bytes of the operations."""
+        """Size of the operations in bytes."""
         return len(self.body)
 
     @property
     def is_certain(self) -> bool:
-        """Whether the outcome of every call is known. Only a call without an answer can have committed the write."""
+        """Whether every call was answered. Only an unanswered call can have committed a write that is still pending."""
         return self.lowest_unknown is None
 
     def mark_unknown(self, sequence: int) -> None:
@@ -64,7 +64,7 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
         self.lowest_unknown = min(sequence, self.lowest_unknown or sequence)
 
     def lowest_possible(self, sequence: int) -> int:
-        """Return the lowest sequence under which the server may have committed the write, for the case of a crash."""
+        """Return the lowest sequence under which the server may have committed the write if the client crashes now."""
         in_flight = self.call.sequence if self.call is not None else sequence
         return min(sequence, in_flight, self.lowest_unknown or sequence)
 
@@ -73,7 +73,7 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
 
 
 class WriteCall(NamedTuple):
-    """A call that sends a write under a sequence. `last` is the highest sequence that is known to be committed."""
+    """A call that sends a write under a sequence. `last` is the highest sequence known to be committed at that time."""
 
     entry: QueuedWrite
     sequence: int
@@ -97,7 +97,7 @@ class SequenceGap(Struct, frozen=True):
 
 
 class SequenceTaken(Struct, frozen=True):
-    """Another write was committed under the sequence: the server answered SEQUENCE_REUSED, or named another write."""
+    """A different write was committed under the sequence: the server answered SEQUENCE_REUSED or with that write."""
 
     last: int
 
@@ -109,7 +109,7 @@ WriteAnswer = Written | Refused | ProofFailure | SequenceGap | SequenceTaken | L
 
 
 SettledWrite = Settled[QueuedWrite, Outcome | Exception | None]
-"""A write and its outcome: an error if the server refused to process it, None if the application withdrew it."""
+"""A write and its outcome: an error if the server refused to process it, or None if the application withdrew it."""
 
 
 class SavedEntry(NamedTuple):
@@ -125,11 +125,11 @@ class ScopeState(NamedTuple):
     """Sequences of a scope, as the file stores them."""
 
     last: int = 0
-    """Highest sequence that is known to be committed."""
+    """Highest sequence known to be committed."""
     freed: int = 0
     """Highest sequence of a write that was given up. A delayed copy of that write may still commit under it."""
     highest: int = 0
-    """Highest sequence that any write had."""
+    """Highest sequence that any write ever had."""
 
 
 class StoreChanges(NamedTuple):
@@ -143,13 +143,13 @@ class StoreChanges(NamedTuple):
     def must_be_durable(self) -> bool:
         """Whether the save must survive a power failure.
 
-        A lost `Written` is harmless: the client sends the write again.
+        Losing a `Written` is harmless, because the client then resends the write.
         """
         return bool(self.entries) or any(not isinstance(settled.outcome, Written) for settled in self.settled)
 
 
 class ForgottenClient(NamedTuple):
-    """The server knows a lower sequence of this client than before."""
+    """The server reports a lower sequence for this client than before: `server_last` instead of `last`."""
 
     last: int
     server_last: int

@@ -1,13 +1,13 @@
-"""Protocol of the writes of one scope, without I/O and without a clock.
+"""The write protocol of one scope, without I/O and without a clock.
 
-It decides which write is sent next and under which sequence, and the effect of each answer. The `write_stream` calls
+It decides which write is sent next and under which sequence, and what effect each answer has. The `write_stream` drives
 it, saves its changes and makes its calls. The rules:
 
-- Writes without an outcome form a queue in the order of submission. Their sequences are dense and begin at `last` + 1,
-  where `last` is the highest sequence that is known to be committed. A write whose sequence the server has used keeps
-  it until its outcome is known, because the server never executes a used sequence as a new write.
-- A write is sent under a saved sequence, and has one call at a time. Writes behind it are sent before its answer
-  arrives. They may overtake it; then SEQUENCE_GAP only means that they have to be sent again.
+- Writes without an outcome form a queue in order of submission. Their sequences are contiguous and begin at `last` + 1,
+  where `last` is the highest sequence known to be committed. A write whose sequence the server has already used keeps
+  that sequence until its outcome is known, because the server never executes a used sequence as a new write.
+- A write is sent under a saved sequence, with one call at a time. The writes behind it are sent before its answer
+  arrives. They may overtake it, in which case SEQUENCE_GAP only means that they must be sent again.
 - When a write is refused, the writes behind it move down by one sequence and keep their keys. The key identifies a
   committed write, however often its sequence has changed.
 """
@@ -33,38 +33,38 @@ from oncelog.client.ledger.values import CONDITION_CODES, ClientState, Outcome, 
 from oncelog.errors import LostError, ServerRefusedError
 
 CLOCK_CORRECTION_MS: Final = 60_000
-"""Tolerance for corrections of the clock."""
+"""Tolerance for clock corrections."""
 RETENTION_MS: Final = 23 * 3600 * 1000
-"""Age up to which the server cannot have evicted a write: 24 hours, less one hour for clock skew."""
+"""The server cannot have evicted a write that is younger than this: 24 hours, less one hour for clock skew."""
 
 STATE_VALID_MS: Final = 60_000
-"""How long an answer about the client state counts as current when older writes are sent."""
+"""How long a client state counts as current when old writes are sent."""
 WINDOW_MIN: Final = 4
-"""Writes that are sent ahead even if writes are often refused."""
+"""Writes that may be in flight at the same time even if writes are often refused."""
 
 
 class LedgerProtocol:
     """The pending writes of one client in one scope."""
 
     def __init__(self, state: ScopeState, entries: Sequence[QueuedWrite], *, in_flight_max: int) -> None:
-        """Continue with the stored state and pending writes, in their order. Each of them may have been sent."""
+        """Continue with the stored state and pending writes, in order. Each of them may have been sent."""
         self.last = state.last
         self.forgotten: ForgottenClient | None = None
         self.refusal: ServerRefusedError | None = None
         """Why the server refuses to return the client state."""
         self.is_paused = False
-        """Nothing is sent until `release`, which the write stream calls after a pause."""
+        """Whether to send nothing until `release`, which the write stream calls after a pause."""
         self.is_refused = False
-        """The reason for the pause is that the server denies access."""
+        """Whether the protocol is paused because the server denies access."""
         self.was_adopted = False
-        """The server had evicted the client, and no write could be executed twice because of it."""
+        """Whether the server had evicted the client without a risk that a write is executed twice."""
         self._queue: dict[int, QueuedWrite] = {}
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
         self._probes = 0
         self._freed = state.freed
-        """See `ScopeState.freed`. Until a write with this sequence or a higher one commits, one write is sent at a
-        time."""
+        """See `ScopeState.freed`. Until a write with this or a higher sequence commits, the protocol sends one write at
+        a time."""
         self._highest = state.highest
         self._turn = 0
         self._wants_state = True
@@ -73,11 +73,11 @@ class LedgerProtocol:
         self._requested_from: int | None = None
         self._state_at_ms = 0
         self._unsaved: dict[int, QueuedWrite] = {}
-        """Writes to save with the next save."""
+        """Writes that the next save includes."""
         self._settled: list[SettledWrite] = []
         self._unsaved_removals = 0
-        """Removals of uncommitted writes that are not saved yet. Nothing is sent before they are: after a crash these
-        writes would be pending again, and no later write may have been committed before them."""
+        """How many removals of uncommitted writes are not saved yet. Nothing is sent until they are saved: after a
+        crash these writes are pending again, and no later write may have been committed before them."""
         self._reports: list[SettledWrite] = []
         self._saved_last = state.last
         for entry in entries:
@@ -93,20 +93,20 @@ class LedgerProtocol:
 
     @property
     def needs_state(self) -> bool:
-        """Whether the client state is still to be requested or answered."""
+        """Whether the client state must still be requested or its answer is outstanding."""
         return self._wants_state or self._requested_from is not None
 
     # --- submitting
 
     def submit(self, entry: QueuedWrite) -> None:
-        """Append a write to the queue. It is sent after it is saved."""
+        """Append a write to the queue. It is sent once it is saved."""
         entry.sequence = self.next_sequence
         self._queue[entry.number] = entry
         self._unsaved[entry.number] = entry
 
     @property
     def next_sequence(self) -> int:
-        """Sequence of a write that is appended."""
+        """Sequence that the next appended write gets."""
         newest = next(reversed(self._queue.values()), None)
         return max(self.last, newest.sequence if newest is not None else 0) + 1
 
@@ -122,8 +122,8 @@ class LedgerProtocol:
 
         Call `confirm_saved` or `revert_unsaved` afterwards.
         """
-        # A write that moved down is saved shortly before it is sent. Otherwise each refusal would save the whole queue
-        # again.
+        # A write that moved down is saved only shortly before it is sent. Otherwise each refusal would save the whole
+        # queue again.
         for entry in islice(self._queue.values(), 2 * self._in_flight_max):
             if entry.saved_sequence != entry.sequence:
                 self._unsaved[entry.number] = entry
@@ -138,29 +138,29 @@ class LedgerProtocol:
         return changes
 
     def confirm_saved(self, changes: StoreChanges) -> None:
-        """Record that changes are saved."""
+        """Record that changes have been saved."""
         for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
         self._saved_last = changes.state.last
         self._unsaved_removals -= sum(not isinstance(settled.outcome, Written) for settled in changes.settled)
 
     def revert_unsaved(self, changes: StoreChanges) -> None:
-        """Keep unsaved changes for the next save, but remove new writes from the queue."""
+        """Keep changes that could not be saved for the next save, but remove new writes from the queue."""
         for entry, _, _ in changes.entries:
             if entry.saved_sequence == 0:
                 self._queue.pop(entry.number, None)
                 self._unsaved.pop(entry.number, None)
             elif entry.number in self._queue:
                 self._unsaved[entry.number] = entry
-        # Settled writes stay settled: only committed ones were reported before the save.
+        # Settled writes remain settled: only committed ones were reported before the save.
         self._settled = changes.settled + self._settled
         self._renumber()
 
     def take_reports(self) -> list[SettledWrite]:
-        """Return what callers can learn before it is saved.
+        """Return the outcomes that can be reported to callers before they are saved.
 
-        This is a committed write, which the client would request again after a crash, or the error of a pending write
-        that the server refuses to process.
+        An outcome is either a committed write, which the client would request again after a crash, or the error of a
+        pending write that the server refuses to process.
         """
         reports, self._reports = self._reports, []
         return reports
@@ -168,7 +168,7 @@ class LedgerProtocol:
     # --- sending
 
     def next_calls(self, now_ms: int) -> list[WriteCall]:
-        """Return the calls to make now, in this order. Report the end of each with `handle_answer`."""
+        """Return the calls to make now, in this order. Pass the answer of each to `handle_answer`."""
         if self.is_paused or self.needs_state or self.forgotten is not None or self._unsaved_removals:
             return []
         calls: list[WriteCall] = []
@@ -183,12 +183,10 @@ class LedgerProtocol:
                 continue
             if entry.saved_sequence != entry.sequence or entry.gapped_turn == self._turn:
                 break  # later writes would only leave a gap
-            if (
-                self._is_old(entry, now_ms) and abs(now_ms - self._state_at_ms) > STATE_VALID_MS
-            ):  # a clock can be set back
-                self._wants_state = (
-                    True  # the server may have evicted the client, and would accept the write as a new one
-                )
+            # The clock may have been set back, hence `abs`.
+            if self._is_old(entry, now_ms) and abs(now_ms - self._state_at_ms) > STATE_VALID_MS:
+                # The server may have evicted the client, and would then accept the write as a new one.
+                self._wants_state = True
                 break
             call = WriteCall(entry, entry.sequence, self.last)
             entry.call = call
@@ -212,8 +210,8 @@ class LedgerProtocol:
             return  # the application withdrew it
         match answer:
             case Written(tx_id=None) if entry.is_certain:
-                # Another write was committed under this sequence, since this one was never sent. The server has evicted
-                # which one.
+                # No earlier call can have committed this write, so a different one has this sequence. The server has
+                # evicted which one.
                 self._handle_taken(call, call.sequence)
                 self._wants_state = True
             case Written(sequence=sequence):
@@ -228,9 +226,9 @@ class LedgerProtocol:
                 self._mark_used(sequence)
                 self._renumber()
             case Refused(code):
-                if code in CONDITION_CODES:  # the server checks conditions only for the write that is next
+                if code in CONDITION_CODES:  # the server checks the conditions only of the next write in sequence
                     self._advance(call.sequence - 1)
-                # Every write behind it was sent in vain. If refusals are frequent, fewer writes are sent ahead.
+                # Every write behind it was sent in vain. If refusals are frequent, send fewer writes ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
                 self._handle_refusal(entry, answer)
             case SequenceGap(last):
@@ -244,9 +242,9 @@ class LedgerProtocol:
                 self._handle_denial(entry, answer)
 
     def _give_up_sequence(self, sequence: int) -> None:
-        """Let `_renumber` move the write that has this sequence, because another write was committed under it.
+        """Allow `_renumber` to move the write with this sequence, because a different write was committed under it.
 
-        A delayed copy of a write that has moved down can commit under its earlier sequence.
+        This happens when a delayed copy of a write that has moved down commits under its earlier sequence.
         """
         for entry in self._queue.values():
             if entry.sequence == entry.sent_sequence == sequence:
@@ -254,8 +252,8 @@ class LedgerProtocol:
                 self._end_probe(entry)
 
     def _handle_refusal(self, entry: QueuedWrite, outcome: Refused | ServerRefusedError) -> None:
-        # A delayed copy of this write may still be committed under the freed sequence. The next write would find out,
-        # but the writes behind that one would have overtaken it by then.
+        # A delayed copy of this write may still commit under the freed sequence. The answer to the next write reveals
+        # that, but by then the writes behind the next one would have overtaken it.
         self._freed = max(self._freed, entry.highest_sequence)
         self._settle(entry, outcome)
         self._renumber()
@@ -270,21 +268,21 @@ class LedgerProtocol:
 
     def _handle_gap(self, call: WriteCall, last: int) -> None:
         if last < call.last:
-            # The server knew a higher sequence when the write was sent. The client state will show whether it evicted
-            # the client.
+            # The server knew a higher sequence when the write was sent. The client state shows whether the server has
+            # evicted the client.
             self._wants_state = self.is_paused = True
             return
         if last > self.last:
             self._advance(last)
             self._renumber()
         if self.last < call.entry.sequence - 1:
-            call.entry.gapped_turn = self._turn  # sent again when more is known about the writes before it
+            call.entry.gapped_turn = self._turn  # resent when more is known about the writes before it
 
     def _handle_denial(self, entry: QueuedWrite, error: ServerRefusedError) -> None:
         if entry.is_certain:
             self._handle_refusal(entry, error)
             return
-        # An earlier call may have committed the write. The refusal is about the caller or the limits of the server; the
+        # An earlier call may have committed the write. The refusal concerns the caller or the server's limits, but the
         # client state shows whether the write was committed.
         entry.denied = error
         self._wants_state = True
@@ -292,7 +290,7 @@ class LedgerProtocol:
     # --- client state
 
     def take_state_request(self) -> bool:
-        """Return whether to request the client state now.
+        """Return whether to request the client state now, and record the request.
 
         Pass the answer to `on_state_received` or `on_state_failed`.
         """
@@ -343,9 +341,8 @@ class LedgerProtocol:
                 if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
                     entry.is_probe = True
                     self._probes += 1
-                    if (
-                        entry.saved_sequence != entry.sequence
-                    ):  # other writes wait for it, so its place in the queue does not matter
+                    # Other writes wait for a probe, so it is saved wherever it is in the queue.
+                    if entry.saved_sequence != entry.sequence:
                         self._unsaved[entry.number] = entry
             self._renumber()
 
@@ -353,7 +350,7 @@ class LedgerProtocol:
     def _is_old(entry: QueuedWrite, now_ms: int) -> bool:
         """Whether the server may have evicted the write.
 
-        A write whose creation time is far in the future, because the clock was set back, counts as old.
+        A write whose creation time lies far in the future, because the clock was set back, counts as old.
         """
         age_ms = now_ms - entry.made_at_ms
         return not entry.is_certain and not -CLOCK_CORRECTION_MS <= age_ms <= RETENTION_MS
@@ -381,7 +378,7 @@ class LedgerProtocol:
         self._renumber()
 
     def resume(self, resend: Collection[bytes]) -> None:
-        """Send the pending writes with these keys as new writes, and withdraw the others."""
+        """Resend the pending writes with these keys as new writes, and withdraw the others."""
         if self.forgotten is None:
             return
         self.forgotten = None
@@ -439,7 +436,7 @@ class LedgerProtocol:
             if entry.sequence == sequence:
                 continue
             if entry.sequence < sequence:
-                # The file must not have it under the sequence of another write.
+                # The file must not store it under the sequence of a different write.
                 self._unsaved[entry.number] = entry
             entry.sequence = sequence
             self._turn += 1

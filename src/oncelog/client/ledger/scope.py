@@ -1,4 +1,4 @@
-"""One scope of a ledger: writes and reads."""
+"""A scope of a ledger: its writes and reads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class LedgerScope(StatusSource[LedgerRuntime, Status]):
-    """One scope of a ledger: an organization, or a vault of an organization. Created by `LedgerClient.scope`."""
+    """A scope of a ledger: an organization or one of its vaults. Created by `LedgerClient.scope`."""
 
     def __init__(self, runtime: LedgerRuntime, organization: str, vault: str) -> None:
         self.organization = organization
@@ -53,43 +53,44 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     ) -> Outcome:
         """Commit operations as one atomic transaction, exactly once, and wait for the outcome.
 
-        The write is on the disk before it is sent, and is sent until it has an outcome. Cancellation and TimeoutError
-        do not withdraw it. The same key with the same operations is the same write.
+        The write is on disk before it is sent, and is retried until it has an outcome. Cancellation and TimeoutError do
+        not withdraw it. The same key with the same operations is the same write.
 
         Raises:
             CanonicalError: an operation is invalid.
             LimitExceededError: a limit of the client would be exceeded.
-            IdReusedError: a write with other operations is pending under this key.
+            IdReusedError: a write with different operations is pending under this key.
             StoreError: the file cannot be written; nothing was sent.
             ServerRefusedError: the server denies access.
-            ForgottenError: the server has lost the state of this client; see `resume`.
+            ForgottenError: the server has lost this client's state; see `resume`.
             UnverifiedError: the proof of the write does not verify.
             ClosedError: the client is not open.
         """
         operation_tuple = tuple(operations) if isinstance(operations, Iterable) else (operations,)
         encoded_key = _encode_key(key)
-        # The time limit does not include opening the stream: after a TimeoutError the write must be pending.
+        # The timeout does not include opening the stream, because after a TimeoutError the write must be pending.
         stream = await self._get_stream()
         async with asyncio.timeout(timeout_s):
             return await stream.write(operation_tuple, encoded_key)
 
     async def recovered(self) -> list[Recovered]:
-        """Wait for the outcomes of the writes that were pending in an earlier run. Return the writes in their order.
+        """Wait for the outcomes of the writes that an earlier run left pending, and return these writes in order.
 
-        Raises ForgottenError if the outcomes can no longer be determined, or ServerRefusedError.
+        Raises ForgottenError if the outcomes can no longer be determined, or ServerRefusedError if the server denies
+        access.
         """
         return await (await self._get_stream()).wait_recovered()
 
     async def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
-        """Continue after a ForgottenError: choose which pending writes to send again. Return their outcomes.
+        """Continue after a ForgottenError. Resend the chosen pending writes and return their outcomes.
 
-        `resend` is True for all writes, False for none, or a set of keys. The client sends them as new writes under
-        their old keys, and withdraws the others.
+        `resend` is True for all pending writes, False for none, or a set of keys. The client sends these writes as new
+        ones under their old keys, and withdraws the others.
         """
         return await (await self._get_stream()).resume(resend)
 
     async def withdraw(self, key: UUID | bytes) -> bool:
-        """Stop sending a pending write, so that later writes of the scope proceed. Return when that is saved.
+        """Stop sending a pending write, so that later writes of the scope can proceed. Return once that is saved.
 
         Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
         copy of it may still commit: read the ledger to find out. Callers that wait for the write get a ClientError.
@@ -98,11 +99,11 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return await (await self._get_stream()).withdraw(_encode_key(key))
 
     async def pending(self) -> list[PendingWrite]:
-        """Return the writes without an outcome, in their order, with those of an earlier run."""
+        """Return the writes without an outcome, in order, including writes of earlier runs."""
         return (await self._get_stream()).outbox.list_pending()
 
     def status(self) -> Status:
-        """Return the status of the scope, for a user interface."""
+        """Return the scope's current status, for example for a user interface."""
         runtime, stream = self._runtime, self._stream
         pending = 0 if stream is None else len(stream.outbox.pending)
         if not runtime.is_open:
@@ -111,7 +112,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return Status(state=state, pending=pending, last_error=self.last_error)
 
     def reconnect_now(self) -> None:
-        """End the pause before the next attempt. Call it when the network is back."""
+        """Skip the pause before the next attempt, for example because the network is back."""
         self._runtime.check_open()
         if self._stream is not None:
             self._stream.skip_pause()
@@ -120,12 +121,12 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     def last_error(self) -> str | None:
         """Why pending writes have no outcome yet: the last refusal, or the reason why the server cannot be reached.
 
-        None without a known reason.
+        None if no reason is known.
         """
         return None if self._stream is None else self._stream.last_error or self._runtime.store_error
 
     async def open(self) -> None:
-        """Load the pending writes and send them. For the client alone."""
+        """Load the pending writes and send them. For internal use by the client."""
         await self._load_stream()
 
     async def _get_stream(self) -> WriteStream:
@@ -142,7 +143,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return self._stream
 
     async def end(self) -> None:
-        """Close the stream of writes. For the client alone."""
+        """Close the write stream. For internal use by the client."""
         async with self._open_lock:  # the stream may be opening
             if self._stream is not None:
                 await self._stream.close()
@@ -150,7 +151,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     # --- reads
 
     async def client_state(self) -> ClientState:
-        """Return the state that the server stores for this client."""
+        """Return the state that the server stores for this client in this scope."""
         return await self._runtime.transport.get_client_state(self.organization, self.vault)
 
     async def get_entity(self, key: str) -> LedgerEntity | None:
@@ -159,9 +160,9 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return self._codec.decode_entity(response.entity) if response.HasField("entity") else None
 
     async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
-        """Yield the entities whose keys begin with a prefix, by key.
+        """Yield the entities whose keys begin with a prefix, ordered by key.
 
-        The pages are read one after another, so they do not show one moment.
+        The pages are read one after another, so together they are not a consistent snapshot.
         """
         async for page in self._iterate_pages("ListEntities", prefix=prefix, page_size=page_size):
             for entity in page.entities:
@@ -170,7 +171,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
     async def list_relationships(
         self, *, resource: str = "", relation: str = "", subject: str = "", page_size: int = 0
     ) -> AsyncGenerator[LedgerRelationship, None]:
-        """Yield the relationships that match, in their order, page by page. An empty argument matches any value."""
+        """Yield the relationships that match, in order, page by page. An empty argument matches any value."""
         names = {"resource": resource, "relation": relation, "subject": subject}
         async for page in self._iterate_pages("ListRelationships", **names, page_size=page_size):
             for relationship in page.relationships:
@@ -190,18 +191,17 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         return await self._find("GetBlock", self._codec.decode_block, height=height)
 
     async def get_proof(self, tx_id: str) -> TransactionProof | None:
-        """Return the proof of a transaction, or None if the transaction does not exist. Check it with `is_valid`."""
+        """Return the proof of a transaction, or None if the transaction does not exist. `is_valid` checks the proof."""
         return await self._find("GetProof", self._codec.decode_proof, tx_id=tx_id)
 
     async def watch_blocks(
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
     ) -> AsyncGenerator[LedgerBlock, None]:
-        """Yield the blocks of the scope's lane above a height, and then each new block, in order and once.
+        """Yield the blocks of the scope's lane above a height, and then each new block, in order and exactly once.
 
         The iterator reconnects after a lost connection. With `check_chain` it raises UnverifiedError for a block that
-        does not follow the one before; pass the hash of block `after_height` as `previous_hash` to check the first
-        block too. After a restore that lost the previous block, the message names the restore and the block from which
-        to continue.
+        does not follow the previous one. To check the first block too, pass the hash of block `after_height` as
+        `previous_hash`. If a restore has lost the previous block, the error message explains how to continue.
         """
         runtime, height, epoch = self._runtime, after_height, ""
         previous = NO_HASH if after_height == 0 else previous_hash
@@ -222,7 +222,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
             except LostError:
                 pass
             except ServerRefusedError as error:
-                # The server ends a stream when its token expires. A token function may have a new token.
+                # The server closes a stream when its token expires. A token function may return a new token.
                 may_renew_token = error.code == AUTH_FAILED and has_come and runtime.transport.may_renew_token
                 if not error.is_transient and not may_renew_token:
                     raise
@@ -264,7 +264,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 def _check_next_block(found: LedgerBlock, height: int, previous: bytes | None, epoch: str = "") -> None:
     """Raise UnverifiedError for a block that does not follow the previous one.
 
-    `epoch` is that of the previous block, if known.
+    `epoch` is the epoch of the previous block, or empty if unknown.
     """
     block = found.block
     if block.height != height + 1 and not (block.may_follow_gap and block.height > height):

@@ -1,6 +1,6 @@
-"""The file of a ledger client: for each scope the pending writes and the sequences.
+"""The SQLite file of a ledger client: the pending writes and the sequences of each scope.
 
-It is an SQLite file. All methods block, and one thread at a time calls them.
+All methods block, and only one thread may call them at a time.
 """
 
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ SQL: Final = SCHEMA.load_queries()
 
 
 class StoredScope(NamedTuple):
-    """A scope, as the file has it."""
+    """A scope as stored in the file."""
 
     id: int
     state: ScopeState
@@ -23,14 +23,14 @@ class StoredScope(NamedTuple):
 
 
 class LedgerStore(OutboxStore):
-    """One file, open in one process."""
+    """Store of one ledger client."""
 
     _schema = SCHEMA
 
     def open(self, client_id: str) -> list[tuple[str, str]]:
-        """Open the file. Return the scopes with pending writes.
+        """Open the file and return the scopes that have pending writes.
 
-        Raises StoreInUseError, SettingsError if the file belongs to another client, or another StoreError.
+        Raises StoreInUseError or another StoreError, or SettingsError if the file belongs to a different client.
         """
         with self._file.open() as (connection, is_new):
             if is_new:
@@ -43,7 +43,7 @@ class LedgerStore(OutboxStore):
     # --- scopes
 
     def load_scope(self, organization: str, vault: str) -> StoredScope:
-        """Return a scope. A new scope has no pending writes."""
+        """Load a scope, or create it if it is new."""
         with self._file.transaction(is_durable=False) as connection:
             connection.execute(SQL["make_scope"], (organization, vault))
             found = connection.execute(SQL["scope"], (organization, vault)).fetchone()

@@ -1,6 +1,6 @@
-"""Calls to the gRPC service of a ledger. A call that fails raises LostError or ServerRefusedError.
+"""Calls to the gRPC service of a ledger. A failed call raises LostError or ServerRefusedError.
 
-The transport also checks whether the answer to a write is about this write, and whether its proof verifies.
+The transport also checks that the answer to a write is about that write, and that its proof verifies.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ _REFUSED_STATUSES: Final = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
-"""Statuses of calls that the server did not process. After any other status the effect of a call is unknown."""
+"""Statuses with which the server rejects a call unprocessed. After any other status the effect of a call is unknown."""
 TOO_LARGE: Final = "too_large"
 UNREADABLE_CODES: Final = frozenset({error_codes.FORBIDDEN, error_codes.NOT_FOUND})
 
 
 class LedgerTransport:
-    """One channel to one server. `open` and `close` it in the event loop that uses it."""
+    """A channel to one server. Must be opened and closed in the event loop that uses it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LedgerTransport:
         self._stub: Any = None
 
     def open(self) -> None:
-        """Create the channel. It connects at the first call."""
+        """Create the channel. It connects on the first call."""
         limits = self.limits
         options = (
             ("grpc.max_receive_message_length", limits.message_bytes_max),
@@ -88,12 +88,12 @@ class LedgerTransport:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the channel is connected. If not, it keeps trying to connect."""
+        """Whether the channel is connected. If it is not, reading this property makes it try to connect."""
         channel = self._channel
         return channel is not None and channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
-        """Close the channel, which ends the calls under way."""
+        """Close the channel, which cancels the calls in flight."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -101,7 +101,7 @@ class LedgerTransport:
     # --- calls
 
     async def call(self, method: str, request: Any, *, waits: bool = True) -> Any:
-        """Make a call with one answer. `waits` waits for a connection. Raises LostError or ServerRefusedError."""
+        """Make a unary call. With `waits`, wait for a connection first. Raises LostError or ServerRefusedError."""
         metadata = await self._build_metadata()
         with self._translate_errors():
             return await getattr(self._stub, method)(
@@ -109,7 +109,7 @@ class LedgerTransport:
             )
 
     async def iterate(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
-        """Make a call with a stream of answers. Raises LostError or ServerRefusedError."""
+        """Make a call and yield the stream of answers. Raises LostError or ServerRefusedError."""
         call = getattr(self._stub, method)(request, metadata=await self._build_metadata(), wait_for_ready=True)
         try:
             with self._translate_errors():
@@ -129,7 +129,7 @@ class LedgerTransport:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            # The call was cancelled, not the caller: the channel was closed.
+            # The call was cancelled but not the caller, so the channel was closed.
             raise LostError(f"{self.address}: the client was closed") from None
 
     async def get_client_state(self, organization: str, vault: str, *, waits: bool = True) -> ClientState:
@@ -200,8 +200,8 @@ class LedgerTransport:
         is_named = tx_id == format_tx_id(record.lane, record.position)
         if is_named and proof.is_valid and proof.block.hash == success.block_header.hash:
             return written
-        # The server answers a used sequence with equal operations like the write that used it, which may be another
-        # write.
+        # If a sequence is already used by a write with equal operations, the server answers with that write, which may
+        # be a different one.
         proof_failure = await self._check_committed(organization, vault, call, tx_id, sequence)
         return proof_failure if isinstance(proof_failure, SequenceTaken) else _build_proof_failure(tx_id, sequence)
 
@@ -229,13 +229,13 @@ class LedgerTransport:
     async def _check_committed(
         self, organization: str, vault: str, call: WriteCall, tx_id: str, sequence: int
     ) -> WriteAnswer | None:
-        """Return what the ledger has stored as this transaction, or None if the client may not read it."""
+        """Compare a write with the transaction that the server reports. Return None if the client may not read it."""
         try:
             proof = await self.get_proof(organization, vault, tx_id, waits=False)
         except ServerRefusedError as error:
             if error.code in UNREADABLE_CODES:
                 return None
-            raise LostError(str(error)) from error  # the refusal is not about the write
+            raise LostError(str(error)) from error  # the server refused the read, not the write
         record = proof.record
         if record.key != call.entry.key or record.client != self._client_id:
             return SequenceTaken(max(sequence, record.client_sequence))

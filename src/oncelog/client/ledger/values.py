@@ -1,4 +1,4 @@
-"""Types of the ledger client's public API: operations, outcomes of writes, results of reads, errors and limits."""
+"""Types of the ledger client's public API: operations, write outcomes, read results, errors and limits."""
 
 from enum import IntEnum
 from typing import Final
@@ -27,7 +27,7 @@ def set_entity(
 ) -> Operation:
     """Return an operation that sets an entity, under at most one condition.
 
-    `expires_at_ms` is a log time in milliseconds since 1970, from which the entity counts as absent. Raises
+    `expires_at_ms` is a log time in milliseconds since 1970. From then on the entity counts as absent. Raises
     CanonicalError for an invalid argument.
     """
     for name, condition_value in (("value", value), ("value_equals", value_equals)):
@@ -75,7 +75,7 @@ def _check_text(text: str, name: str) -> str:
 
 
 class RefusalCode(IntEnum):
-    """Reason for refusing a write. The numbers are those of the wire protocol (LG-20)."""
+    """Reason for refusing a write, with the numbers of the wire protocol (LG-20)."""
 
     KEY_EXISTS = 1
     KEY_NOT_FOUND = 2
@@ -88,28 +88,28 @@ class Written(Struct, frozen=True):
     """The transaction is committed, exactly once."""
 
     tx_id: str | None
-    """None if the server has evicted its answer: then only the sequence is known."""
+    """None if the server has evicted its answer. Only the sequence is known then."""
     sequence: int
     """Client sequence of the transaction."""
     version: int | None = None
     """Version of every entity that the transaction set.
 
-    `version`, `height` and `timestamp_ms` are None if the client may write but not read, and the server has restarted
-    before it answered."""
+    The server does not report `version`, `height` and `timestamp_ms` if it restarted before it answered and the client
+    may write but not read. They are then None."""
     height: int | None = None
     timestamp_ms: int | None = None
     is_replay: bool = False
-    """The server answered ALREADY_COMMITTED. A retry that the server answers from its cache looks like the first
-    answer."""
+    """Whether the server answered ALREADY_COMMITTED. If the server answers a retry from its cache, the answer equals
+    the first one and this is False."""
 
 
 class Refused(Struct, frozen=True):
-    """The write was refused: nothing was written, and the sequence is still free."""
+    """The write was refused. Nothing was written, and the sequence is still free."""
 
     code: RefusalCode
     message: str
     key: str = ""
-    """Entity of the failed condition. `current_version` and `current_value` describe it; they are unset if it does not
+    """Entity whose condition failed. `current_version` and `current_value` describe it, and are unset if it does not
     exist."""
     current_version: int | None = None
     current_value: bytes | None = None
@@ -120,7 +120,7 @@ Outcome = Written | Refused
 
 
 class Status(BaseStatus, frozen=True, kw_only=True):
-    """Status of a scope, for a user interface. A scope is live while the server answers its writes."""
+    """Status of a scope for a user interface. A scope is live while the server answers its writes."""
 
 
 class PendingWrite(Struct, frozen=True):
@@ -132,19 +132,20 @@ class PendingWrite(Struct, frozen=True):
 
 
 class Recovered(Struct, frozen=True):
-    """A write of an earlier run and its outcome, which is an error if the server refused to process the write."""
+    """A write of an earlier run and its outcome."""
 
     key: UUID
     operations: tuple[Operation, ...]
     outcome: Outcome | Exception | None
-    """None if the application withdrew the write (`resume`, `withdraw`)."""
+    """An error if the server refused to process the write, or None if the application withdrew it (`resume`,
+    `withdraw`)."""
 
 
 class ForgottenError(ClientError):
-    """The server has lost the state of this client, by eviction or by the restore of a backup.
+    """The server has lost this client's state, because it evicted the client or a backup was restored.
 
-    The client sends nothing until `resume`. The server cannot tell whether the `pending` writes were committed, and
-    would accept each as a new write.
+    The client sends nothing until `resume` is called. The server cannot tell whether the `pending` writes were
+    committed, and would accept each of them as a new write.
     """
 
     def __init__(self, last_sequence: int, server_sequence: int, pending: tuple[PendingWrite, ...]) -> None:
@@ -164,7 +165,7 @@ class ForgottenError(ClientError):
 
 
 class UnverifiedError(ClientError):
-    """A proof or a chain of blocks does not verify. For a write, `tx_id` is the transaction that the server names."""
+    """A proof or a chain of blocks does not verify. For a write, `tx_id` is the transaction id that the server sent."""
 
     def __init__(self, message: str, tx_id: str | None = None) -> None:
         super().__init__(message)
@@ -175,7 +176,7 @@ class UnverifiedError(ClientError):
 
 
 class ClientState(Struct, frozen=True):
-    """State that the server stores for the client in a scope. All fields are zero or empty for an unknown client."""
+    """The client state that the server stores for a scope. For an unknown client, all fields are zero or empty."""
 
     last_sequence: int = 0
     last_seen_ms: int = 0
@@ -191,11 +192,11 @@ class LedgerEntity(Struct, frozen=True):
     version: int
     expires_at_ms: int | None = None
     erased: bool = False
-    """The value was erased together with the transaction that set it; it is empty here."""
+    """Whether the value was erased, together with the transaction that set it. `value` is then empty."""
 
 
 class LedgerRelationship(Struct, frozen=True):
-    """A relationship, and the version that created it."""
+    """A relationship and the version that created it."""
 
     resource: str
     relation: str
@@ -220,18 +221,18 @@ class LedgerTransaction(Struct, frozen=True):
 
 
 class LedgerBlock(Struct, frozen=True):
-    """A block of the scope's lane, and the ids of the transactions of this scope in it."""
+    """A block of the scope's lane, and the ids of the scope's transactions in it."""
 
     block: Block
     hash: bytes
-    """Hash that the server sent. A valid block has `block.hash` equal to it."""
+    """Hash that the server sent. It equals `block.hash` if the block is valid."""
     tx_ids: tuple[str, ...]
     epoch: str = ""
     """Epoch of the log when the server sent the block."""
 
 
 class TransactionProof(Struct, frozen=True):
-    """The proof of a transaction. `oncelog.proof.proof_document` makes a document of it."""
+    """The proof of a transaction. `oncelog.proof.proof_document` converts it to a document."""
 
     record: Record
     salt: bytes
@@ -262,24 +263,24 @@ CONDITION_CODES: Final = frozenset(
 
 
 class LedgerLimits(BaseLimits, frozen=True, kw_only=True):
-    """Limits and timeouts of a ledger client. Every field can be set."""
+    """Limits and timeouts of a ledger client."""
 
     pending_writes_max: int = 10_000
-    """Writes of a scope without an outcome. Beyond it `write` raises LimitExceededError."""
+    """Writes per scope without an outcome. Beyond this, `write` raises LimitExceededError."""
     pending_bytes_max: int = 256 * MIB
-    """Total size of these writes, which are in memory too."""
+    """Total size of the pending writes of a scope, which the client also keeps in memory."""
     transaction_bytes_max: int = 4_000_000
-    """Size of a transaction on the wire. Servers accept messages of 4 MiB by default."""
+    """Size of a transaction on the wire. By default, servers accept messages of up to 4 MiB."""
     value_bytes_max: int = MIB
-    """Size of the value of an entity. It is also the default of servers."""
+    """Size of an entity's value. The server's default limit is the same."""
     in_flight_max: int = 64
-    """Writes of a scope that wait for an answer at a time."""
+    """Writes per scope that wait for an answer at the same time."""
     close_timeout_ms: int = 5000
     """How long `close` waits for the answers to sent writes."""
     idle_ms: int = 3_600_000
     """Idle time after which the client requests its state from the server before it sends the next write."""
     pause_ms_min: int = 100
-    """Pause before the first retry. Each further pause is twice as long."""
+    """Pause before the first retry. Each later pause is twice as long as the one before."""
     pause_ms_max: int = 10_000
     reconnect_ms_max: int = 1000
-    """Interval between attempts to connect. A pause before a retry ends as soon as the connection is back."""
+    """Interval between attempts to connect. A pause before a retry ends as soon as the client is reconnected."""

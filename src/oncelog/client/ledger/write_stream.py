@@ -1,6 +1,7 @@
-"""The writes of one scope, with asyncio: saves what the protocol changes, makes its calls, and reports outcomes.
+"""The asyncio side of a scope's writes: it saves the protocol's changes, makes its calls and reports outcomes.
 
-The task of the outbox saves. Another task waits before a retry. Each call to the server is a separate task.
+The outbox task saves, a second task waits out the pauses before retries, and each call to the server runs in a separate
+task.
 """
 
 import asyncio
@@ -35,17 +36,17 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("oncelog.client.ledger")
 CONNECTION_POLL_S: Final = 0.1
-"""Interval at which the stream checks for a connection. A check sends nothing."""
+"""Interval at which the stream checks whether the channel is connected. The check sends nothing."""
 
 
 class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
-    """State that the scopes of one ledger client share: a store, and a channel to the server."""
+    """State that the scopes of one ledger client share: a store and a channel to the server."""
 
     transport: "LedgerTransport"
 
 
 class Pending(BasePending[QueuedWrite, Outcome]):
-    """A write, and the callers that wait for its outcome."""
+    """A write with the callers that wait for its outcome."""
 
     __slots__ = ()
 
@@ -56,12 +57,12 @@ class Pending(BasePending[QueuedWrite, Outcome]):
 
 
 class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
-    """Outbox of one scope. The protocol keeps its changes until they are saved."""
+    """Outbox of one scope. The protocol holds its own changes until they are saved."""
 
     reused_text = "a write with other operations is pending under the key {draft}"
 
     def __init__(self, runtime: LedgerRuntime, stored: StoredScope, on_saved: Callable[[], None]) -> None:
-        """Call `on_saved` when the protocol may have new calls to make."""
+        """`on_saved` is called after each save, when the protocol may have new calls to make."""
         limits = runtime.limits
         super().__init__(
             runtime,
@@ -74,14 +75,14 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         """Refusals of pending writes, by number."""
         self._scope_id = stored.id
         self._on_saved = on_saved
-        # A key is stored twice if the first write was reported and not removed before a power failure.
+        # A key is stored twice if the first write was reported, but a power failure undid or prevented its removal.
         by_key = {entry.key: entry for entry in stored.pending}
         self._superseded = {entry.number for entry in stored.pending if by_key[entry.key] is not entry}
-        """Numbers of such first writes. Callers that use the key again wait for the second write."""
+        """Numbers of these first writes. Callers that use the key again wait for the second write."""
         self.load(by_key.values())
 
     def _take_changes(self) -> bool:
-        return True  # the protocol has them
+        return True  # the protocol holds the changes
 
     async def _save_batch(self, entries: Sequence[QueuedWrite], withdrawn: Sequence[object], changes: bool) -> None:
         del withdrawn, changes
@@ -95,7 +96,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
             await self._runtime.save(self._runtime.store.save, self._scope_id, unsaved)
         except StoreError:
             protocol.revert_unsaved(unsaved)
-            self._unsaved = None  # the protocol has the changes: later writes need not wait for them, and fail too
+            self._unsaved = None  # the protocol holds the changes, so later writes need not wait for this save
             raise
         protocol.confirm_saved(unsaved)
         for settled in unsaved.settled:
@@ -103,7 +104,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         self._on_saved()
 
     def list_pending(self) -> list[PendingWrite]:
-        """Return the writes without an outcome, in their order, also the ones that are not saved yet."""
+        """Return the writes without an outcome, in order, including the ones that are not saved yet."""
         known = {entry.key for entry in self.protocol.entries}
         drafts = [pending.entry for key, pending in self.pending.items() if key not in known]
         found = [(entry.sequence, entry) for entry in self.protocol.entries]
@@ -111,7 +112,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         return [PendingWrite(UUID(bytes=entry.key), sequence, entry.operations) for sequence, entry in found]
 
     def report(self, settled: SettledWrite) -> None:
-        """Report an outcome once: a committed write is reported before it is saved, and settled again after that."""
+        """Report an outcome, unless it was reported before: a committed write is reported before and after its save."""
         entry, outcome = settled
         if not entry.is_reported:
             entry.is_reported, entry.outcome = True, outcome
@@ -121,14 +122,14 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
                 self._settle(entry, outcome or withdrawn)
 
     def fail_callers(self, entry: QueuedWrite, error: Exception) -> None:
-        """Raise an error to the callers that wait for a write. It stays pending, and can have new callers."""
+        """Raise an error in the callers that wait for a write. The write remains pending and can have new callers."""
         if entry.number not in self._superseded:
             self._settle(entry, error)
             self.load([entry])
 
 
 class WriteStream(RetryTask[LedgerRuntime]):
-    """Writes of one scope. The retry task waits while the protocol is paused."""
+    """The writes of one scope. The retry task waits out the protocol's pauses."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- writing
 
     async def write(self, operations: tuple[Operation, ...], key: bytes) -> Outcome:
-        """Submit a write and wait for its outcome. A cancelled caller does not withdraw the write."""
+        """Submit a write and wait for its outcome. Cancelling the caller does not withdraw the write."""
         self._runtime.check_open()
         body = self._encode_body(operations)
         self._check_remembered()
@@ -179,7 +180,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
 
     @property
     def state(self) -> ConnectionState:
-        """State of the connection, by the last answer."""
+        """State of the connection, judged by the last answer."""
         if self._protocol.is_refused:
             return ConnectionState.REFUSED
         if self.last_error is not None and not self._transport.is_connected:
@@ -187,11 +188,11 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return ConnectionState.LIVE
 
     async def wait_recovered(self) -> list[Recovered]:
-        """Wait until all writes of an earlier run have outcomes. Return them in their order."""
+        """Wait until all writes of an earlier run have outcomes. Return them in order."""
 
         def are_known() -> bool:
             self._check_remembered()
-            # The last write is most often the last one with an outcome.
+            # Check backwards, because the last write usually gets its outcome last.
             are_reported = all(entry.is_reported for entry in reversed(self._recovered))
             if are_reported and (self._has_recovered or not self._protocol.needs_state):
                 return True
@@ -205,7 +206,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return [_to_recovered(entry, entry.outcome) for entry in self._recovered]
 
     async def resume(self, resend: bool | Collection[UUID]) -> list[Recovered]:
-        """Send selected pending writes again after a ForgottenError and withdraw the others. Return the outcomes."""
+        """Resend selected pending writes after a ForgottenError and withdraw the others. Return the outcomes."""
         self._runtime.check_open()
         if self._protocol.forgotten is None:
             return []
@@ -226,21 +227,21 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return [_to_recovered(entry, denied.get(entry.number, entry.outcome)) for entry in selected]
 
     async def withdraw(self, key: bytes) -> bool:
-        """Withdraw a pending write; see `LedgerScope.withdraw`."""
+        """Withdraw a pending write. See `LedgerScope.withdraw`."""
         self._runtime.check_open()
         if self._find_entry(key) is None:
-            await self.outbox.save()  # the write may have been submitted just now
+            await self.outbox.save()  # the write may only just have been submitted
         entry = self._find_entry(key)
         if entry is None:
             raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
         is_final = self._protocol.withdraw(entry)
-        self.skip_pause()  # the pause may be for this write
+        self.skip_pause()  # this write may be the reason for the pause
         self._advance()
         await self._runtime.wait_until(lambda: entry.is_reported)
         return is_final
 
     def _find_entry(self, key: bytes) -> QueuedWrite | None:
-        """Return the newest pending write with a key."""
+        """Return the newest pending write with the key, or None."""
         return next((entry for entry in reversed([*self._protocol.entries]) if entry.key == key), None)
 
     def _build_forgotten_error(self) -> ForgottenError | None:
@@ -250,7 +251,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return ForgottenError(forgotten.last, forgotten.server_last, tuple(self.outbox.list_pending()))
 
     def _check_remembered(self) -> None:
-        """Raise ForgottenError if the server has lost the state of this client."""
+        """Raise ForgottenError if the server has lost this client's state."""
         error = self._build_forgotten_error()
         if error is not None:
             raise error
@@ -258,12 +259,12 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- sending
 
     def _advance(self) -> None:
-        """Make the next calls, report outcomes and wake the save task, after any change of the protocol."""
+        """Make the next calls, report outcomes and wake the save task. Called after every protocol change."""
         if not self._runtime.is_ended:
             self._send_all()
         protocol = self._protocol
         for report in protocol.take_reports():
-            if isinstance(report.outcome, ServerRefusedError):  # the write stays pending
+            if isinstance(report.outcome, ServerRefusedError):  # the write remains pending
                 self.outbox.denied[report.entry.number] = report.outcome
                 self.outbox.fail_callers(report.entry, report.outcome)
             else:
@@ -302,7 +303,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             case LostError() | ServerRefusedError(is_transient=True):
                 self._record_no_answer(answer)
             case SequenceGap() if self.last_error is not None:
-                pass  # the server refuses an earlier write for now, so the writes behind it find a gap
+                pass  # the server temporarily refuses an earlier write, so the writes behind it find a gap
             case _:
                 self._record_answer()
         self._protocol.handle_answer(call, answer)
@@ -337,7 +338,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- pauses
 
     def skip_pause(self) -> None:
-        """End the pause before the next attempt, if there is one."""
+        """End the pause before the next attempt, if the protocol is paused."""
         if self._protocol.is_paused:
             super().skip_pause()
 
@@ -350,10 +351,10 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return RetryPause(min(retry_after_ms, self._limits.retry_after_ms_max), is_long=self._protocol.is_refused)
 
     async def _wait(self, pause: RetryPause) -> None:
-        """Wait until the next attempt. The pause ends early when a lost connection is back.
+        """Wait until the next attempt. The pause ends early when a lost connection is re-established.
 
-        It lasts at least until the next attempt to connect, because a server that ends each connection would be called
-        without any pause.
+        It lasts at least until the next attempt to connect. Otherwise the client would call a server that closes every
+        connection without any pause.
         """
         loop, backoff, reconnect_ms_max = asyncio.get_running_loop(), self._backoff, self._limits.reconnect_ms_max
         pause_s = poll_s = backoff.next_pause_s(pause)
@@ -369,9 +370,9 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- ending
 
     async def close(self) -> None:
-        """Wait for the answers to sent writes, at most `close_timeout_ms`.
+        """Wait for the answers to sent writes, at most `close_timeout_ms`, and stop all tasks.
 
-        Writes without an outcome stay in the file.
+        Writes without an outcome remain in the file.
         """
         unfinished = [*self._calls, *self.outbox.unsaved_submissions]
         if unfinished:

@@ -1,6 +1,6 @@
--- The file of a deltas client. It has no other tables. Version 1.
--- Owner of the file, last reading of the clock (64 bits do not fit into an INTEGER), cursor in the gateway, and whether
--- all rows are to be read again.
+-- Tables of a deltas client, in a separate file. Version 1.
+-- Owner of the file, last clock reading (TEXT, because unsigned 64-bit numbers do not fit into an INTEGER), cursor in
+-- the gateway, and whether all rows must be read again.
 CREATE TABLE client (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     client_id TEXT NOT NULL,
@@ -10,7 +10,7 @@ CREATE TABLE client (
     epoch TEXT NOT NULL,
     is_reset_wanted INTEGER NOT NULL
 ) STRICT;
--- Rows with the state that a merge needs. Deleted rows are kept, so that a late delta does not restore them.
+-- Rows with the state that a merge needs. Deleted rows are kept so that a late delta does not restore them.
 CREATE TABLE row_states (
     table_name TEXT NOT NULL,
     row_id TEXT NOT NULL,
@@ -19,8 +19,8 @@ CREATE TABLE row_states (
     PRIMARY KEY (table_name, row_id)
 ) STRICT;
 CREATE INDEX row_states_there ON row_states (table_name, row_id) WHERE is_there = 1;
--- Deltas of this client, in the order of their edits. Only deltas in this table are sent. Acknowledged deltas stay only
--- during a reset: the pages may have been read before the deltas were committed.
+-- Deltas of this client, in edit order. Only deltas in this table are sent. Acknowledged deltas are kept only during a
+-- reset, because its pages may have been read before the deltas were committed.
 CREATE TABLE outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     delta_id BLOB NOT NULL UNIQUE,

@@ -1,4 +1,4 @@
--- Rows of a snapshot that is being read, until its last page is there.
+-- Rows of a snapshot that is being read, until its last page has arrived.
 CREATE TEMP TABLE staged (
     table_name TEXT NOT NULL,
     row_id TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- Version 1 to version 2. Version 1 did not store these sequences, so the migration assumes the cautious values.
+-- From version 1 to version 2. Version 1 did not store these sequences, so the migration assumes the safe values.
 ALTER TABLE scopes ADD COLUMN freed_sequence INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE scopes ADD COLUMN highest_sequence INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE pending ADD COLUMN lowest_sequence INTEGER NOT NULL DEFAULT 1;

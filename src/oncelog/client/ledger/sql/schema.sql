@@ -1,10 +1,10 @@
--- The store of a ledger client. No other tables are in the file. Version 2.
+-- Tables of a ledger client, in a separate file. Version 2.
 CREATE TABLE client (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     client_id TEXT NOT NULL
 ) STRICT;
--- An organization or a vault, and its sequences: the highest one that is known to be committed, the highest one of a
--- write that ended without being committed, and the highest one that a write ever had.
+-- An organization or a vault, and its sequences: the highest one known to be committed, the highest one of a write that
+-- was given up, and the highest one that any write ever had.
 CREATE TABLE scopes (
     id INTEGER PRIMARY KEY,
     organization TEXT NOT NULL,
@@ -14,8 +14,8 @@ CREATE TABLE scopes (
     highest_sequence INTEGER NOT NULL DEFAULT 0,
     UNIQUE (organization, vault)
 ) STRICT;
--- Writes without an outcome, in the order of the callers. A write is stored before it is sent. The server may have
--- committed it under any sequence from `lowest_sequence` on.
+-- Writes without an outcome, in order of submission. A write is stored before it is sent. The server may have committed
+-- it under any sequence from `lowest_sequence` on.
 CREATE TABLE pending (
     scope_id INTEGER NOT NULL REFERENCES scopes (id),
     number INTEGER NOT NULL,
