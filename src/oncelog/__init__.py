@@ -147,14 +147,14 @@ _LAZY_NAMES: Final = {
     "open_blocking": "oncelog.engine.blocking",
     "work_of": "oncelog.idempotency.once",
 }
-"""Names from modules that import asyncio, threads or SQLite. A program that only computes keys does not load them."""
+"""Names whose modules import asyncio, threads or SQLite. A program that only computes keys does not load them."""
 _RENAMED: Final = {"Room": "DiskLimits"}
 """Deprecated names."""
 
 install()
 __getattr__, __dir__ = import_lazily(__name__, _LAZY_NAMES, renamed=_RENAMED)
 
-# `open` is public but not listed: a star import must not hide the builtin function.
+# `open` is public but not listed: a star import must not shadow the builtin.
 __all__ = [
     "CHAT",
     "DELTAS",

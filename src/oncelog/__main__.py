@@ -1,4 +1,4 @@
-"""Runs the command `oncelog` as `python -m oncelog`."""
+"""Run the `oncelog` command with `python -m oncelog`."""
 
 from oncelog.cli import main
 

@@ -1,7 +1,7 @@
-"""Base of the blocking classes: they call objects of an event loop through a portal.
+"""Base classes of the blocking API, which calls async objects through a portal.
 
-`tools/blocking` generates the blocking classes from the async classes. Code that it cannot derive is in subclasses of
-these classes (`blocking_base.py` of each package).
+`tools/blocking` generates the blocking classes from the async classes. Code that it cannot derive is written by hand in
+subclasses of these bases (`blocking_base.py` in each package).
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,24 +15,24 @@ T = TypeVar("T")
 
 
 class AsyncResource(Protocol):
-    """An object that an event loop opens and closes."""
+    """An async object that must be opened and closed."""
 
     async def __aenter__(self) -> object:
-        """Open it."""
+        """Open the object."""
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the object."""
 
 
 class BlockingObject:
-    """Calls an object of an event loop from other threads. Any number of threads may share it."""
+    """Calls an async object from other threads. Any number of threads may share it."""
 
     def __init__(self, portal: Portal | None) -> None:
         self._open_portal = portal
 
     @property
     def _portal(self) -> Portal:
-        """The open portal. Raises the error for closed objects before the object is opened and after it is closed."""
+        """The open portal. Raises the closed error before the object is opened and after it is closed."""
         if self._open_portal is None:
             raise self._build_closed_error()
         return self._open_portal
@@ -44,14 +44,14 @@ class BlockingObject:
         return self._portal.iterate(iterator)
 
     def _run_any_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a synchronous function: in the event loop, or directly without a portal, when no event loop uses the
-        object."""
+        """Call a synchronous function in the event loop, or directly before the portal is opened and after it is
+        closed."""
         portal = self._open_portal
         return function(*args, **kwargs) if portal is None else portal.run(function, *args, **kwargs)
 
 
 class BlockingResource(BlockingObject):
-    """Opens and closes an object of an event loop. The portal is open in between."""
+    """Opens and closes an async object. The portal is open in between."""
 
     def __init__(self, resource: AsyncResource, thread_name: str) -> None:
         self._open_portal = None
@@ -74,7 +74,7 @@ class BlockingResource(BlockingObject):
         self.close()
 
     def close(self) -> None:
-        """Close the object and the portal. Does nothing in a forked process, or if it is closed."""
+        """Close the object and the portal. Does nothing in a forked process, or if already closed."""
         portal, self._open_portal = self._open_portal, None
         if portal is not None and not portal.is_forked:
             try:

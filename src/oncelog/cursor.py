@@ -8,7 +8,8 @@ from msgspec import Struct
 class Cursor(Struct, frozen=True):
     """How far a reader has read, in one history and one order.
 
-    Store it as text: `str(cursor)`, `Cursor.parse(text)`. Parameters for a cursor accept its text too.
+    Store a cursor as text: `str(cursor)` writes it and `Cursor.parse(text)` reads it. Parameters that take a cursor
+    also accept its text.
     """
 
     position: int
@@ -21,7 +22,7 @@ class Cursor(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the result of `str`. Raises ValueError for another text."""
+        """Parse the result of `str`. Raises ValueError for any other text."""
         epoch, _, rest = text.partition(":")
         order, _, position = rest.rpartition(":")
         if not epoch or not position.isdecimal() or not position.isascii():

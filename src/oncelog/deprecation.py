@@ -1,4 +1,4 @@
-"""Deprecated names: they work for one release and warn. The changelog lists their replacements."""
+"""Deprecated names, which work for one more release and emit a warning. The changelog lists their replacements."""
 
 import importlib
 import os
@@ -14,10 +14,10 @@ from typing import Any, Final
 from warnings import warn_explicit
 
 _LIBRARY_FILES: Final = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib", importlib.__file__)
-"""Prefixes of the file names of this package and of the import system, which the warning skips."""
+"""File name prefixes of this package and of the import system. The warning skips frames in these files."""
 
 _RENAMED_MODULES: Final = {
-    "oncelog.doors": ("oncelog.server", {}),  # package of the next module; importing it alone was never documented
+    "oncelog.doors": ("oncelog.server", {}),  # parent of the next module; importing it alone was never documented
     "oncelog.doors.identity": (
         "oncelog.server.auth.authenticator",
         {
@@ -28,11 +28,11 @@ _RENAMED_MODULES: Final = {
         },
     ),
 }
-"""Renamed modules: the new module and its renamed names."""
+"""Old module names, each with the new module and the names that changed in it."""
 
 
 def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
-    """Return the new name of a public name of a module and warn.
+    """Return the new name for a renamed public name of a module, and warn.
 
     Raises:
         AttributeError: the module never had the name.
@@ -44,7 +44,7 @@ def find_renamed(module: str, renamed: Mapping[str, str], name: str) -> str:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn at the line of the application that calls this package, across any number of frames of this package."""
+    """Warn at the application's line that called this package, however many frames of this package are in between."""
     frame: FrameType = sys._getframe()  # noqa: SLF001 - `warnings` has no other way before Python 3.12
     while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
         frame = frame.f_back
@@ -59,7 +59,7 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def alias_property(old: str, new: str) -> Any:
-    """Return a property that reads another attribute of the object and warns."""
+    """Return a property that warns and then reads the attribute's new name."""
 
     def read(self: object) -> object:
         warn_renamed(old, new)
@@ -70,7 +70,7 @@ def alias_property(old: str, new: str) -> Any:
 
 
 def alias_method(old: str, new: str) -> Callable[..., Any]:
-    """Return a method that calls another method of the object and warns."""
+    """Return a method that warns and then calls the method's new name."""
 
     def call(self: object, *args: object, **options: object) -> object:
         warn_renamed(old, new)
@@ -81,7 +81,7 @@ def alias_method(old: str, new: str) -> Callable[..., Any]:
 
 
 class _RenamedModules(MetaPathFinder, Loader):
-    """Imports modules by their old names."""
+    """Import hook that finds modules under their old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -103,5 +103,5 @@ class _RenamedModules(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make modules importable by their old names."""
+    """Make renamed modules importable under their old names."""
     sys.meta_path.append(_RenamedModules())

@@ -39,4 +39,4 @@ SEQUENCE_GAP: Final = "sequence_gap"
 SEQUENCE_REUSED: Final = "sequence_reused"
 
 RETRYABLE_CODES: Final = frozenset({SERVER_BUSY, SERVER_ERROR, RATE_LIMITED, QUOTA_EXCEEDED, READ_ONLY})
-"""Codes of valid requests that a client can retry later without a change."""
+"""Codes for valid requests that a client can retry later, unchanged."""

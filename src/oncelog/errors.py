@@ -1,40 +1,40 @@
-"""Tree of errors. Outcomes of a submission are values (`core.values`) and never raised.
+"""The exception hierarchy. Outcomes of a submission are values (`core.values`) and are never raised.
 
 OncelogError
-├── CanonicalError            a value has no canonical form; names the place and the reason
-├── ProofError                an invalid proof document (`oncelog.proof`); names the place and the reason
-├── PolicyError               a policy with a contradiction, or other than the one that the log uses under its name
-├── SettingsError             a setting out of range, or other than that of the log; raised at start
-├── LimitExceededError        a limit of the log is reached; names the limit and its value
+├── CanonicalError            a value has no canonical form; gives the path and the reason
+├── ProofError                an invalid proof document (`oncelog.proof`); gives the path and the reason
+├── PolicyError               a policy contradicts itself, or differs from the log's policy of the same name
+├── SettingsError             a setting is out of range, or differs from the log's setting; raised at startup
+├── LimitExceededError        a limit of the log is reached; gives the limit and its value
 ├── ClosedError               the log is closed, or was opened in another process
-├── HistoryChangedError       a cursor of a different epoch, or of a log that has been cut
+├── HistoryChangedError       a cursor from a different epoch, or from a log that has been truncated
 ├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still valid
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
-├── UnstorableError           the store cannot hold a write; a retry does not help
-├── AuthError                 an invalid credential; only the log of the server has the reason
-├── ClientError               errors of a client of a server (`oncelog.client`)
+├── UnstorableError           the store cannot hold a write; retrying does not help
+├── AuthError                 an invalid credential; only the server's log has the reason
+├── ClientError               errors of clients (`oncelog.client`)
 │   ├── LostError                 the server cannot be reached, or the connection broke
-│   ├── ServerRefusedError        the server refused the request; has the code and the message
+│   ├── ServerRefusedError        the server refused the request; has the server's code and message
 │   ├── ProtocolError             the server sent an invalid message
-│   ├── IdReusedError             another submission with this id waits in the outbox
+│   ├── IdReusedError             a different submission with this id is in the outbox
 │   ├── StoreInUseError           another client has the file open
-│   ├── PartitionsChangedError    the file belongs to other partitions
+│   ├── PartitionsChangedError    the file belongs to different partitions
 │   └── UpdatesLostError          a reader of updates or changes fell behind: subscribe again, then read the state
 ├── WorkError                 errors of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
-│   ├── ConflictError             the key was used for other work
-│   ├── InFlightError             another caller does the work
+│   ├── ConflictError             the key was used for different work
+│   ├── InFlightError             another caller is doing the work
 │   ├── RunFailedError            the work that this caller waited for failed in another process
-│   ├── LeaseLostError            another caller took over; the result of this caller was dropped
+│   ├── LeaseLostError            another caller took over; this caller's result was dropped
 │   ├── ResultError               the result cannot be stored
 │   ├── ResultErasedError         the work was done, but its result has been erased
-│   ├── BusyError                 the log is overloaded or limited
-│   └── TransactionError          the shared transaction has an unexpected state
+│   ├── BusyError                 the log is overloaded, read-only, or at a limit
+│   └── TransactionError          the shared transaction is in an unexpected state
 └── StoreError
     ├── StoreUnavailableError     I/O error, locked, unreachable: retry under the same identity
     │   ├── DiskFullError             the disk is full
-    │   └── LogReplacedError          another log or history is at the address: restart the process
+    │   └── LogReplacedError          a different log or history is at this address: restart the process
     ├── NotALogError              a file that is not a log
-    ├── NewerSchemaError          a log of a newer version of Oncelog
+    ├── NewerSchemaError          a log written by a newer version of Oncelog
     ├── MovedError                a log that has been moved into a database: open it there
     └── CorruptError              stored data contradicts itself
 """
@@ -48,7 +48,7 @@ class OncelogError(Exception):
 
 
 class _PathError(OncelogError, ValueError):
-    """A fault in a value. `path` is the place of the fault, `reason` describes it."""
+    """A fault in a value: `path` locates it, `reason` describes it."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -57,19 +57,19 @@ class _PathError(OncelogError, ValueError):
 
 
 class CanonicalError(_PathError):
-    """A value without a canonical form. `path` names the place (`$.items[2].price`), `reason` the fault."""
+    """A value without a canonical form. `path` locates the fault (`$.items[2].price`), `reason` describes it."""
 
 
 class ProofError(_PathError):
-    """An invalid proof document. `path` names the place (`$.block.hash`), `reason` the fault."""
+    """An invalid proof document. `path` locates the fault (`$.block.hash`), `reason` describes it."""
 
 
 class PolicyError(OncelogError, ValueError):
-    """A policy contradicts itself, or differs from the one that the log uses under its name."""
+    """A policy contradicts itself, or differs from the policy that the log has under this name."""
 
 
 class SettingsError(OncelogError, ValueError):
-    """A setting is out of its range, or differs from that of an existing log."""
+    """A setting is out of range, or differs from the existing log's setting."""
 
 
 class LimitExceededError(OncelogError):
@@ -86,9 +86,9 @@ class ClosedError(OncelogError):
 
 
 class HistoryChangedError(OncelogError):
-    """The cursor belongs to another history: start again with the current state of this log.
+    """The cursor belongs to a different history: start again with the current state of this log.
 
-    `epoch` is the epoch of the log, `newest` the newest number of the requested order.
+    `epoch` is the log's epoch, `newest` the highest number in the requested order.
     """
 
     def __init__(self, message: str, epoch: str, newest: int) -> None:
@@ -119,12 +119,12 @@ class ClockJumpedError(OncelogError):
 
 
 class UnstorableError(OncelogError):
-    """The store cannot hold a write, because of a limit or a constraint. Nothing was written; a retry does not help."""
+    """The store cannot hold a write, because of a limit or a constraint. Nothing was written; retrying does not
+    help."""
 
 
 class AuthError(OncelogError):
-    """A credential is invalid. Only the log of the server has the `reason`; callers get the same text for
-    all reasons."""
+    """A credential is invalid. Only the server's log has the `reason`; callers get the same text for every reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("authentication failed")
@@ -136,7 +136,7 @@ class StoreError(OncelogError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot be read or written for now.
+    """The store cannot currently be read or written.
 
     The outcome of a submission may be unknown: submit it again under the same identity.
     """
@@ -147,14 +147,14 @@ class DiskFullError(StoreUnavailableError):
 
 
 class LogReplacedError(StoreUnavailableError):
-    """The file or database now has another log, or another epoch of it.
+    """The file or database now holds a different log, or a different epoch of the same log.
 
-    This process holds answers and cursors of the old history. Open the log again; restart a server.
+    This process still caches answers and cursors of the old history. Reopen the log; in a server, restart the process.
     """
 
 
 class NotALogError(StoreError):
-    """The file is not a log. It was not changed."""
+    """The file is not a log. Oncelog did not change it."""
 
 
 class NewerSchemaError(StoreError):
@@ -162,9 +162,9 @@ class NewerSchemaError(StoreError):
 
 
 class MovedError(StoreError):
-    """The log has been moved into a database (`oncelog move`) and is only written there.
+    """The log has been moved into a database (`oncelog move`) and can only be written there.
 
-    Nothing was written here. `target` is its address, without a password.
+    Nothing was written here. `target` is the database address, without a password.
     """
 
     def __init__(self, message: str, target: str) -> None:
@@ -173,19 +173,19 @@ class MovedError(StoreError):
 
 
 class CorruptError(StoreError):
-    """Stored data contradicts itself. `oncelog verify FILE` reports the places."""
+    """Stored data contradicts itself. `oncelog verify FILE` reports where."""
 
 
 class WorkError(OncelogError):
-    """Base of the errors of work that is done once."""
+    """Base of all errors from work that is done once."""
 
 
 class ConflictError(WorkError):
-    """The key was used for different arguments or another request. Nothing was done."""
+    """The key was used for different arguments or a different request. Nothing was done."""
 
 
 class InFlightError(WorkError):
-    """Another caller does the work. Its lease ends in `retry_after_ms` unless it is renewed."""
+    """Another caller is doing the work. Its lease expires in `retry_after_ms` unless renewed."""
 
     def __init__(self, message: str, retry_after_ms: int = 0) -> None:
         super().__init__(message)
@@ -217,7 +217,7 @@ class ResultErasedError(WorkError):
 
 
 class BusyError(WorkError):
-    """The log accepts no new work for now. Nothing was done; retry after `retry_after_ms`.
+    """The log currently accepts no new work. Nothing was done; retry after `retry_after_ms`.
 
     `reason` is `busy`, `rate_limited`, `read_only` or `quota_exceeded`.
     """
@@ -229,11 +229,11 @@ class BusyError(WorkError):
 
 
 class TransactionError(WorkError):
-    """A transaction was open already, or the function tried to end the shared transaction. Nothing was done."""
+    """A transaction was already open, or the function tried to end the shared transaction. Nothing was done."""
 
 
 class ClientError(OncelogError):
-    """Base of the errors of a client of a server."""
+    """Base of all client errors."""
 
 
 class LostError(ClientError):
@@ -259,7 +259,7 @@ class ProtocolError(ClientError):
 
 
 class IdReusedError(ClientError):
-    """A submission with this id and other content waits in the outbox. Nothing was added."""
+    """The outbox already has a submission with this id and different content. Nothing was added."""
 
 
 class StoreInUseError(ClientError):
@@ -267,7 +267,7 @@ class StoreInUseError(ClientError):
 
 
 class PartitionsChangedError(ClientError):
-    """The file has the cursor of other partitions. Use another file, or pass `reset`."""
+    """The file holds a cursor for different partitions. Use a different file, or pass `reset`."""
 
     def __init__(self, path: str, partitions: tuple[str, ...]) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
 """Permissions of the files that Oncelog creates (CO-26).
 
-Every new file gets an explicit mode, independent of the umask: 0600, or `file_mode` if a group shares a log. The mode
-of an existing file is never changed; a file with more permissions is reported once.
+Every new file gets an explicit mode, independent of the umask: 0600, or `file_mode` if a group shares a log. Oncelog
+never changes the mode of an existing file, but warns once about a file with more permissions.
 """
 
 import errno
@@ -21,11 +21,11 @@ logger: Final = logging.getLogger("oncelog.files")
 
 OWNER_ONLY: Final = 0o600
 FILE_MODES: Final = (0o600, 0o640, 0o660)
-"""Allowed values of `file_mode`. The owner reads and writes; users outside of the group have no access."""
+"""Allowed values of `file_mode`. The owner can read and write; users outside the group have no access."""
 _OCTAL: Final = re.compile(r"(0o)?[0-7]{1,5}", re.ASCII)
 _PERMISSIONS: Final = 0o777
 _create_lock: Final = threading.Lock()
-"""Held while a new file is open to set its mode (`create_file`)."""
+"""Held while `create_file` has a new file open to set its mode."""
 
 
 def check_file_mode(mode: int) -> int:
@@ -37,20 +37,20 @@ def check_file_mode(mode: int) -> int:
 
 
 def parse_file_mode(text: str) -> int:
-    """Return the mode of octal digits: `0660`, `660` or `0o660`. Raises SettingsError."""
+    """Parse a mode from octal digits: `0660`, `660` or `0o660`. Raises SettingsError."""
     if _OCTAL.fullmatch(text) is None:
         raise SettingsError(f"file_mode must be {_format_choices()}, not {text!r}")
     return check_file_mode(int(text.removeprefix("0o"), 8))
 
 
 def create_file(path: str, mode: int = OWNER_ONLY) -> bool:
-    """Create an empty file with this mode, for SQLite to open. Return False if the file exists.
+    """Create an empty file with this mode for SQLite to open. Return False if the file already exists.
 
-    SQLite gives the `-wal`, `-shm` and `-journal` files the mode of the main file. A symbolic link to a missing file
-    creates that file, as in SQLite. Raises OSError.
+    SQLite gives the `-wal`, `-shm` and `-journal` files the mode of the main file. For a symbolic link to a missing
+    file, the target is created, as SQLite does. Raises OSError.
     """
-    # When a process closes any descriptor of a file, POSIX drops all its locks on the file. Another thread must
-    # therefore not open the new file with SQLite before this descriptor is closed.
+    # When a process closes any descriptor of a file, POSIX drops all locks that the process holds on it. No other
+    # thread may therefore open the new file with SQLite before this descriptor is closed.
     with _create_lock:
         try:
             os.close(open_new(os.path.realpath(path), os.O_RDWR, mode))
@@ -66,7 +66,7 @@ def create_or_report(path: str, mode: int = OWNER_ONLY) -> None:
 
 
 def describe_creation_error(path: str, error: OSError) -> str:
-    """Return the message for a file that `create_or_report` could not create."""
+    """Return the error message for a file that `create_or_report` could not create."""
     directory = Path(path).parent
     if isinstance(error, FileNotFoundError) and not directory.exists():
         return f"{path} cannot be created: {error.strerror}: the directory {directory} does not exist; create it first"
@@ -74,8 +74,9 @@ def describe_creation_error(path: str, error: OSError) -> str:
 
 
 def open_new(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -> int:
-    """Create a file with this mode and return its descriptor. Raises FileExistsError and other OSErrors."""
-    # Without the mode of the owner here, another user could open the file before it has its mode.
+    """Create a file with this mode and return its descriptor. Raises OSError, and FileExistsError if the file
+    exists."""
+    # Start with the owner's permissions only; otherwise another user could open the file before its mode is set.
     descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & OWNER_ONLY)
     try:
         os.fchmod(descriptor, mode)
@@ -86,7 +87,7 @@ def open_new(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -
 
 
 def open_or_create(path: str | os.PathLike[str], flags: int, mode: int = OWNER_ONLY) -> int:
-    """Return a descriptor of a file, and create the file with this mode if it is missing. Raises OSError."""
+    """Open a file, creating it with this mode if it is missing, and return its descriptor. Raises OSError."""
     while True:
         try:
             return open_new(path, flags, mode)
@@ -100,7 +101,7 @@ def open_or_create(path: str | os.PathLike[str], flags: int, mode: int = OWNER_O
 
 
 def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
-    """Log a warning if an existing file has more permissions than `mode`, once for each file."""
+    """Log a warning, once per file, if an existing file has more permissions than `mode`."""
     try:
         found = stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS  # noqa: PTH116 - a path of any type
     except OSError:
@@ -120,7 +121,7 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
 
 @lru_cache(maxsize=1000)
 def warn_once(logger: logging.Logger, message: str, *arguments: object) -> None:
-    """Log a warning, unless this process has logged the same one."""
+    """Log a warning, unless this process has already logged the same one."""
     logger.warning(message, *arguments)
 
 
@@ -130,7 +131,7 @@ def _format_choices() -> str:
 
 
 def sync_path(path: str | os.PathLike[str]) -> None:
-    """Flush a file, or the entries of a directory, to the disk. Raises OSError."""
+    """Flush a file, or a directory's entries, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

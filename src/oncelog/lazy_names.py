@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use.
+"""Lazy imports: a package imports a name when it is first used.
 
 A command that needs only a few names does not load threads, SQLite or aiohttp.
 """
@@ -13,10 +13,10 @@ from oncelog.deprecation import find_renamed
 def import_lazily(
     package: str, modules: Mapping[str, str], *, renamed: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package with `__all__`.
+    """Return `__getattr__` and `__dir__` for a package that defines `__all__`.
 
-    `modules` maps names to the modules that define them. A module may be followed by a colon and the name of the object
-    in the module. `renamed` maps deprecated names to current ones.
+    `modules` maps names to the modules that define them. A module may be followed by a colon and the object's name in
+    that module. `renamed` maps deprecated names to current ones.
     """
 
     def __getattr__(name: str) -> object:  # noqa: N807 - the package assigns it to `__getattr__`

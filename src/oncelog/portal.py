@@ -1,6 +1,7 @@
-"""Portal from blocking code into asyncio: one thread with an event loop, and calls that wait for their results.
+"""Portal from blocking code into asyncio: a thread runs an event loop, and callers wait for their results.
 
-It does not depend on Oncelog. The blocking classes of the library and of the clients use it (`oncelog.blocking_base`).
+This module does not depend on the rest of Oncelog. The blocking classes of the library and the clients use it through
+`oncelog.blocking_base`.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ T = TypeVar("T")
 
 
 def build_closed_error() -> Exception:
-    """Return the default error for calls of a closed portal."""
+    """Return the default error for calls to a closed portal."""
     return RuntimeError("the portal is closed")
 
 
 class Portal:
     """Runs coroutines in a separate thread. Any number of threads may call it.
 
-    `build_closed_error` builds the error of calls after `close`, and of calls that `close` interrupts.
+    `build_closed_error` builds the error that is raised for calls after `close` and for calls that `close` interrupts.
     """
 
     def __init__(self, name: str = "portal", build_closed_error: Callable[[], Exception] = build_closed_error) -> None:
@@ -38,13 +39,13 @@ class Portal:
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call an async function and return its result. An interrupt cancels the call and waits for its end."""
+        """Call an async function and return its result. An interrupt cancels the call and waits for it to finish."""
         return self.call_with_timeout(None, partial(function, *args, **kwargs))
 
     def call_with_timeout(
         self, timeout_s: float | None, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call an async function with a timeout, after which the call is cancelled and TimeoutError raised."""
+        """Call an async function. After the timeout, cancel the call and raise TimeoutError."""
 
         async def run_call() -> T:
             async with asyncio.timeout(timeout_s):
@@ -53,7 +54,7 @@ class Portal:
         return self._wait(run_call)
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a synchronous function in the thread of the event loop and return its result."""
+        """Call a synchronous function in the event loop's thread and return its result."""
 
         async def run_function() -> T:
             return function(*args, **kwargs)
@@ -61,7 +62,7 @@ class Portal:
         return self._wait(run_function)
 
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
-        """Iterate over an async iterator, and close it at the end of the loop."""
+        """Iterate over an async iterator, and close it when the loop ends."""
 
         async def step() -> T:
             return await anext(iterator)
@@ -79,16 +80,16 @@ class Portal:
                     return
                 yield value
         finally:
-            if not self._is_closed and not self.is_forked:  # otherwise the event loop has closed the iterator
+            if not self._is_closed and not self.is_forked:  # otherwise the event loop has already closed it
                 self._wait(close)
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork, which does not have the thread."""
+        """Whether this process was forked after the portal started. A fork does not inherit the thread."""
         return os.getpid() != self._process
 
     def close(self) -> None:
-        """End the thread and cancel running calls. Does nothing in a forked process."""
+        """Cancel running calls and stop the thread. Does nothing in a forked process."""
         if self.is_forked:
             return
         with self._lock:
@@ -112,7 +113,7 @@ class Portal:
             raise
         except BaseException:
             if call.is_sent and not call.outcome.done():  # this thread was interrupted
-                with suppress(RuntimeError):  # the loop is closed and has cancelled the call
+                with suppress(RuntimeError):  # the loop is closed and has already cancelled the call
                     self._loop.call_soon_threadsafe(call.cancel)
                 with suppress(BaseException):
                     call.outcome.result()
@@ -120,7 +121,7 @@ class Portal:
 
     def _submit(self, call: "_Call[T]") -> None:
         with self._lock:
-            # The lock orders `begin` before the stop of the loop, so that every sent call ends.
+            # The lock schedules `begin` before the loop stops, so that every sent call finishes.
             if self._is_closed:
                 raise self._build_closed_error()
             call.is_sent = True
@@ -136,7 +137,7 @@ class Portal:
 
 
 class _Call(Generic[T]):
-    """A call in the event loop. Its outcome is set when its task has ended; a future of asyncio would not wait for
+    """A call in the event loop. Its outcome is set after its task has finished; an asyncio future would not wait for
     that."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
@@ -146,7 +147,7 @@ class _Call(Generic[T]):
         self._task: asyncio.Future[T] | None = None
 
     def begin(self) -> None:
-        """Start the task. This and the following methods run in the thread of the event loop."""
+        """Start the task. This and the following methods run in the event loop's thread."""
         self._task = asyncio.ensure_future(self._function())
         self._task.add_done_callback(self._finish)
 

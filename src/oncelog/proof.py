@@ -1,4 +1,4 @@
-"""Proofs as documents that can be stored, passed on and checked without a log.
+"""Proof documents, which can be stored, passed on and verified without the log.
 
 docs/reference/proofs.md specifies the bytes.
 
@@ -8,7 +8,7 @@ docs/reference/proofs.md specifies the bytes.
     result = verify(decode(data), block_hash=trusted_hash)
     result.is_valid, result.is_erased, result.findings
 
-Without a trusted hash of the block, a valid proof only shows that it is consistent: anyone can invent a block.
+Without a trusted block hash, a valid result only means that the proof is consistent: anyone can invent a block.
 """
 
 import json
@@ -49,7 +49,7 @@ __all__ = [
 DOCUMENT_BYTES_MAX: Final = 64 * 2**20
 """Allows for a body of 47 MiB in base64."""
 PATH_HASHES_MAX: Final = 64
-"""More than the levels of any tree."""
+"""More levels than any tree has."""
 
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
@@ -78,8 +78,8 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     client: str
     partitions: tuple[str, ...]
 
-    # The limits are those of a log (`core.validation`). They also protect the caches of `core.proof`, which keep names
-    # of headers in memory, against foreign documents.
+    # The limits are those of a log (`core.validation`). They also keep untrusted documents from filling the caches of
+    # `core.proof`, which hold names from headers.
 
     def __post_init__(self) -> None:
         """Raise ProofError for values that no log can have."""
@@ -97,7 +97,7 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A block without its records, and its hash. All hashes are hexadecimal."""
+    """A block's header fields and its hash. All hashes are hexadecimal."""
 
     lane: int
     height: int
@@ -119,7 +119,7 @@ class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A record, its block, and the path between them.
 
-    Salt, hash and path are hexadecimal; the body is base64 in JSON. Salt and body are None for an erased record, or if
+    Salt, hash and path are hexadecimal; the body is base64 in JSON. Salt and body are None if the record is erased or
     the sender of the document keeps the body private.
     """
 
@@ -231,19 +231,18 @@ _DOCUMENT_DECODER: Final = msgspec.json.Decoder(ProofDocument)
 
 
 def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument:
-    """Decode a document from JSON. Raises ProofError with the path of the fault."""
+    """Decode a document from JSON. Raises ProofError with the path of a fault."""
     if len(data) > bytes_max:
         raise ProofError("$", f"must have at most {bytes_max} bytes")
     try:
         document = _DOCUMENT_DECODER.decode(data)
-        # Decoders differ in which of two members with the same name they use, so a repeated one could hide other
-        # content.
+        # Decoders differ in which of two members with the same name they use, so a repeated member could hide content.
         parsed = json.loads(data, object_pairs_hook=_check_unique)
     except msgspec.MsgspecError as error:
         raise _to_proof_error(error) from error
     except UnicodeError as error:
         raise ProofError("$", "is not UTF-8") from error
-    # The unused last bits of base64 must be zero, so that a body has one encoding only.
+    # The unused bits at the end of base64 must be zero, so that a body has only one encoding.
     if document.body is not None and parsed["body"] != b64encode(document.body).decode():
         raise ProofError("$.body", "has bits set after its last byte")
     return document
@@ -251,7 +250,7 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
 
 def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
-    if len(members) < len(pairs):  # the decoder has refused unknown names
+    if len(members) < len(pairs):  # the decoder has already refused unknown names
         names = [name for name, _ in pairs]
         raise ProofError(next(name for name in members if names.count(name) > 1), "is repeated")
     return members
@@ -263,7 +262,7 @@ def _to_proof_error(error: msgspec.MsgspecError) -> ProofError:
     path = path or "$"
     if isinstance(error.__cause__, ProofError):
         return ProofError(f"{path}.{error.__cause__.path}", error.__cause__.reason)
-    # The message may quote the document, which must not send control characters to a terminal.
+    # The message may quote the document; remove control characters that it could send to a terminal.
     reason = "".join(character if character.isprintable() else "�" for character in reason[:_REASON_CHARACTERS_MAX])
     return ProofError(path, reason)
 
@@ -272,12 +271,12 @@ def _to_proof_error(error: msgspec.MsgspecError) -> ProofError:
 
 
 class Verification(Struct, frozen=True):
-    """Result of the verification of a document."""
+    """Result of verifying a document."""
 
     findings: tuple[str, ...]
-    """Descriptions of all faults; empty for a valid document."""
+    """Descriptions of all faults. Empty for a valid document."""
     is_erased: bool
-    """Whether the body is missing. Then the proof covers the header and the hash of the body."""
+    """Whether the body is missing. The proof then covers only the header and the body's hash."""
 
     @property
     def is_valid(self) -> bool:
@@ -286,9 +285,9 @@ class Verification(Struct, frozen=True):
 
 
 def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verification:
-    """Verify a document and, with `block_hash`, that its block is the one with this hash. The result lists all faults.
+    """Verify a document and, if `block_hash` is given, that its block has this hash. The result lists all faults.
 
-    For a transaction of a ledger, the body must also match the fingerprint.
+    For a ledger transaction, the body must also match the fingerprint.
     """
     block = _build_block(document.block)
     record = _build_record(document)
@@ -309,7 +308,7 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
 
 
 def _find_inclusion_faults(record: Record, proof: Proof, block: Block) -> list[str]:
-    """Describe how record, proof and block contradict each other."""
+    """Describe the contradictions between record, proof and block."""
     position = block.first_position + proof.index
     comparisons = (
         (record.lane, block.lane, "the record has lane {}, its block {}"),

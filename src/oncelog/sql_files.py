@@ -1,4 +1,4 @@
-"""SQL files: named statements and scripts."""
+"""Load named statements and scripts from SQL files."""
 
 import re
 from importlib.resources.abc import Traversable
@@ -12,7 +12,7 @@ _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 def parse_statements(text: str) -> dict[str, str]:
     """Return the statements of a file, each under a line `-- name: NAME`.
 
-    Statements can share a fragment, which stands under a line `-- fragment: NAME`: `{NAME}` includes it.
+    Statements can share a fragment: it follows a line `-- fragment: NAME`, and `{NAME}` includes it.
     """
     for name, fragment in _FRAGMENT.findall(text):
         text = text.replace(f"{{{name}}}", _COMMENT.sub("", fragment))
@@ -20,11 +20,11 @@ def parse_statements(text: str) -> dict[str, str]:
 
 
 def split_script(script: str) -> list[str]:
-    """Split a script into statements. Semicolons inside of statements are not supported."""
+    """Split a script into statements. Semicolons inside statements are not supported."""
     return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
 
 
 def list_scripts(directory: Traversable) -> list[tuple[int, str]]:
-    """Return the scripts of a directory by the four digits at the start of their names."""
+    """Return the scripts of a directory, each with the number formed by the first four digits of its name."""
     scripts = [entry for entry in directory.iterdir() if entry.name.endswith(".sql")]
     return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)

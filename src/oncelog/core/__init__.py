@@ -1,1 +1,1 @@
-"""Pure decisions: equality and identity of writes, and verdicts. No I/O, clock or randomness."""
+"""Pure decisions about writes: their identity, their equality and their verdicts. No I/O, no clock, no randomness."""

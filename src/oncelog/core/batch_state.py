@@ -1,7 +1,7 @@
-"""State of a batch during its decision: the snapshot, overlaid with the changes of the batch so far.
+"""State of a batch while `plan` decides it: the snapshot, overlaid with the batch's changes so far.
 
-This module decides nothing. It reads and writes tables, forgets state by log time, and rolls back to a savepoint when
-the decision undoes a request.
+This module decides nothing. It reads and writes tables, treats expired state as absent, and rolls back to a savepoint
+when `plan` undoes a request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ _ABSENT: Any = object()
 
 
 class _UndoLog(Struct):
-    """Previous values of the changed entries, recorded while the log is open."""
+    """Previous values of changed entries, recorded between `savepoint` and `release` or `rollback`."""
 
     is_open: bool = False
     entries: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Overlay(Struct, Generic[K, V]):
         return self._base.get(key) if value is _ABSENT else value
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield the loaded entries and the entries that this batch has set. A removed entry has the value None."""
+        """Yield all entries that were loaded or that this batch has set. A removed entry has the value None."""
         for key, value in self._base.items():
             if key not in self.changes:
                 yield key, value
@@ -85,7 +85,7 @@ class LaneDraft(Struct, gc=False):
     head: LaneHead
     """Head before the batch."""
     log_time_ms: int
-    """Log time of the batch in this lane. It is never below that of the head."""
+    """Log time of the batch in this lane, never below that of the head."""
     height: int
     position: int
     eviction_time_ms: int
@@ -100,7 +100,8 @@ class LaneDraft(Struct, gc=False):
         return self.position
 
     def leap(self, above: int) -> None:
-        """Continue position, height, fencing number and revision above a number, with a record at the next position."""
+        """Continue position, height, fencing number and revision above the given number, with a record at the next
+        position."""
         self.is_touched = True
         self.position = self.height = above + 1
         self.fence = above
@@ -125,22 +126,22 @@ class LaneDraft(Struct, gc=False):
 
 
 class Admission(Struct):
-    """Rates of a request that is admitted as a whole.
+    """Rate limiting of a request that is admitted as a whole.
 
     Each item of the request takes its token first. After the last item, `plan` checks `refusal`.
 
-    A request with more new items than the burst may overdraw a bucket that was full before, because no wait would make
-    room for it. The bucket refills from the debt.
+    A request with more new items than the burst may overdraw a bucket that was full, because it would never fit
+    otherwise. The bucket then refills from a negative balance.
     """
 
     _full_at_us: dict[object, int] = field(default_factory=dict)
     """Time at which each bucket would have been full before the request."""
     _longest_wait_us: int = 0
     refusal: Refused | None = None
-    """Refusal with the longest wait; None while the request is admitted."""
+    """Refusal with the longest wait, or None while the request is admitted."""
 
     def compute_wait_us(self, bucket: object, full_at_us: int, wait_us: int, now_us: int) -> int:
-        """Return how long the request must wait for the token that an item takes from a bucket.
+        """Return how long the request must wait for the token that one of its items takes from a bucket.
 
         Without this token the bucket would be full at `full_at_us`. A single item would wait `wait_us` for the token.
         """
@@ -157,7 +158,7 @@ class BatchState:
 
     def __init__(self, snapshot: Snapshot, now_ms: int, faults: Mapping[int, Refused] | None = None) -> None:
         self.faults = faults
-        """Refusals of malformed items by their index in the batch; None if `plan` must validate the items."""
+        """Refusals of malformed items by index in the batch, or None if `plan` must validate the items."""
         self.settings = snapshot.settings
         self._heads = snapshot.heads
         self.now_ms = now_ms
@@ -175,7 +176,7 @@ class BatchState:
         self.streams = Overlay(snapshot.streams, self._undo_log)
         self.floors: Overlay[str, int | None] = Overlay(snapshot.floors, self._undo_log)
         self.has_floors = bool(snapshot.floors)
-        """False in nearly all batches. Then writes skip the look-up of floors."""
+        """False in nearly all batches, whose writes then skip the floor look-up."""
         self.leap_above = 0
         self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._undo_log)
         self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._undo_log)
@@ -193,17 +194,17 @@ class BatchState:
     # --- lanes
 
     def get_policy_lane(self, policy: Policy, scope: str) -> LaneDraft:
-        """Return the lane of the writes of a policy in a scope: the lane of the stream, or lane 0 for Order.LANE."""
+        """Return the lane for writes under a policy in a scope: the stream's lane, or lane 0 for Order.LANE."""
         if policy.order is STREAM:
             return self.get_stream_lane(scope)
         return self._lanes.get(0) or self.get_lane(0)
 
     def get_stream_lane(self, stream: str) -> LaneDraft:
-        """Return the lane of a stream. Without a name it is lane 0, the global log."""
+        """Return the lane of a stream. The empty name stands for lane 0, the global log."""
         return self.get_lane(compute_lane(stream, self.settings.lanes) if stream else 0)
 
     def get_lane(self, number: int) -> LaneDraft:
-        """Return a lane by its number, which must exist in the log."""
+        """Return a lane by its number. The log must have this lane."""
         lane = self._lanes.get(number)
         if lane is None:
             head = self._heads.get(number) or LaneHead()
@@ -218,7 +219,8 @@ class BatchState:
     def append_internal(
         self, lane: LaneDraft, policy: str, actor: str, body: bytes, *, scope: str = "", key: bytes = b""
     ) -> Record:
-        """Append an internal record at the position of the lane, which the caller has advanced (internal_records)."""
+        """Append an internal record (`core.internal_records`) at the lane's position, which the caller has already
+        advanced."""
         record = Record(
             lane=lane.number,
             position=lane.position,
@@ -239,16 +241,16 @@ class BatchState:
         return record
 
     def append(self, record: Record, lane: LaneDraft) -> None:
-        """Append a record at the position of its lane, which the caller has advanced."""
+        """Append a record at its lane's position, which the caller has already advanced."""
         self.records.append(record)
         if lane.position % self.settings.eviction_interval == 0:
-            # The eviction comes after the record: state that the record renewed stays.
+            # The eviction comes after the record, so it keeps the state that the record renewed.
             lane.eviction_time_ms = lane.log_time_ms
 
     # --- savepoints
 
     def savepoint(self) -> None:
-        """Start to record changes, until `release` or `rollback`."""
+        """Start recording changes, until `release` or `rollback`."""
         self._undo_log.is_open = True
         self._savepoint = (len(self.records), {number: replace(lane) for number, lane in self._lanes.items()})
 

@@ -1,14 +1,14 @@
-"""Canonical JSON: one sequence of bytes for one value.
+"""Canonical JSON: every value has exactly one encoding.
 
 `canonical` implements RFC 8785 (JCS). A number with a fraction or an exponent is a double, and every finite double has
-a canonical form. An integer has one if ECMAScript writes its nearest double as exactly this integer. Other integers are
-refused, with their path and the number that they would become. `canonical_args` is the stricter form for arguments of
-runs: integers only, strings in NFC, null members omitted.
+a canonical form. An integer has one if ECMAScript formats its nearest double as exactly this integer. Other integers
+are refused with an error that gives their path and the number that they would become. `canonical_args` is the stricter
+form for run arguments: integers only, strings in NFC, null members omitted.
 
-Two encoders produce the same bytes. The fast encoder is native code behind a guard, which accepts only values that the
-native code writes as JCS does. The exact encoder is the Python code below: it walks the value with an explicit stack,
-so that depth is a named limit instead of a crash, and it knows the path of every value. The fast encoder never refuses
-a value; it falls back to the exact encoder.
+Two encoders produce the same bytes. The fast encoder is native code behind a guard that accepts only values that the
+native code encodes as JCS does. The exact encoder is the Python code below: it walks the value with an explicit stack,
+so that excessive depth is an error instead of a crash, and it tracks the path of every value. The fast encoder never
+refuses a value; it falls back to the exact encoder.
 """
 
 import json
@@ -28,10 +28,10 @@ import orjson
 from oncelog.errors import CanonicalError
 
 JsonValue = Any
-"""A value of exactly the types of JSON: dict with str keys, list, str, int, float, bool, None."""
+"""A value built from exactly the JSON types: dict with str keys, list, str, int, float, bool, None."""
 
 INTEGER_MAX: Final = 2**53 - 1
-"""Doubles hold every integer up to this one. Only some larger integers have a canonical form (see
+"""A double represents every integer up to this one exactly. Only some larger integers have a canonical form (see
 `_format_integer`)."""
 
 ARGS_INTEGER_MAX: Final = 2**63 - 1
@@ -41,17 +41,17 @@ DEPTH_LEVELS_MAX: Final = 512
 """Maximum nesting of arrays and objects."""
 
 FAST_DEPTH_LEVELS_MAX: Final = 64
-"""Maximum nesting for the fast encoder, well below the limits of the native code and of Python's stack."""
+"""Maximum nesting for the fast encoder, well below what the native code and Python's stack support."""
 
 SEND_AS_STRING: Final = "; send it as a string"
 """End of the reason for a refused number."""
 
 _SHORT_TEXT_CHARACTERS: Final = 64
 _LONG_RUN_CHARACTERS: Final = 32
-"""Length from which sorting a run of combining marks with `unicodedata` is too slow. Real texts have a few marks;
-Unicode's stream-safe format allows 30."""
+"""Run length from which `unicodedata` sorts combining marks too slowly. Real texts have a few marks in a row; Unicode's
+stream-safe format allows 30."""
 _COMBINING_MARKS: Final = (0x300, 0x1E94B)
-"""Range of code points with combining marks. A test checks all other code points."""
+"""Range of code points that includes all combining marks. A test checks the code points outside it."""
 _COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"
 """The only other characters that decompose to combining marks. A test checks all other characters."""
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
@@ -70,14 +70,13 @@ _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjs
 
 
 def canonical(value: JsonValue) -> bytes:
-    """Return the JCS form of a value. Raises CanonicalError for a value without one."""
+    """Return the JCS form of a value. Raises CanonicalError if the value has none."""
     encoded = canonical_fast(value)
     return canonical_exact(value) if encoded is None else encoded
 
 
 def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes] = canonical) -> bytes:
-    """Return the canonical form of a value inside a larger one. `path` is the place of the value; errors have the full
-    path."""
+    """Return the canonical form of a value inside a larger one. `path` locates the value; errors give the full path."""
     try:
         return form(value)
     except CanonicalError as error:
@@ -85,7 +84,7 @@ def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes]
 
 
 def canonical_text(text: bytes | str) -> bytes:
-    """Return the JCS form of a JSON text. Raises CanonicalError for a text with a repeated key in an object.
+    """Return the JCS form of a JSON text. Raises CanonicalError if an object repeats a key.
 
     The native decoder silently keeps the last of several equal keys. Each dropped pair has at least one colon. Nothing
     else changes the number of colons, provided that no escape hides one. Equal counts therefore prove that no pair was
@@ -101,9 +100,8 @@ def canonical_text(text: bytes | str) -> bytes:
 def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
     """Return the value of a JSON text and its JCS form, or None if the native code may deviate from JCS.
 
-    The decoder passes every float to a hook, which finds the floats that the native encoder writes differently without
-    a walk through the value. Whole floats become integers. Callers detect repeated keys by counting colons
-    (`canonical_text`).
+    The decoder passes every float to a hook, so floats that the native encoder writes differently are found without
+    walking the value. Whole floats become integers. Callers detect repeated keys by counting colons (`canonical_text`).
     """
     try:
         value = _decode_plain(text)
@@ -113,7 +111,7 @@ def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
 
 
 def canonical_fast(value: JsonValue) -> bytes | None:
-    """Return the JCS form by the native encoder, or None if it may deviate from JCS."""
+    """Return the JCS form from the native encoder, or None if the encoder may deviate from JCS."""
     try:
         if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
             value = _convert_whole_floats(value, FAST_DEPTH_LEVELS_MAX)
@@ -123,12 +121,13 @@ def canonical_fast(value: JsonValue) -> bytes | None:
 
 
 def canonical_exact(value: JsonValue) -> bytes:
-    """Return the JCS form of any value by the exact encoder, which is slower and reports the path of a fault."""
+    """Return the JCS form from the exact encoder, which is slower, handles any value and reports the path of a
+    fault."""
     return _encode(value, _JCS)
 
 
 def canonical_args(value: JsonValue) -> bytes:
-    """Return the strict form of the arguments of a run. None stands for no arguments, which is the empty object."""
+    """Return the strict form of a run's arguments. None means no arguments, encoded as the empty object."""
     if value is None:
         return b"{}"
     return _encode(value, _ARGS)
@@ -138,7 +137,7 @@ def parse(text: bytes | str) -> JsonValue:
     """Return the value of a JSON text.
 
     Raises CanonicalError for invalid JSON, and for valid JSON without a canonical form: a repeated key in an object, an
-    integer with more digits than Python reads, unlimited depth.
+    integer with more digits than Python converts, or excessive depth.
     """
     reader = _ParseHooks()
     value = _decode_json(text, reader)
@@ -148,10 +147,10 @@ def parse(text: bytes | str) -> JsonValue:
 
 
 def parse_parts(data: bytes) -> JsonValue:
-    """Return the value of a JSON text in which an invalid part does not invalidate the rest.
+    """Return the value of a JSON text, replacing parts that have no canonical form with placeholders.
 
-    A part that `parse` refuses becomes an `UnreadableValue` with the reason; it has no canonical form. Raises
-    CanonicalError for invalid JSON. Texts that cannot have such parts go to the native decoder (see `canonical_text`).
+    A part that `parse` refuses is replaced by an `UnreadableValue` with the reason. Raises CanonicalError for invalid
+    JSON. Texts that cannot have such parts go to the native decoder (see `canonical_text`).
     """
     if b"\\u" not in data:
         try:
@@ -182,16 +181,17 @@ def _decode_json(text: bytes | str, reader: "_ParseHooks") -> JsonValue:
 
 
 def format_path(steps: Iterable[str | int]) -> str:
-    """Return a readable path, `$.items[2].price`. Keys that are not identifiers are quoted."""
+    """Format a path as `$.items[2].price`, with quotes around keys that are not identifiers."""
     return "$" + "".join(map(_format_step, steps))
 
 
 def nfc(text: str) -> str:
-    """Return the normal form C of Unicode. An ASCII text is in normal form.
+    """Return a text in Unicode normal form C. ASCII texts are returned unchanged.
 
     `unicodedata` sorts combining marks by moving them one at a time, which would take hours for a run of a million
-    marks. Long runs are therefore sorted here first, which does not change the result. For a name of 240 characters,
-    the check for a long run takes 0.4 µs (Japanese) to 8 µs (many marks: Hindi, Hebrew); the search takes 88 µs.
+    marks. This function therefore sorts long runs first, which does not change the result. For a name of 240
+    characters, the check for a long run takes 0.4 µs (Japanese) to 8 µs (many marks: Hindi, Hebrew); the search takes
+    88 µs.
     """
     if text.isascii():
         return text
@@ -231,7 +231,7 @@ def _sort_long_runs(text: str) -> str:
 def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
     """Return a pattern for long runs of characters that decompose to combining marks, and the decompositions.
 
-    They are compiled for the first text that may have a long run, because this takes 13 to 20 ms.
+    They are compiled when the first text that may have a long run arrives, because compiling takes 13 to 20 ms.
     """
     marks = [*filter(unicodedata.combining, map(chr, range(*_COMBINING_MARKS))), *_COMPOSED_MARKS]
     pattern = re.compile(f"[{''.join(marks)}]{{{_LONG_RUN_CHARACTERS},}}")
@@ -240,7 +240,7 @@ def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has a UTF-8 form: no lone surrogates."""
+    """Return whether a text can be encoded in UTF-8, that is, has no lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -256,7 +256,7 @@ def is_storable(text: str) -> bool:
 
 
 def utf16_sort_key(text: str) -> bytes:
-    """Return the sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
+    """Return the sort key for UTF-16 code unit order, in which JCS and JavaScript compare strings."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -264,11 +264,11 @@ def utf16_sort_key(text: str) -> bytes:
 
 
 def _is_plain(value: JsonValue, levels: int) -> bool:
-    """Return whether the native encoder writes a value as JCS does, apart from the order of keys, or fails.
+    """Return whether the native encoder either encodes a value as JCS does, apart from key order, or fails.
 
-    The native encoder deviates from JCS for floats that are whole or need an exponent, and it accepts types that JSON
-    does not have. It fails for integers beyond 53 bits (some of which have a canonical form), lone surrogates, and keys
-    that are not strings.
+    The native encoder deviates from JCS for floats that are whole or need an exponent, and accepts types that are not
+    JSON. It fails for integers beyond 53 bits (some of which have a canonical form), lone surrogates, and keys that are
+    not strings.
     """
     kind = type(value)
     if kind is dict:
@@ -292,7 +292,7 @@ class _NotPlain(Exception):  # noqa: N818 - used in this module only
 
 
 def _to_plain_number(value: float) -> float | int:
-    """Return a number that the native encoder writes as JCS does. Many programs send whole numbers as `1.0`."""
+    """Convert a number to one that the native encoder writes as JCS does. Many programs send whole numbers as `1.0`."""
     if _is_plain_float(value):
         return value
     if value.is_integer() and abs(value) <= INTEGER_MAX:
@@ -304,7 +304,7 @@ _decode_plain: Final = msgspec.json.Decoder(float_hook=lambda text: _to_plain_nu
 
 
 def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
-    """Return a copy whose floats the native encoder writes as JCS does."""
+    """Return a copy of the value in which the native encoder writes all numbers as JCS does."""
     kind = type(value)
     if kind in _SIMPLE_SCALARS:
         return value
@@ -318,8 +318,8 @@ def _convert_whole_floats(value: JsonValue, levels: int) -> JsonValue:
 
 
 def _encode_plain(value: JsonValue) -> bytes:
-    """Return the JCS form of a plain value. Raises _NotPlain if the native encoder may sort its keys in
-    another order."""
+    """Return the JCS form of a plain value. Raises _NotPlain if the native encoder may sort its keys in a different
+    order."""
     encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
     # Deleting the prefixes of four-byte characters and comparing lengths is the fastest search for them.
     if encoded.isascii() or len(encoded.translate(None, _FOUR_BYTE_PREFIXES)) == len(encoded):
@@ -330,7 +330,7 @@ def _encode_plain(value: JsonValue) -> bytes:
 
 
 def _has_only_bmp_keys(value: JsonValue) -> bool:
-    """Return whether the order of the keys in UTF-8, which the native encoder uses, is their order in UTF-16."""
+    """Return whether the keys sort the same in UTF-8, the native encoder's order, as in UTF-16."""
     if type(value) is dict:
         keys = "".join(value)
         if not keys.isascii() and max(keys) > _BMP_MAX:
@@ -355,7 +355,7 @@ _Entry = tuple[str | int, str, JsonValue]
 class UnreadableValue(Exception):  # noqa: N818 - also a value
     """A value without a canonical form. `_encode` catches it and adds the path.
 
-    In a parsed text it is the placeholder for an unreadable part, until the walk through the text finds its path.
+    In a parsed text it stands in for an unreadable part until the walk through the value finds its path.
     """
 
     def __init__(self, reason: str, *steps: str) -> None:
@@ -365,7 +365,7 @@ class UnreadableValue(Exception):  # noqa: N818 - also a value
 
 
 class _Form(NamedTuple):
-    """Functions that differ between the canonical forms."""
+    """The functions in which the canonical forms differ."""
 
     scalar: Callable[[JsonValue], str]
     members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]
@@ -480,8 +480,7 @@ def _check_text(text: str) -> str:
 
 
 def _format_integer(value: int) -> str:
-    """Return the ECMAScript text of the nearest double. Refuse the integer if that text is the text of
-    another number."""
+    """Return the ECMAScript text of the nearest double. Refuse the integer if that text denotes a different number."""
     try:
         nearest = float(value)
     except OverflowError:
@@ -493,7 +492,7 @@ def _format_integer(value: int) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Return Number::toString of ECMAScript, from the shortest digits that read back as the value."""
+    """Return ECMAScript's Number::toString, built from the shortest digits that parse back to the value."""
     if not isfinite(value):
         raise UnreadableValue(_NOT_FINITE if isnan(value) else f"infinite, or {_TOO_LARGE}")
     if value.is_integer() and abs(value) <= INTEGER_MAX:
@@ -501,7 +500,7 @@ def _format_number(value: float) -> str:
     negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - only NaN and infinities have a letter as exponent
     digits = "".join(map(str, digit_tuple))
-    point = len(digits) + exponent  # place of the decimal point, counted from the first digit
+    point = len(digits) + exponent  # index of the decimal point, counted from the first digit
     digits = digits.rstrip("0")
     return ("-" if negative else "") + _place_point(digits, point)
 
@@ -520,14 +519,15 @@ def _place_point(digits: str, point: int) -> str:
 _JCS: Final = _Form(_encode_jcs_scalar, _encode_jcs_members)
 _ARGS: Final = _Form(_encode_args_scalar, _encode_args_members)
 _READABLE: Final = _Form(_check_readable, lambda members: _encode_members([*members.items()]), inf)
-"""Finds the first unreadable value. The written text is not used."""
+"""Finds the first unreadable value. The encoded text is discarded."""
 
 
 # --- decoding of text --------------------------------------------------------------------------------
 
 
 class _ParseHooks:
-    """Hooks of one parse. They record whether the text has unreadable parts, so that most texts need no second walk."""
+    """Decoder hooks for one parse. They record whether the text has unreadable parts, so that most values need no
+    second walk."""
 
     def __init__(self) -> None:
         self.has_unreadable = False

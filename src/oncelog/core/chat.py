@@ -1,4 +1,4 @@
-"""Messages of chats: their scopes, ids, bodies and submissions."""
+"""Chat messages: their scopes, ids, bodies and submissions."""
 
 import re
 from hashlib import sha256
@@ -18,12 +18,12 @@ _MESSAGE_ID: Final = re.compile("msg_[0-9a-f]{26}")
 
 
 def chat_scope(chat_id: str) -> str:
-    """Return the stream of a chat, which is also its name in grants."""
+    """Return a chat's stream name, which is also its name in grants."""
     return CHAT_PREFIX + chat_id
 
 
 def parse_chat_scope(scope: str) -> str:
-    """Return the chat of a stream."""
+    """Return the chat id in a stream name."""
     return scope.removeprefix(CHAT_PREFIX)
 
 
@@ -33,12 +33,12 @@ def is_message_key(key: bytes) -> bool:
 
 
 def format_message_id(lane: int, position: int) -> str:
-    """Return the id of a message. It encodes the place of the record and is not stored."""
+    """Return the id of a message. The id encodes the record's lane and position and is not stored."""
     return f"msg_{encode_place(lane, position):026x}"
 
 
 def parse_message_id(text: str) -> tuple[int, int] | None:
-    """Return lane and position of a message by its id, or None for an invalid id."""
+    """Return the lane and position that a message id encodes, or None for an invalid id."""
     if _MESSAGE_ID.fullmatch(text) is None:
         return None
     return decode_place(int(text.removeprefix("msg_"), 16))

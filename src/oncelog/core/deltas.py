@@ -1,7 +1,7 @@
-"""Deltas of rows: their streams, their JSON form, and their submissions.
+"""Row deltas: their streams, JSON form and submissions.
 
-A push is brought into canonical form as a whole. The columns of its deltas are then bytes that go unchanged into the
-id, the body and the row.
+A push is canonicalised as a whole. From then on its deltas' columns are bytes, used unchanged for the id, the body and
+the row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,12 @@ SCOPE_PREFIX: Final = "deltas"
 GATEWAY_CHARACTERS_MAX: Final = 80
 PUSH_DELTAS_MAX: Final = 10_000
 IDENTIFIER_CHARACTERS_MAX: Final = 128
-"""Maximum length of the names of tables and columns."""
+"""Maximum length of a table or column name."""
 ROW_ID_CHARACTERS_MAX: Final = 512
 
 
 def find_gateway_fault(name: str) -> str | None:
-    """Return the fault of the name of a gateway, or None. Servers, clients and commands share this check."""
+    """Describe the fault in a gateway's name, or return None. Servers, clients and commands share this check."""
     if not isinstance(name, str) or not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
         found = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
         return f"must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {found}"
@@ -42,12 +42,12 @@ def find_gateway_fault(name: str) -> str | None:
         return None
     if not is_unicode(name):
         return "must not have lone surrogates"
-    # Grants are compared in NFC: two spellings of a name would be two gateways with the same rights.
+    # Grants are compared in NFC, so two spellings of a name would be two gateways with the same rights.
     return None if nfc(name) == name else "must be in NFC"
 
 
 def deltas_scope(gateway: str) -> str:
-    """Return the stream of the deltas of a gateway: `deltas/shop`."""
+    """Return the stream of a gateway's deltas: `deltas/shop`."""
     return scope_of(SCOPE_PREFIX, gateway)
 
 
@@ -73,7 +73,7 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
     table: str
 
     def compute_id(self) -> bytes:
-        """Return the id of the content, whether or not `delta_id` equals it."""
+        """Compute the id from the content, whether or not `delta_id` matches it."""
         identity = _IdentityJson(self.client_id, self.columns, self.hlc, self.row_id, self.table)
         return sha256(msgspec.json.encode(identity)).digest()
 
@@ -89,7 +89,7 @@ class _IdentityJson(Struct, frozen=True, gc=False, rename="camel"):
 
 
 class DecodedPush(Struct, frozen=True):
-    """Deltas of a push, each with the id of its content and its body."""
+    """The deltas of a push, each with its body and the id computed from its content."""
 
     deltas: list[DeltaJson]
     keys: list[bytes]
@@ -115,10 +115,10 @@ def decode_push(body: bytes) -> DecodedPush:
 
 
 def decode_canonical_push(body: bytes) -> DecodedPush | None:
-    """Decode a push in canonical form with correct ids; None if the push needs `decode_push`.
+    """Decode a push that is canonical and has correct ids, or return None if the push needs `decode_push`.
 
-    The columns are not checked. A known id proves them, because it is their hash. For a delta with a new id, the caller
-    checks them with `has_canonical_columns`.
+    This function does not check columns. For a stored id that is unnecessary, because the id is a hash of the columns.
+    For a delta with a new id, the caller checks them with `has_canonical_columns`.
     """
     try:
         pushed = _build_push(_PUSH_DECODER.decode(body).deltas)
@@ -142,7 +142,7 @@ def has_canonical_columns(deltas: Sequence[DeltaJson]) -> bool:
 
 
 def decode_delta(text: bytes) -> RowDelta:
-    """Decode a delta with the checks of a push. Raises CanonicalError."""
+    """Decode a delta with the same checks as in a push. Raises CanonicalError."""
     try:
         delta_json = _DELTA_DECODER.decode(canonical_text(text))
     except msgspec.ValidationError as error:
@@ -154,19 +154,19 @@ def decode_delta(text: bytes) -> RowDelta:
 
 
 def decode_stored_delta(body: bytes) -> RowDelta:
-    """Return the delta in the body of a record, with the id of its content. Raises CanonicalError or MsgspecError."""
+    """Decode the delta in a record's body and compute its id. Raises CanonicalError or MsgspecError."""
     delta_json = _DELTA_DECODER.decode(body)
     return to_row_delta(delta_json, delta_json.compute_id(), "body")
 
 
 def check_delta_id(delta: DeltaJson, identity: bytes, path: str) -> None:
-    """Raise WrongIdError if the id of a delta is not that of its content (DE-3)."""
+    """Raise WrongIdError if a delta's id does not match its content (DE-3)."""
     if delta.delta_id != identity.hex():
         raise WrongIdError(f"{path}.deltaId", identity.hex())
 
 
 class WrongIdError(CanonicalError):
-    """The id of a delta is not that of its content."""
+    """The id of a delta does not match its content."""
 
     def __init__(self, path: str, expected: str) -> None:
         super().__init__(path, f"is not the id of the delta, which is {expected}")
@@ -174,7 +174,7 @@ class WrongIdError(CanonicalError):
 
 
 def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
-    """Convert a delta and check it (DE-10). Raises CanonicalError with the path of the fault."""
+    """Check a decoded delta (DE-10) and convert it. Raises CanonicalError with the path of the fault."""
     _check_identifier(delta.table, f"{path}.table")
     check_length(delta.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
     check_length(delta.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
@@ -196,7 +196,7 @@ def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: 
 
 
 def is_identifier(name: str) -> bool:
-    """Return whether a table or column can have this name."""
+    """Return whether a name is valid for a table or column."""
     return name.isidentifier() and name.isascii() and len(name) <= IDENTIFIER_CHARACTERS_MAX
 
 
@@ -221,7 +221,7 @@ def _check_identifier(name: str, path: str) -> None:
 
 
 def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalError:
-    """Convert an error of the decoder. `path` is that of the decoded value; empty for a body."""
+    """Convert a decoder error. `path` is that of the decoded value, or empty for a body."""
     place, reason = locate_fault(error)
     if reason.startswith("Invalid enum value"):
         reason = f"must be one of {', '.join(op.value for op in Op)}"
@@ -233,11 +233,11 @@ def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalE
 
 
 OP_FINGERPRINTS: Final = {op: op.value.encode() for op in Op}
-"""Fingerprints of deltas by their op. Two deltas with the same id can only differ in the op."""
+"""Fingerprint of a delta, by op. Two deltas with the same id can differ only in the op."""
 
 
 def encode_delta(delta: RowDelta) -> bytes:
-    """Return a delta in canonical JSON, as it is stored and sent. Raises CanonicalError for a clock beyond 64 bits."""
+    """Encode a delta in canonical JSON, as it is stored and sent. Raises CanonicalError for a clock beyond 64 bits."""
     columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
     return msgspec.json.encode(
         DeltaJson(
@@ -281,7 +281,7 @@ def build_submission(
 
 
 def _check_texts(change: RowDelta) -> None:
-    """Raise CanonicalError for a name or value that has another form after it is encoded and decoded."""
+    """Raise CanonicalError for a name or value that encoding and decoding would change."""
     for name, text in (("clientId", change.client_id), ("rowId", change.row_id), ("table", change.table)):
         check_text(text, f"$.{name}")
     for index, (name, value) in enumerate(change.columns):
@@ -298,5 +298,5 @@ def _is_canonical(value: bytes) -> bool:
 
 
 def encode_push(bodies: Sequence[bytes]) -> bytes:
-    """Return a push of deltas in canonical form."""
+    """Encode a push in canonical form from the bodies of its deltas."""
     return b'{"deltas":[%b]}' % b",".join(bodies)

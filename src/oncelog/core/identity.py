@@ -1,8 +1,9 @@
 """Identities and fingerprints of writes.
 
-There are two kinds of hashes. Where a rule names JSON, the input is canonical JSON. Where a rule names fields, each
-field is framed: label, length, value. The length stands before the value, so that different fields never have equal
-frames: neither a shifted boundary between two fields nor a value that resembles a frame makes two inputs equal.
+There are two kinds of hash input. Where a rule specifies JSON, the input is canonical JSON. Where a rule specifies
+fields, each field is framed as label, length and value. Because the length precedes the value, different fields never
+have equal frames: neither moving a boundary between two fields nor a value that resembles a frame makes two inputs
+equal.
 """
 
 import re
@@ -32,11 +33,11 @@ from oncelog.errors import CanonicalError
 
 RUN_KEY_BYTES: Final = 16
 DECOMPOSED_CHARACTERS_MAX: Final = 4
-"""Maximum length of a decomposed character: a text is at most four times as long as its normal form."""
+"""Maximum length of a decomposed character, so a text is at most four times as long as its normal form."""
 
 
 def frame(label: bytes, value: bytes) -> bytes:
-    """Return a field of a hash: the label, the length of the value in four bytes (big-endian), the value."""
+    """Frame a field for hashing: the label, the value's length in four bytes (big-endian), the value."""
     return label + len(value).to_bytes(4, "big") + value
 
 
@@ -44,9 +45,9 @@ def frame(label: bytes, value: bytes) -> bytes:
 
 
 def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> tuple[str, ...]:
-    """Return partitions in normal form, in which they are compared, stored, granted and read.
+    """Return partitions in normal form, which is used to compare, store, grant and read them.
 
-    They are in NFC, without repetitions, in the order of UTF-16 code units.
+    The normal form is in NFC, without duplicates, and sorted by UTF-16 code units.
     """
     if isinstance(partitions, str):
         raise CanonicalError(path, "must be an array, not a string")
@@ -57,7 +58,8 @@ def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> 
 
 
 def _normalize_partition(partition: str, path: str) -> str:
-    """Return a partition in NFC. A text that is too long in every form is refused before the costly normalisation."""
+    """Return a partition in NFC. A text that would be too long in any form is refused before the costly
+    normalisation."""
     text = check_text(partition, path)
     if len(text) > DECOMPOSED_CHARACTERS_MAX * PARTITION_CHARACTERS_MAX:
         raise CanonicalError(path, f"must have 1 to {PARTITION_CHARACTERS_MAX} characters, not {len(text)}")
@@ -65,7 +67,7 @@ def _normalize_partition(partition: str, path: str) -> str:
 
 
 def fingerprint(partitions: Sequence[str], event: bytes) -> bytes:
-    """Return the fingerprint of an event: SHA-256 of the canonical `{partitions, event}`.
+    """Return the fingerprint of an event: the SHA-256 of the canonical `{partitions, event}`.
 
     `partitions` may have any form. `event` must be canonical.
     """
@@ -88,9 +90,9 @@ DELTA_FIELDS: Final = ("clientId", "hlc", "table", "rowId", "columns")
 
 
 def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequence[JsonValue]) -> bytes:
-    """Return the id of a delta: SHA-256 of the canonical form of the five fields that identify it.
+    """Return the id of a delta: the SHA-256 of the canonical form of its five identifying fields.
 
-    Lengths are not checked, because a client needs the ids of refused deltas too. A push checks them.
+    Lengths are checked by a push and not here, because a client also needs the ids of refused deltas.
     """
     identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id}
     for name, value in identity.items():
@@ -119,7 +121,7 @@ def run_key(
     ruleset_version: str | None,
     args: JsonValue,
 ) -> bytes:
-    """Return the key of a run (v2), which depends on these six fields only."""
+    """Return the key (v2) of a run, which depends only on these six fields."""
     return _hash_fields(
         (b"plan_id", _encode_nullable_text(plan_id, "$.plan_id")),
         (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),
@@ -138,9 +140,10 @@ def run_key_v1(
     replay_ordinal: int,
     payload: JsonValue,
 ) -> bytes:
-    """Return the key (v1) of a run of the original system, for migrations that compare both keys.
+    """Return the key (v1) that the original system gave a run, for migrations that compare both keys.
 
-    It has the frames of v2 over other fields in a different order. A payload of None is the empty object.
+    It is framed as v2 is, but over different fields in a different order. A payload of None stands for the empty
+    object.
     """
     return _hash_fields(
         (b"campaign_id", _encode_decimal(campaign_id, "$.campaign_id")),
@@ -196,8 +199,7 @@ _NO_CONDITION: Final = frame(b"condition", b"")
 
 
 def request_hash(operations: Sequence[Operation]) -> bytes:
-    """Return the fingerprint of a ledger transaction: SHA-256 over its framed operations, including their
-    conditions."""
+    """Return the fingerprint of a ledger transaction: the SHA-256 of its framed operations and conditions."""
     return sha256(
         b"".join(
             [frame(b"operation", _encode_operation(operation, index)) for index, operation in enumerate(operations)]
@@ -246,14 +248,14 @@ def _encode_utf8(text: str, index: int, name: str) -> bytes:
 
 
 def scope_of(*parts: str | int) -> str:
-    """Return the name of a scope. Slashes in parts are escaped: `scope_of("org", "a/b")` is `org/a%2Fb`."""
+    """Build the name of a scope. Slashes within parts are escaped: `scope_of("org", "a/b")` is `org/a%2Fb`."""
     return "/".join(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
 @lru_cache(maxsize=8192)  # most writes go to recently used streams
 def compute_lane(stream: str, lanes: int) -> int:
-    """Return the lane (1 to `lanes`) of a stream. It never changes, because a stream that moved would lose
-    its order."""
+    """Return the lane (1 to `lanes`) of a stream. This mapping must never change: a stream that moved would lose its
+    order."""
     return 1 + int.from_bytes(sha256(stream.encode()).digest()[:8], "big") % lanes
 
 
@@ -270,7 +272,7 @@ def check_object(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
 
 
 CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""C0, DEL and C1. In names they break lines of logs and terminals, and hide parts of the name."""
+"""C0, DEL and C1. In a name they would break the lines of logs and terminals or hide parts of the name."""
 
 
 def check_text(value: JsonValue, path: str) -> str:
@@ -283,7 +285,7 @@ def check_text(value: JsonValue, path: str) -> str:
 
 
 def check_length(text: str, path: str, characters_max: int) -> None:
-    """Check the length of a name and the absence of U+0000. Raises CanonicalError with the path."""
+    """Check that a name is not too long and has no U+0000. Raises CanonicalError with the path."""
     if not 1 <= len(text) <= characters_max:
         raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
     if "\0" in text:
@@ -301,7 +303,7 @@ _MISSING_FIELD: Final = re.compile("Object missing required field `(.+)`")
 
 
 def locate_fault(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the path of the value that a decoder of msgspec refused, and the reason."""
+    """Return the path of the value that a msgspec decoder refused, and the reason."""
     reason, _, path = str(error).partition(" - at `")
     path = path.rstrip("`") or "$"
     missing = _MISSING_FIELD.fullmatch(reason)

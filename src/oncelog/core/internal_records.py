@@ -1,8 +1,8 @@
 """Internal records: records that Oncelog writes about the log itself. They are not submitted.
 
 Restore records (rules/leaps.py), audit records (rules/audit.py) and fold records (rules/compaction.py) are internal.
-They have a position in their lane and are part of its hash chain. They have no sequence, client or partition, so that
-readers of a stream or partition do not get them. Readers of a lane recognise them by their policy.
+They have a position in their lane and are part of its hash chain. They have no sequence, client or partition, so
+readers of a stream or partition do not receive them. Readers of a lane recognise them by their policy.
 
 A leap skips numbers. Such a gap is valid only before a restore record.
 """
@@ -17,7 +17,7 @@ from oncelog.core.values import Record
 RESTORE_ACTOR: Final = "system:restore"
 
 Gap = tuple[int, int]
-"""A gap that a leap left in an order: the last number before it and the first number after it."""
+"""A gap that a leap left in an order, as the last number before it and the first number after it."""
 
 
 def is_internal(record: Record) -> bool:
@@ -26,12 +26,12 @@ def is_internal(record: Record) -> bool:
 
 
 def find_first_fault(*checks: tuple[bool, str]) -> str | None:
-    """Return the description of the first fault that is present; None without one."""
+    """Return the description of the first fault that is present, or None."""
     return next((fault for is_present, fault in checks if is_present), None)
 
 
 def check_internal_record(record: Record) -> str | None:
-    """Describe a fault in the fields that all internal records have in common; None for a valid record."""
+    """Describe a fault in the fields that all internal records share, or return None for a valid record."""
     kind = record.policy
     is_fingerprint_valid = record.erased or record.fingerprint == sha256(record.body).digest()
     return find_first_fault(
@@ -42,8 +42,8 @@ def check_internal_record(record: Record) -> str | None:
 
 
 def check_restore_record(record: Record) -> str | None:
-    """Describe the fault of a restore record; None for a valid record. The caller has checked its place in
-    the block."""
+    """Describe the fault of a restore record, or return None for a valid one. The caller has checked its place in the
+    block."""
     position, height = record.position, record.height
     fault = find_first_fault(
         (position != height, f"a restore record at position {position} has height {height}, not the same number"),
@@ -62,12 +62,13 @@ def find_gap(gaps: Iterable[Gap], number: int) -> Gap | None:
 
 
 def count_missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
-    """Count the skipped numbers above `after` and up to `upto`."""
+    """Count the skipped numbers above `after` up to and including `upto`."""
     return sum(max(0, min(upto, behind - 1) - max(after, before)) for before, behind in gaps)
 
 
 def find_last_eviction(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
-    """Return the highest evicting position up to `upto`: a multiple of the interval outside of gaps; 0 without one.
+    """Return the highest position up to `upto` that triggers an eviction, or 0: a multiple of the interval outside
+    gaps.
 
     `gaps` are those of the lane, in ascending order.
     """

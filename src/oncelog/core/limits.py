@@ -9,23 +9,24 @@ from msgspec import Struct
 from oncelog.errors import SettingsError
 
 CLOCK_DRIFT_MS_MAX: Final = 5000
-"""Maximum lead of a remote clock over the clock of the log."""
+"""How far a remote clock may be ahead of the log's clock."""
 
 LEASE_MS_DEFAULT: Final = 30_000
 LEASE_MS_MAX: Final = 24 * 3600 * 1000
 RUN_MS_MAX_DEFAULT: Final = 24 * 3600 * 1000
-"""How long a lease can be renewed. Then another caller can take over work that hangs."""
+"""How long a lease can be renewed. After that, another caller can take over work that hangs."""
 RUN_MS_LIMIT: Final = 366 * 24 * 3600 * 1000
 LEASE_MEMORY_MS: Final = 24 * 3600 * 1000
-"""How long an ended lease can still be renewed or completed if no other caller has claimed the key."""
+"""How long an expired or released lease is remembered. Until another caller claims the key, it can be renewed or
+completed."""
 
 LANES_DEFAULT: Final = 16
 LANES_MAX: Final = 2**15 - 1
-"""A lane and a position of 48 bits fit into one integer of a database."""
+"""A lane and a position of 48 bits fit into one database integer."""
 EVICTION_INTERVAL_DEFAULT: Final = 1000
 EVICTION_INTERVAL_MAX: Final = 2**31 - 1
 SEQUENCE_MAX: Final = 2**64 - 1
-"""Highest sequence of a client. In JSON the limit is 2^53−1."""
+"""Highest client sequence. In JSON the limit is 2^53−1."""
 
 NAME_CHARACTERS_MAX: Final = 512
 """Maximum length of scopes, actors, clients, members, holders and consumers."""
@@ -39,20 +40,22 @@ FAILURE_BYTES_MAX: Final = 4096
 OPERATIONS_MAX: Final = 10_000
 ROW_COLUMNS_MAX: Final = 1000
 ROW_BYTES_MAX: Final = 4 * 2**20
-"""Maximum size of the values of a row in canonical form."""
+"""Maximum total size of a row's values in canonical form."""
 FOLDED_MAX: Final = 500
-"""Rows of a fold record, and ranges of its deltas. Compaction drops at most this many bodies in one transaction."""
+"""Maximum number of rows in a fold record, and of its delta ranges. Compaction drops at most this many bodies per
+transaction."""
 TOMBSTONES_MAX: Final = 500
-"""Tombstones that one item drops, which limits the duration of a transaction."""
+"""Maximum number of tombstones that one item drops, which limits the duration of a transaction."""
 RATE_MAX: Final = 1_000_000
-"""Maximum of a rate, per second and at once: each new write then costs a whole number of microseconds."""
+"""Maximum sustained rate per second and maximum burst. Up to this rate, each new write costs a whole number of
+microseconds."""
 TENANTS_MAX: Final = 10_000
-"""Tenants of one log."""
+"""Maximum number of tenants in one log."""
 WHOLE_REQUEST_ITEMS_MAX: Final = 10_000
-"""Items of a request that is admitted as a whole, which is also the maximum debt of a bucket."""
+"""Maximum number of items in a request that is admitted as a whole, and therefore the most by which it can overdraw a
+bucket."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
-"""Pause before a retry of a write that exceeds a quota, because an operator must first free space or raise
-the quota."""
+"""Delay before retrying a write that exceeds a quota. An operator must free space or raise the quota first."""
 ACT_CHARACTERS_MAX: Final = 64
 """Maximum length of the name of an administrative act."""
 ACT_KEY_BYTES: Final = 32
@@ -63,20 +66,20 @@ ACT_DETAILS_BYTES_MAX: Final = 8192
 """Maximum size of the details of an administrative act, in canonical form, which keeps a page of audit
 records small."""
 LEAP_ABOVE_MAX: Final = 2**47
-"""Positions have 48 bits in a file. After the highest leap, half of them are left."""
+"""Positions have 48 bits on disk. After the highest leap, half of them are left."""
 REQUESTED_ABOVE_MAX: Final = 2**46
-"""Highest number that an operator can request for a leap, so that later restores find higher numbers."""
+"""Highest number that an operator can request for a leap, which leaves higher numbers for later restores."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
 """Largest integer that every database can store in a column."""
 SETTING_NUMBER_MAX: Final = 2**53 - 1
-"""Largest whole number of a setting in a file or in the environment."""
+"""Largest whole number in a setting from a file or the environment."""
 
 
 def check_whole_numbers(
     settings: Struct, names: Iterable[str], *, highest: float = math.inf, may_be_zero: Container[str] = ()
 ) -> None:
-    """Raise SettingsError for a named field that is not a whole number from 1 (or 0, if allowed) to the
-    highest value."""
+    """Raise SettingsError if one of the named fields is not a whole number from 1 (or 0, if allowed) to the highest
+    value."""
     for name in names:
         value = getattr(settings, name)
         lowest = 0 if name in may_be_zero else 1

@@ -4,7 +4,8 @@ Every write of a column has a stamp: clock, client and delta id, compared in thi
 its highest stamp. A row keeps the highest stamps of its writes and of its deletes, and drops the columns below the
 delete. As all of these are maxima, the result does not depend on the order of arrival.
 
-Merged rows are stored in MessagePack. A column has a stamp only if it differs from the stamp of the newest write.
+Merged rows are stored in MessagePack. A column is stored with its stamp only if that differs from the stamp of the
+newest write.
 """
 
 from collections.abc import Mapping
@@ -21,14 +22,14 @@ from oncelog.core.identity import check_text, delta_id
 from oncelog.errors import CanonicalError
 
 Stamp = tuple[int, bytes, bytes]
-"""Clock, client (in UTF-16), delta id."""
+"""Clock, client (in UTF-16), and delta id."""
 
 NEVER: Stamp = (-1, b"", b"")
-"""Below every stamp."""
+"""Lower than every stamp."""
 
 
 class Op(Enum):
-    """Change of a row by a delta."""
+    """What a delta does to its row."""
 
     INSERT = "INSERT"
     UPDATE = "UPDATE"
@@ -39,7 +40,7 @@ class Op(Enum):
 
 _DELETE: Final = Op.DELETE  # constant because Python 3.11 is slow to look up an enum member
 
-_utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # most deltas are from recently seen clients
+_utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # most deltas come from recently seen clients
 
 
 class RowDelta(Struct, frozen=True, gc=False):
@@ -73,17 +74,17 @@ class Row(Struct, frozen=True, gc=False):
 
     @property
     def exists(self) -> bool:
-        """Whether the newest write outranks the newest delete. An existing row may have no columns."""
+        """Whether the newest write outranks the newest delete. A row that exists may have no columns."""
         return self.written > self.deleted
 
     @property
     def values(self) -> dict[str, bytes]:
-        """Columns in canonical form, without stamps; empty for a row that does not exist."""
+        """Columns in canonical form, without stamps. Empty for a row that does not exist."""
         return {name: value for name, (value, _) in self.columns.items()}
 
 
 def merge(row: Row, delta: RowDelta) -> Row:
-    """Return the row merged with a delta. It is the same object if the delta changes nothing."""
+    """Merge a delta into a row. Returns the same object if the delta changes nothing."""
     stamp = delta.stamp
     if delta.op is _DELETE:
         if stamp <= row.deleted:
@@ -91,7 +92,7 @@ def merge(row: Row, delta: RowDelta) -> Row:
         surviving = {name: column for name, column in row.columns.items() if column[1] > stamp}
         return Row(surviving, row.written, stamp)
     if stamp > row.written and stamp > row.deleted:
-        # The usual case: the delta is newer than the whole row, so no column is compared.
+        # The common case: the delta is newer than the whole row, so columns need no comparison.
         merged = dict(row.columns)
         for name, value in delta.columns:
             merged[name] = (value, stamp)
@@ -152,8 +153,8 @@ def extract(
 ) -> RowDelta | None:
     """Return the delta between two states of a row, or None if they are equal.
 
-    Columns are in the order of UTF-16 code units, independent of their order in the rows. A client that builds the
-    delta again after a crash, from the same rows, clock and names, therefore gets the same id.
+    Columns are sorted by UTF-16 code units, whatever their order in the rows. A client that rebuilds the delta after a
+    crash, from the same rows, clock and names, therefore gets the same id.
     """
     if after is None:
         return None if before is None else _build_delta(Op.DELETE, {}, client_id, hlc, table, row_id)

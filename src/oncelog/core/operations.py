@@ -60,7 +60,7 @@ Operation = SetEntity | DeleteEntity | Relate | Unrelate
 
 
 class Entity(Struct, frozen=True):
-    """Current state of an entity. Its version is the stream sequence of its last change."""
+    """Current state of an entity. Its version is the stream sequence of its latest change."""
 
     value: bytes
     version: int

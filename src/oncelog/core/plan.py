@@ -1,19 +1,18 @@
 """The decision function: duplicates, conflicts, order, leases and quotas of a batch.
 
-`plan` gets a batch, the stored state that the batch needs, and a time; it returns verdicts and changes. It does no I/O,
-reads no clock and draws no random numbers. The same input therefore has the same output on every engine, in a replay
+`plan` takes a batch, the stored state that the batch needs, and a time, and returns verdicts and changes. It does no
+I/O, reads no clock and draws no random numbers, so the same input gives the same output on every engine, in a replay
 and in a simulation. Outcomes are values.
 
-The checks of a submission have one order under every policy:
+A submission is checked in the same order under every policy:
 
     shape · membership · identity · sequence and lease · expected position · conditions · clock drift ·
-    application's validation · limits of new writes
+    the application's validation · limits on new writes
 
-The check of the identity answers a known write, and the later checks are skipped. A retry of a committed write
-therefore gets its answer even if its expectation is stale, the validation has become stricter, or the limits are used
-up.
+The identity check answers a known write and skips the later checks. A retry of a committed write therefore gets its
+answer even if its expectation is stale, the validation is stricter by now, or the limits are used up.
 
-Items are decided in their order; each sees the state that the previous items left (`BatchState`).
+Items are decided in order. Each sees the state that the previous items left (`BatchState`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,15 +70,16 @@ _EACH: Final = Mode.EACH  # constants because Python 3.11 is slow to look up an 
 _ALL: Final = Mode.ALL
 _ANY_REASON: Final = frozenset(Reason)
 LIMIT_REASONS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED, Reason.NOT_KNOWN})
-"""Refusals of the last check. The write itself is valid: a later retry may be accepted."""
+"""Refusals by the last check. The write itself is valid, and a later retry may be accepted."""
 
 Validate = Callable[[Submission], str | None]
-"""Check of new writes by the application: returns None or the fault. It must be pure and must not raise."""
+"""The application's check of new writes. It returns None or a description of the fault, must be pure and must not
+raise."""
 I = TypeVar("I", bound=Item)  # noqa: E741 - I for item
 
 
 class Plan(Struct, frozen=True):
-    """Verdicts of the items, request by request, and the changes to save before any verdict is returned."""
+    """The verdicts, grouped by request, and the changes to save before any verdict is returned."""
 
     verdicts: list[list[Verdict]]
     changes: Changes
@@ -94,7 +94,7 @@ def plan(
 ) -> Plan:
     """Decide a batch. `snapshot` must have the keys of `build_read_set`; `now_ms` is the proposed log time.
 
-    `faults` are the refusals that `build_read_set` found. With them `plan` does not validate the items again.
+    `faults` are the refusals that `build_read_set` found. If given, `plan` does not validate the items again.
     """
     state = BatchState(snapshot, now_ms, faults)
     verdicts: list[list[Verdict]] = []
@@ -130,8 +130,8 @@ def _decide_items(request: Request, first: int, state: BatchState, validate: Val
 
 
 def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
-    """Decide a request that a refusal undoes: any refusal with `Mode.ALL`, a refusal by a limit if admitted
-    as a whole."""
+    """Decide a request and undo it on a refusal: on any refusal with `Mode.ALL`, on one by a limit if admitted as a
+    whole."""
     state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, first, state, validate)
@@ -156,7 +156,7 @@ def _decide_atomically(request: Request, first: int, state: BatchState, validate
 
 
 def _has_limit(item: Item) -> bool:
-    """Return whether a limit besides quotas may refuse a new item."""
+    """Return whether a limit other than a quota may refuse a new item."""
     if isinstance(item, Submission):
         return item.known_only or item.rate is not None or item.stream_rate is not None
     return isinstance(item, Claim | OpenStream | SetMember) and item.known_only
@@ -184,7 +184,7 @@ def _decide(item: Item, index: int, state: BatchState, validate: Validate | None
 def _rule(
     kind: type[I], decide: Callable[[I, BatchState], Verdict]
 ) -> tuple[type, Callable[[Any, BatchState], Verdict]]:
-    """Pair a type of items with its function, so that the type checker compares them."""
+    """Pair an item type with its decision function, so that the type checker can check that they match."""
     return kind, decide
 
 
@@ -203,7 +203,7 @@ _RULES: Final[Mapping[type, Callable[[Any, BatchState], Verdict]]] = dict(
         _rule(RecordAct, record_act),
     )
 )
-"""Decision functions by the type of the item, for all items except submissions."""
+"""Decision functions by item type, for all items except submissions."""
 
 
 def _decide_submission(submission: Submission, state: BatchState, validate: Validate | None) -> Verdict:
@@ -243,7 +243,7 @@ def _decide_effects(
     effects = compute_effects(submission, sequence, lane.log_time_ms, state)
     if isinstance(effects, Refused):
         return effects
-    # The application validates the delta of the client. Limits count the body that is stored.
+    # The application validates the client's delta. Limits count the stored body.
     stored = submission if effects.body is None else replace(submission, body=effects.body)
     growth = 0 if state.tenants is None else effects.compute_growth(state)
     refused = _check_content(submission, lane, validate) or _check_limits(stored, state, growth)
@@ -276,7 +276,7 @@ def _refuse_expectation(field: str, expected: int, current: int) -> Refused:
 
 
 def _check_content(submission: Submission, lane: LaneDraft, validate: Validate | None) -> Refused | None:
-    """Check the clock drift, then call the validation of the application."""
+    """Check the clock drift, then call the application's validation."""
     drift = None if submission.delta is None else check_drift(submission.delta.hlc, lane.log_time_ms)
     if drift is not None:
         message = f"the clock is {drift.ahead_ms} ms ahead of the log's; at most {drift.limit_ms} ms are accepted"
@@ -286,14 +286,13 @@ def _check_content(submission: Submission, lane: LaneDraft, validate: Validate |
 
 
 def _check_limits(submission: Submission, state: BatchState, growth: int = 0) -> Refused | None:
-    """Check the limits of new writes. `growth` is the number of bytes that the write adds to the side state of its
-    stream."""
-    if submission.known_only and not submission.fence:  # the claim was checked
+    """Check the limits on new writes. `growth` is how many bytes the write adds to its stream's side state."""
+    if submission.known_only and not submission.fence:  # work under a lease: its claim was checked
         return NOT_KNOWN
     refused = None if state.tenants is None else check_quota(submission, state, growth)
     if refused is not None or (submission.rate is None and submission.stream_rate is None):
         return refused
-    return take_tokens(submission, state)  # the last check: the caller commits a write that passes
+    return take_tokens(submission, state)  # last, because it takes tokens that a later refusal would waste
 
 
 # --- commit ------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Policies: identity, order, retention and reuse of one kind of write.
+"""Policies: the identity, order, retention and reuse rules for one kind of write.
 
-A policy is a frozen value. Each API has a built-in policy; an application declares its policies in the same way:
+A policy is a frozen value. Each API has a built-in policy, and an application declares its own in the same way:
 
     payments = Policy(
         name="payments",
@@ -10,7 +10,7 @@ A policy is a frozen value. Each API has a built-in policy; an application decla
         retention=kept_for(hours=24),
     )
 
-The constructor raises PolicyError for a contradiction between the fields.
+The constructor raises PolicyError if fields contradict each other.
 """
 
 import re
@@ -33,7 +33,7 @@ INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY, FOLD_POLICY}
 NAME_CHARACTERS_MAX: Final = 64
 KEY_BYTES_MAX: Final = 255
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
-"""A hundred years. For longer retention use FOREVER."""
+"""One hundred years. Use FOREVER for longer retention."""
 
 _BUILT_IN_BY_NAME: Final[dict[str, "Policy"]] = {}
 _NAME: Final = re.compile(rf"[a-z][a-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
@@ -45,21 +45,21 @@ def _check(condition: bool, message: str) -> None:
 
 
 class Identity(Enum):
-    """Origin of the key."""
+    """Where the key comes from."""
 
     GIVEN = "given"
-    """The caller chooses the key, so two different writes can have the same key."""
+    """The caller chooses the key, so different writes can have the same key."""
     DERIVED = "derived"
     """The key is a hash of the content, so different writes have different keys."""
 
 
 class Order(Enum):
-    """Order of the records besides their positions in the lane."""
+    """Which order records have, in addition to their positions in the lane."""
 
     LANE = "lane"
-    """Position order only, in lane 0: one order over the whole log."""
+    """Only the position order of lane 0: one order over the whole log."""
     STREAM = "stream"
-    """A sequence from 1 without gaps, in the stream that the scope names."""
+    """A sequence from 1 without gaps in the stream, whose name is the scope."""
 
 
 STREAM: Final = Order.STREAM
@@ -67,12 +67,12 @@ STREAM: Final = Order.STREAM
 
 
 class OnReuse(Enum):
-    """Answer to a write with a known key and other content."""
+    """How a write with a known key and different content is answered."""
 
     REFUSE = "refuse"
     """Refuse the write."""
     REPLAY = "replay"
-    """Return the answer of the first write, marked as a mismatch."""
+    """Return the first write's answer, marked as a mismatch."""
 
 
 class Forget(Enum):
@@ -80,13 +80,13 @@ class Forget(Enum):
 
     NEVER = "never"
     AT_AGE = "at_age"
-    """When the age of the key reaches its time to live, by log time."""
+    """When the key's age in log time reaches its time to live."""
     AT_EVICTION = "at_eviction"
-    """At the first eviction (a fixed log position) after its time to live."""
+    """At the first eviction, which happens at fixed positions, after its time to live."""
 
 
 class Retention(Struct, frozen=True):
-    """How long the log remembers a key. FOREVER, kept_for and evicted_after create the values."""
+    """How long the log remembers a key. Use FOREVER, kept_for or evicted_after to create a value."""
 
     forget: Forget
     ttl_ms: int = 0
@@ -102,8 +102,8 @@ class Retention(Struct, frozen=True):
             )
 
     def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
-        """Return whether state last seen at `since_ms` is still remembered, at a log time and after the
-        last eviction."""
+        """Return whether state last seen at `since_ms` is still remembered, given the log time and the last
+        eviction."""
         if self.forget is Forget.NEVER:
             return True
         if self.forget is Forget.AT_AGE:
@@ -115,17 +115,17 @@ FOREVER: Final = Retention(Forget.NEVER)
 
 
 def kept_for(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
-    """Keep keys for this time after their creation, by log time."""
+    """Keep each key for this long after its creation, in log time."""
     return Retention(Forget.AT_AGE, _to_ms(days, hours, seconds, ms))
 
 
 def evicted_after(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
-    """Keep keys until an eviction finds them older than this."""
+    """Keep each key until an eviction finds it older than this."""
     return Retention(Forget.AT_EVICTION, _to_ms(days, hours, seconds, ms))
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """Rules of one kind of write. The docstring of the module has an example."""
+    """The rules for one kind of write. The module docstring has an example."""
 
     name: str
     key_bytes: tuple[int, int]
@@ -137,9 +137,9 @@ class Policy(Struct, frozen=True, kw_only=True):
     zero_key: bool = True
     """Whether a key may consist of zero bytes only."""
     client_sequence: bool = False
-    """Each client numbers its writes in a scope 1, 2, 3…; each client has separate keys and may omit them."""
+    """Each client numbers its writes in a scope 1, 2, 3…, has its own key space, and may omit keys."""
     leased: bool = False
-    """A caller can claim a key before it submits the write, so that one caller at a time works on it."""
+    """A caller can claim a key before submitting the write, so that only one caller at a time works on it."""
     members_only: bool = False
     """Only members of the stream may write."""
     entities: bool = False
@@ -173,7 +173,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
 
     def _list_rules(self) -> Sequence[tuple[bool, str]]:
-        """Return the rules for combinations of fields: whether the policy satisfies each, and the error message."""
+        """Return the rules for field combinations, each as whether the policy satisfies it and the error message."""
         shortest, longest = self.key_bytes
         numbers_writes = self.client_sequence
         is_derived = self.identity is Identity.DERIVED
@@ -284,12 +284,12 @@ CHAT: Final = Policy(
 
 
 def build_ledger_policy(ttl_ms: int) -> Policy:
-    """Return LEDGER with another time to live, for a new log. Raises PolicyError."""
+    """Return LEDGER with a different time to live, for a new log. Raises PolicyError."""
     return structs.replace(LEDGER, retention=evicted_after(ms=ttl_ms))
 
 
 def is_ledger(policy: Policy) -> bool:
-    """Return whether a policy equals LEDGER apart from its time to live."""
+    """Return whether a policy equals LEDGER, ignoring the time to live."""
     if policy.name != "ledger" or policy.retention.forget is not Forget.AT_EVICTION:
         return False
     built_in = _BUILT_IN_BY_NAME.get(policy.name, policy)
@@ -297,7 +297,7 @@ def is_ledger(policy: Policy) -> bool:
 
 
 def find_retention(name: str, policies: Mapping[str, Policy]) -> Retention | None:
-    """Return the retention of the keys under a policy, or None if the policy is neither known nor internal."""
+    """Return how long keys under a policy are retained, or None if the policy is neither known nor internal."""
     if name in INTERNAL_POLICIES:
         return FOREVER
     policy = policies.get(name)

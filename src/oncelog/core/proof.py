@@ -1,12 +1,12 @@
-"""Hashes of records, Merkle trees of hashes, and a chain of trees. docs/reference/proofs.md describes all bytes.
+"""Record hashes, Merkle trees over them, and the chain of blocks. docs/reference/proofs.md specifies all bytes.
 
     leaf  = H(0x00 ‖ record header ‖ H(salt ‖ body))
     node  = H(0x01 ‖ left ‖ right)                        the tree of RFC 9162, section 2.1
-    block = H(0x02 ‖ block header, which holds the hash of the previous block)
+    block = H(0x02 ‖ block header, which includes the hash of the previous block)
 
 The first byte distinguishes the three kinds of hashes. The leaf depends on the body only through its salted hash, so
-that leaf, tree and block still verify after the erasure of body and salt. The fingerprint in the header stays, without
-a salt, because retries are recognised by it.
+leaf, tree and block still verify after body and salt are erased. The unsalted fingerprint in the header is kept,
+because the log recognises retries by it.
 """
 
 import struct
@@ -46,7 +46,7 @@ class Block(Struct, frozen=True):
 
     @property
     def hash(self) -> bytes:
-        """Hash of all fields; `previous` includes all previous blocks."""
+        """Hash of all fields. `previous` makes it cover all previous blocks."""
         return sha256(
             b"\x02"
             + _BLOCK_NUMBERS.pack(
@@ -63,7 +63,7 @@ class Block(Struct, frozen=True):
 
 
 class Proof(Struct, frozen=True):
-    """Inclusion proof of a record in a block: the index of its leaf, and the sibling hashes on the path to the root."""
+    """Inclusion proof of a record in a block: the leaf's index and the sibling hashes on the path to the root."""
 
     index: int
     count: int
@@ -96,7 +96,7 @@ def encode_record_header(record: Record) -> bytes:
     )
 
 
-# Caches of the parts that many records share. The whole header has too many variants for a cache.
+# Cache the parts that many records share. Whole headers differ too much to be cached.
 
 
 @lru_cache(maxsize=4096)
@@ -125,7 +125,7 @@ _NODE_HASHER: Final = sha256(b"\x01")
 
 
 def hash_body(salt: bytes, body: bytes) -> bytes:
-    """Return the hash that remains of an erased body. The salt must have SALT_BYTES bytes."""
+    """Return the salted hash of a body, which outlives the body's erasure. The salt must have SALT_BYTES bytes."""
     hasher = _BODY_HASHER.copy()
     hasher.update(salt + body)
     return hasher.digest()
@@ -160,7 +160,7 @@ def prove(leaves: Sequence[bytes], index: int) -> Proof:
 
 
 def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
-    """Return the inclusion proof of a leaf without computing hashes."""
+    """Return the inclusion proof of a leaf of an existing tree, without computing hashes."""
     if not 0 <= index < len(levels[0]):
         raise IndexError(f"no leaf {index} among {len(levels[0])}")
     path = []
@@ -194,9 +194,9 @@ def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
 
 
 def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
-    """Return whether the record, including its body, stands in the block.
+    """Return whether the block contains the record, including its body.
 
-    The result is False for an erased record, whose body is missing; use `verify_header`.
+    The result is False for an erased record, whose body is missing. Use `verify_header` for it.
     """
     if record.erased:
         return False
@@ -205,7 +205,7 @@ def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
 
 
 def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: Block) -> bool:
-    """Return whether the record stands in the block, by the salted hash of its body. Works for erased records."""
+    """Return whether the block contains the record, given the salted hash of its body. Works for erased records."""
     if not len(salted_body_hash) == len(block.previous) == len(block.root) == HASH_BYTES:
         return False
     if (record.lane, record.height, record.log_time_ms) != (block.lane, block.height, block.log_time_ms):
@@ -215,24 +215,24 @@ def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: 
     try:
         header = encode_record_header(record)
     except (struct.error, UnicodeEncodeError):
-        return False  # no log can hold such a record
+        return False  # no log can contain such a record
     return verify_inclusion(hash_leaf(header, salted_body_hash), proof, block.root)
 
 
 class SealedBatch(Struct, frozen=True):
-    """Blocks of a batch, one for each lane with records, and the heads of its lanes with the hashes of the blocks."""
+    """A batch's blocks, one per lane with records, and the lane heads that include the new block hashes."""
 
     blocks: list[Block]
     trees: dict[int, MerkleTree]
-    """Merkle tree of the block of each lane, for inclusion proofs."""
+    """Merkle tree of each lane's block, for inclusion proofs."""
     heads: dict[int, LaneHead]
 
 
 def seal(changes: Changes, salts: Sequence[bytes]) -> SealedBatch:
     """Close a block in every lane with new records.
 
-    `salts` are random and SALT_BYTES long, one for each record of `changes.records`. The caller draws them, because the
-    core draws no random numbers.
+    `salts` has one random salt of SALT_BYTES for each record of `changes.records`. The caller generates them, because
+    the core draws no random numbers.
     """
     if salts and set(map(len, salts)) != {SALT_BYTES}:
         raise ValueError(f"a salt must have {SALT_BYTES} bytes")
@@ -262,7 +262,7 @@ def _build_block(lane: int, head: LaneHead, tree: MerkleTree) -> Block:
 
 
 def build_tree(leaves: Sequence[bytes]) -> MerkleTree:
-    """Return the tree of one or more leaves. A node without a sibling moves up unchanged.
+    """Build the tree over one or more leaves. A node without a sibling moves up a level unchanged.
 
     RFC 9162 defines the same tree from the top down, by powers of two.
     """

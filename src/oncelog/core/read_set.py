@@ -44,26 +44,25 @@ from oncelog.core.values import (
 
 
 class ReadSet(Struct):
-    """Keys that a batch may read or write, by table of the snapshot."""
+    """Keys that a batch may read or write, by snapshot table."""
 
     faults: dict[int, Refused] = field(default_factory=dict)
-    """Refusals of malformed items by their index in the batch. `plan` does not validate the items again."""
+    """Refusals of malformed items by index in the batch, so that `plan` need not validate the items again."""
     lanes: set[int] = field(default_factory=set)
     keys: set[KeyIdentity] = field(default_factory=set)
-    """`build_read_set` leaves out the identities of events in other scopes (`collect_event_identities`)."""
+    """`build_read_set` omits the identities of events in other scopes; `collect_event_identities` returns them."""
     sequences: set[SequenceIdentity] = field(default_factory=set)
     clients: set[ClientIdentity] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
     floors: set[str] = field(default_factory=set)
-    """`build_read_set` leaves it empty. In a log with a leap, stores add the streams of the batch
-    (core/rules/leaps.py)."""
+    """Empty when built. If the log has had a leap, stores add the batch's streams (core/rules/leaps.py)."""
     entities: set[EntityIdentity] = field(default_factory=set)
     relationships: set[RelationshipIdentity] = field(default_factory=set)
     rows: set[RowIdentity] = field(default_factory=set)
     leases: set[KeyIdentity] = field(default_factory=set)
     members: set[MemberIdentity] = field(default_factory=set)
     oldest: dict[str, int] = field(default_factory=dict)
-    """Number of the oldest members to load, by stream: one more than the batch can remove, so that one is left.
+    """How many of the oldest members to load, by stream: one more than the batch can remove, so that one is left.
 
     Their acknowledgements are loaded with them.
     """
@@ -73,15 +72,15 @@ class ReadSet(Struct):
     horizons: set[str] = field(default_factory=set)
     rates: set[RateIdentity] = field(default_factory=set)
     usage: set[str] = field(default_factory=set)
-    """Prefixes of tenants. Stores add them when the lanes are locked and the tenants known (`collect_usage_keys`)."""
+    """Tenant prefixes. Stores add them once the lanes are locked and the tenants are known (`collect_usage_keys`)."""
     past_members: set[MemberIdentity] = field(default_factory=set)
-    """Stores add them with `usage`."""
+    """Stores add these together with `usage`."""
 
 
 def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
     """Return the keys of everything that `plan` reads for the batch. Stores lock the lanes in ascending order.
 
-    Malformed items are refused and not looked up, because a store may be unable to represent their names.
+    Malformed items are refused without a look-up, because a store may be unable to represent their names.
     """
     read_set = ReadSet()
     for index, item in enumerate_items(batch):
@@ -172,7 +171,7 @@ def _add_submission(submission: Submission, read_set: ReadSet) -> None:
 
 
 def add_effects(submission: Submission, read_set: ReadSet) -> None:
-    """Add the entities, relationships and rows that the operations or the delta of a write may read or change."""
+    """Add the entities, relationships and rows that a write's operations or delta may read or change."""
     scope = submission.scope
     if submission.delta is not None:
         read_set.rows.add((scope, submission.delta.table, submission.delta.row_id))

@@ -1,7 +1,8 @@
-"""Replay: apply a committed record to side state again, with the functions that decided it.
+"""Replay: apply a committed record to side state again, using the functions that decided it.
 
-A record determines its effects if its body is stored and has the operations or the delta of the fingerprint and key.
-Erased bodies, and bodies in a form of the application, do not determine effects; only the client sequence is replayed.
+A record determines its effects if its body is stored and contains the operations or the delta that match its
+fingerprint and key. An erased body, or one in an application-specific form, does not determine effects: only the client
+sequence is replayed.
 """
 
 import msgspec
@@ -21,7 +22,7 @@ from oncelog.errors import CanonicalError
 
 
 def rebuild_submission(record: Record, policy: Policy) -> Submission:
-    """Return the submission of a record, with the effects that its body determines."""
+    """Rebuild the submission of a record, with the effects that its body determines."""
     submission = Submission(
         policy=policy,
         scope=record.scope,
@@ -40,7 +41,7 @@ def rebuild_submission(record: Record, policy: Policy) -> Submission:
         if policy.rows:
             delta = decode_stored_delta(record.body)
             is_own = delta.delta_id == record.key and OP_FINGERPRINTS[delta.op] == record.fingerprint
-            # The body of a delta that lost to a tombstone horizon is the DELETE at the horizon.
+            # If a delta lost to a tombstone horizon, the body is the DELETE at the horizon.
             if is_own or delta == build_horizon_delete(delta.hlc, delta.table, delta.row_id):
                 return replace(submission, delta=delta)
     except (CanonicalError, msgspec.MsgspecError, UnicodeError):
@@ -62,7 +63,7 @@ def list_set_keys(record: Record, policy: Policy) -> list[str] | None:
 
 
 def drop_conditions(submission: Submission) -> Submission:
-    """Return the submission without conditions, for a scope with entities of unknown state."""
+    """Return the submission without conditions, for a scope in which the state of some entities is unknown."""
     operations = [
         replace(operation, condition=None) if isinstance(operation, SetEntity) else operation
         for operation in submission.operations
@@ -75,7 +76,7 @@ def replay_record(
 ) -> Refused | Replayed | None:
     """Apply a record to the batch state, at its log time and after the last eviction of its lane before it.
 
-    Return None, or the answer that the write would have got instead of its commit.
+    Return None, or the answer that the write would have received instead of a commit.
     """
     policy = submission.policy
     lane = state.get_policy_lane(policy, record.scope)

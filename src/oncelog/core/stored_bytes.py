@@ -1,9 +1,9 @@
-"""Sizes of stored records and side state, which quotas count.
+"""Sizes of stored records and side state, as quotas count them.
 
-The size of a record or a row of side state depends only on its content, so that all stores count alike and a recount of
-a log has the same sum. Names count several times because a log stores them in a row and in its indexes. The constants
-cover columns of fixed size, index entries and blocks. A database grows by at most `GROWTH_FACTOR_MAX` bytes for each
-counted byte.
+The size of a record or a row of side state depends only on its content, so all stores count alike and recounting a log
+gives the same total. Names are counted several times because a log stores them in rows and in indexes. The constants
+cover fixed-size columns, index entries and blocks. A database grows by at most `GROWTH_FACTOR_MAX` bytes per counted
+byte.
 """
 
 from typing import Final
@@ -22,13 +22,13 @@ STATE_BYTES: Final = 64
 """Added for each entity, relationship and row."""
 NAME_COPIES: Final = 2
 MEMBER_NAME_COPIES: Final = 4
-"""A log finds members by stream, by member and by their last change."""
+"""A log indexes members by stream, by member and by their last change."""
 GROWTH_FACTOR_MAX: Final = 4
 """Maximum growth of a database per counted byte: pages are not full, and PostgreSQL adds 28 bytes per row."""
 
 
 def record_bytes(names: int, partitions: tuple[str, ...], body: int) -> int:
-    """Return the size of a record. `names` is the length of scope, client, key and actor in UTF-8."""
+    """Return the size of a record. `names` is the total UTF-8 length of scope, client, key and actor."""
     in_partitions = sum([PARTITION_BYTES + NAME_COPIES * utf8_bytes(name) for name in partitions])
     return RECORD_BYTES + body + NAME_COPIES * names + in_partitions
 
@@ -45,29 +45,30 @@ def act_bytes(scope: str, actor: str, key: bytes, body: bytes) -> int:
 
 
 def state_bytes(scope: str, rows: int, names: int, values: int) -> int:
-    """Return the size of rows of side state in one scope: `names` bytes of other names, `values` bytes of values."""
+    """Return the size of side-state rows in one scope, with `names` bytes of other names and `values` bytes of
+    values."""
     return rows * (STATE_BYTES + NAME_COPIES * utf8_bytes(scope)) + NAME_COPIES * names + values
 
 
 def members_bytes(scope: str, members: int, names: int) -> int:
-    """Return the size of members of one stream, whose names have `names` bytes in total."""
+    """Return the size of a stream's members, whose names total `names` bytes."""
     return members * (MEMBER_BYTES + MEMBER_NAME_COPIES * utf8_bytes(scope)) + MEMBER_NAME_COPIES * names
 
 
 def entity_bytes(identity: EntityIdentity, entity: Entity | None) -> int:
-    """Return the size of an entity; 0 for None."""
+    """Return the size of an entity, or 0 for None."""
     scope, key = identity
     return 0 if entity is None else state_bytes(scope, 1, utf8_bytes(key), len(entity.value))
 
 
 def relationship_bytes(identity: RelationshipIdentity, version: int | None) -> int:
-    """Return the size of a relationship; 0 without a version."""
+    """Return the size of a relationship, or 0 if it has no version."""
     scope, *names = identity
     return 0 if version is None else state_bytes(scope, 1, sum(map(utf8_bytes, names)), 0)
 
 
 def row_bytes(identity: RowIdentity, row: Row | None) -> int:
-    """Return the size of a merged row; 0 for None."""
+    """Return the size of a merged row, or 0 for None."""
     scope, table, row_id = identity
     return 0 if row is None else state_bytes(scope, 1, utf8_bytes(table) + utf8_bytes(row_id), len(encode_row(row)))
 

@@ -1,6 +1,6 @@
 """Tenants: groups of streams and partitions whose writes are limited together.
 
-A tenant is a name and the names below it: `ledger/acme` is the stream or partition of this name, and all whose names
+A tenant is a name and the names below it: `ledger/acme` covers the stream or partition of this name and all whose names
 start with `ledger/acme/`. Grants use the same names.
 """
 
@@ -24,31 +24,32 @@ _LIMITS: Final = {
 }
 """Highest value of each limit of a tenant."""
 TENANT_SCOPE_PREFIX: Final = "tenant"
-"""First part of the scopes of tenants with separate ids."""
+"""First part of the scope of a tenant with separate ids."""
 _CACHE_ENTRIES_MAX: Final = 10_000
 """Number of writes whose tenants are cached."""
 _KNOWN_PARTITIONS_MAX: Final = 2
-"""Partitions of a cached write. 64 long partitions take 64 kB, so one writer could fill the cache with 640 MB."""
+"""Maximum partitions of a cached write. 64 long partitions take 64 kB, so one writer could fill the cache with 640
+MB."""
 
 
 class Tenant(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Limits of the writes in the streams and partitions of one name and the names below it.
+    """Limits on writes to the streams and partitions of one name and the names below it.
 
-    0 stands for no limit. The usage of a tenant is counted with or without limits.
+    0 means no limit. A tenant's usage is counted even without limits.
     """
 
     prefix: str
-    """`ledger/acme` includes this name and all names that start with `ledger/acme/`."""
+    """`ledger/acme` covers this name and all names that start with `ledger/acme/`."""
     bytes_max: int = 0
-    """Bytes that the log keeps of the writes (`core.stored_bytes`). The erasure of a body frees its bytes."""
+    """Bytes of the writes that the log stores (`core.stored_bytes`). Erasing a body frees its bytes."""
     records_max: int = 0
     """Records, including erased ones, and members of the streams, including past ones."""
     new_writes_per_second_max: int = 0
     """Sustained rate."""
     new_writes_at_once_max: int = 0
-    """New writes at once, after a pause; 0 stands for the number per second."""
+    """Burst of new writes after a pause. 0 stands for the number per second."""
     own_ids: bool = False
-    """Whether ids of events are unique within the tenant (`event_scope`). It cannot be switched off again."""
+    """Whether event ids are unique within the tenant (`event_scope`). It cannot be switched off again."""
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -57,11 +58,12 @@ class Usage(Struct, frozen=True, gc=False):
     bytes: int = 0
     records: int = 0
     full_at_us: int = 0
-    """Time at which the bucket is full again, on the clock of batches."""
+    """Time at which the bucket is full again, in batch time."""
 
 
 class Tenants:
-    """Tenants of a log. Finds the tenants of a write with one look-up per part of a name, for any number of tenants."""
+    """The tenants of a log. Finds a write's tenants with one look-up per part of a name, however many tenants there
+    are."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
@@ -70,7 +72,7 @@ class Tenants:
         self._own_scopes: Mapping[str, str] = own_scopes
         self._find_scopes_cached = lru_cache(_CACHE_ENTRIES_MAX)(self._find_scopes)
         self.event_scopes = frozenset(("", *own_scopes.values()) if own_scopes else ())
-        """Scopes of ids of events; empty if no tenant has separate ids."""
+        """Scopes of event ids. Empty if no tenant has separate ids."""
 
     def list_for(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
         """Return the tenants of a write. `stream` is empty for Order.LANE."""
@@ -80,7 +82,7 @@ class Tenants:
     def get_event_scope(self, partitions: tuple[str, ...]) -> str:
         """Return the scope in which the id of a new event with these partitions is unique.
 
-        It is empty, the scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
+        This is the empty scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
         """
         return self.list_event_scopes(partitions)[0]
 
@@ -88,8 +90,9 @@ class Tenants:
         """Return the scopes in which an event with these partitions may have been committed; the first is for new
         events.
 
-        These are the scopes of the whole log and of each tenant of the event with separate ids. The order in which
-        tenants got separate ids does not matter: tenants keep them (`check_own_ids_kept`), so scopes are only added.
+        These are the scope of the whole log and that of each of the event's tenants with separate ids. The order in
+        which tenants got separate ids does not matter: tenants keep them (`check_own_ids_kept`), so scopes are only
+        ever added.
         """
         find = self._find_scopes_cached if len(partitions) <= _KNOWN_PARTITIONS_MAX else self._find_scopes
         return find(partitions)
@@ -127,9 +130,9 @@ def _iterate_parents(name: str) -> Iterable[str]:
 
 
 def check_tenants(tenants: Sequence[Tenant]) -> None:
-    """Raise SettingsError for an invalid quota and for a repeated prefix.
+    """Raise SettingsError for an invalid quota or a repeated prefix.
 
-    The messages start with `tenants must`, as for other settings, and callers prepend the source.
+    The messages start with `tenants must`, as for other settings; callers prepend the source.
     """
     if len(tenants) > TENANTS_MAX:
         raise SettingsError(f"tenants must be at most {TENANTS_MAX}, not {len(tenants)}")

@@ -1,6 +1,6 @@
-"""Transactions of a ledger: their scope, their id, and the canonical form of their operations.
+"""Ledger transactions: their scope, their id, and the canonical form of their operations.
 
-The body of a record is the canonical JSON of its operations. A sender can therefore build the same bytes and check
+The body of a record is the canonical JSON of its operations. A sender can therefore build the same bytes and verify
 their proof without the server. The JSON APIs use the same form.
 """
 
@@ -34,7 +34,7 @@ def format_tx_id(lane: int, position: int) -> str:
 
 
 def parse_tx_id(tx_id: str) -> tuple[int, int] | None:
-    """Return lane and position of a transaction, or None for an invalid id."""
+    """Return the lane and position that a transaction id encodes, or None for an invalid id."""
     if len(tx_id) != TX_ID_DIGITS or not _HEXADECIMAL.issuperset(tx_id):
         return None
     return decode_place(int(tx_id, 16))
@@ -53,7 +53,7 @@ def transaction(  # noqa: PLR0913 - most arguments are named
 ) -> Submission:
     """Build a transaction under the policy LEDGER. Without a key, client and sequence identify it.
 
-    A log with another time to live has another policy with this name: `log.policies["ledger"]`.
+    A log with a different time to live has a different policy of this name: `log.policies["ledger"]`.
 
     Raises CanonicalError with the path of a fault. The caller has checked the operations (`check_operations`).
     """
@@ -116,7 +116,7 @@ def _check_number(number: int, path: str) -> None:
 
 
 class ConditionJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A condition in JSON. Unknown members are errors, so that a misspelt condition is not ignored."""
+    """A condition in JSON. Unknown members are errors, so that a misspelt condition is not silently ignored."""
 
     must_not_exist: bool | UnsetType = UNSET
     must_exist: bool | UnsetType = UNSET
@@ -165,11 +165,11 @@ _MUST: Final = {
 """Members of `ConditionJson`."""
 _BODY_DECODER: Final = msgspec.json.Decoder(_BodyJson)
 _encode_body: Final = msgspec.json.Encoder(order="sorted").encode
-"""Writes canonical JSON, because all names are ASCII and all numbers are integers up to 2^53−1."""
+"""The output is canonical JSON, because all names are ASCII and all numbers are integers up to 2^53−1."""
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:
-    """Return the body of a record with these operations: their canonical JSON.
+    """Return the canonical JSON of operations, which is the body of their record.
 
     Raises CanonicalError for a number beyond 2^53−1 and for a lone surrogate.
     """
@@ -212,7 +212,7 @@ def _check_exact(number: int) -> int:
 
 
 def decode_operations(record: Record) -> tuple[Operation, ...]:
-    """Return the operations of a record; none for an erased one. Raises CanonicalError for an invalid body."""
+    """Return the operations of a record, or none if it is erased. Raises CanonicalError for an invalid body."""
     if record.erased:
         return ()
     try:
@@ -222,12 +222,12 @@ def decode_operations(record: Record) -> tuple[Operation, ...]:
 
 
 def decode_body(body: bytes) -> tuple[Operation, ...]:
-    """Return the operations in a body. Raises CanonicalError, or an error of msgspec for another document."""
+    """Return the operations in a body. Raises CanonicalError, or a msgspec error for any other document."""
     return operations_from_json(_BODY_DECODER.decode(body).operations)
 
 
 def operations_from_json(operations: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
-    """Convert operations from JSON. Raises CanonicalError with the path of an invalid one."""
+    """Convert operations from JSON. Raises CanonicalError with the path of an invalid operation."""
     check_operation_count(len(operations), path)
     return tuple([_operation_from_json(operation, path, index) for index, operation in enumerate(operations)])
 

@@ -1,7 +1,7 @@
 """Validation of an item against its policy and the named limits.
 
-APIs check their messages; the core and the stores rely on this module. A valid item cannot make a later step fail, so
-that a malformed submission does not affect the other submissions of its group commit.
+APIs check their own messages; the core and the stores rely on this module. A valid item cannot make a later step fail,
+so a malformed submission never affects the other submissions in its group commit.
 """
 
 import re
@@ -68,11 +68,11 @@ _Check = Callable[[Any], None]
 
 
 class _FieldError(Exception):
-    """A malformed field of an item, and the message about it. `check_item` returns the refusal."""
+    """A malformed field of an item, with a message. `check_item` converts it to a refusal."""
 
 
 def check_item(item: Item) -> Refused | None:
-    """Return the refusal of a malformed item with the name of the field, or None for a valid item."""
+    """Return a refusal with the field's name for a malformed item, or None for a valid one."""
     try:
         if isinstance(item, Submission):
             _check_submission(item)
@@ -141,7 +141,8 @@ def _check_key(item: Submission | Claim | Renew | Release) -> None:
 
 
 def _check_releaser(item: Release) -> None:
-    """Check the actor if an operator releases the lease (an operator does not know the holder), else the holder."""
+    """Check the actor if an operator releases the lease, because operators do not know the holder. Otherwise check the
+    holder."""
     field = "actor" if item.actor != "" else "holder"
     _check_name(field, getattr(item, field))
 
@@ -222,15 +223,15 @@ _CHECKS: Final[Mapping[type, tuple[_Check, ...]]] = {
         _text("target", TARGET_CHARACTERS_MAX),
     ),
 }
-"""Checks of each type of items in their order, except for submissions. A scope is checked as a text instead of a name
-where it may be empty for the log."""
+"""Checks for each item type except submissions, in order. A scope that may be empty, for the log, is checked as a text
+instead of a name."""
 
 
 # --- submissions and requests -------------------------------------------------------------------------------
 
 
 def check_request(request: Request) -> Refused | None:
-    """Check the mode, and the size of a request that is admitted as a whole."""
+    """Check the mode, and the size if the request is admitted as a whole."""
     mode: object = request.mode
     if not isinstance(mode, Mode):  # `plan` compares members by identity
         return _refuse("mode", f"must be a Mode, not {mode!r}")
@@ -243,7 +244,7 @@ def check_request(request: Request) -> Refused | None:
 def _check_submission(submission: Submission) -> None:
     policy = submission.policy
     _check_names(submission)
-    if submission.holder:  # not cached: each lease has another holder
+    if submission.holder:  # not cached: each lease has a different holder
         _check_name("holder", submission.holder)
     if policy.client_sequence or submission.client_sequence:
         _check_sequence(submission, policy)
@@ -262,15 +263,15 @@ def _check_submission(submission: Submission) -> None:
 _VALID_CACHE_MAX: Final = 8192
 _valid_names: set[str] = {""}
 _valid_partitions: set[tuple[str, ...]] = {()}
-"""Well-formed streams, senders and partitions, which most submissions repeat. A full set is cleared."""
+"""Caches of well-formed streams, senders and partitions, which most submissions repeat. A full set is cleared."""
 
 
 def _check_names(submission: Submission) -> None:
-    """Check stream, sender and partitions, all of which may be empty."""
+    """Check the stream, sender and partitions, all of which may be empty."""
     scope, actor, client, partitions = submission.scope, submission.actor, submission.client, submission.partitions
     if type(partitions) is not tuple:
         raise _FieldError("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    is_text = type(scope) is type(actor) is type(client) is str  # an equal object of another type is not enough
+    is_text = type(scope) is type(actor) is type(client) is str  # an equal object of a different type must not pass
     if not (is_text and scope in _valid_names and actor in _valid_names and client in _valid_names):
         for field, name in (("scope", scope), ("actor", actor), ("client", client)):
             _check_text(field, name, NAME_CHARACTERS_MAX)
@@ -294,7 +295,7 @@ def _check_partitions(partitions: tuple[str, ...]) -> None:
             raise _FieldError("partitions", f"must be a text, not {type(name).__name__}")
     _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
     if not all(partitions) or normal_partitions(partitions) != partitions:
-        # Reads and erasures use the normal form, so they would not find another spelling.
+        # Reads and erasures use the normal form, so they would not find a different spelling.
         message = "must be in normal form (normal_partitions): NFC, sorted, without repetitions or empty names"
         raise _FieldError("partitions", message)
     if len(partitions) == 1:  # 64 long partitions in each entry would take many megabytes
@@ -341,7 +342,7 @@ def _check_stream_rate(submission: Submission, rate: Rate) -> None:
     if submission.policy.order is not STREAM:
         raise _FieldError("stream_rate", _describe_unused_field(submission.policy))
     if not submission.actor:
-        # Without an actor, the rate of the actor would use the bucket of the stream.
+        # Without an actor, the actor's rate would use the stream's bucket.
         raise _FieldError("actor", "must be named where there is a stream_rate")
     _check_rate(rate, "stream_rate")
 
@@ -386,7 +387,7 @@ def _check_name(field: str, name: str) -> None:
 def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> None:
     together = "".join(texts)
     if together.isascii() and len(together) <= characters_max and "\0" not in together:
-        return  # together they are shorter than the limit of one text
+        return  # all together are shorter than the limit for one
     for text in texts:
         _check_text(field, text, characters_max)
 

@@ -1,8 +1,8 @@
 """Input and output values of `plan`: submissions, verdicts, records and side state.
 
-All values are frozen, except for Snapshot and Changes. These hold the tables of a store: mappings from the keys below
-to the values below. Times are log time in milliseconds; names end in their unit. No value can be part of a reference
-cycle, so garbage collection skips them (`gc=False`), which matters because a log creates and keeps many.
+All values are frozen except Snapshot and Changes, which hold a store's tables: mappings from the keys to the values
+defined below. Times are log time in milliseconds, and names end in the unit. No value can be part of a reference cycle,
+so the garbage collector does not track them (`gc=False`). This matters because a log creates and keeps many of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,16 +32,16 @@ R = TypeVar("R")
 
 
 class Rate(Struct, frozen=True, gc=False):
-    """Limit of the new writes of one actor."""
+    """Limit on new writes."""
 
     per_second: int
     """Sustained rate."""
     burst: int
-    """New writes at once, after a pause."""
+    """Maximum number of new writes at the same time, after a pause."""
 
 
 class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
-    """Fields of the items that name a key."""
+    """Fields of the items that refer to a key."""
 
     policy: Policy
     scope: str
@@ -50,8 +50,8 @@ class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """A write as an API submits it to the log. The API has checked its shape, its sender and the rights of
-    the sender."""
+    """A write as an API submits it to the log. The API has already checked its shape, its sender and the sender's
+    rights."""
 
     fingerprint: bytes
     """Hash of the content: equal fingerprints mean equal writes."""
@@ -72,61 +72,61 @@ class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
     known_only: bool = False
     """Answer the submission only if its key is stored; refuse a new write with NOT_KNOWN."""
     rate: Rate | None = None
-    """Limit of the actor's new writes: per stream, or over the whole log if the order is the lane.
+    """Limit on the actor's new writes, per stream, or over the whole log if the order is the lane.
 
     A new write takes one token. Work under a lease takes none, because the claim took it.
     """
     stream_rate: Rate | None = None
-    """Limit of all new writes in the stream, by any actor. The submission must name an actor."""
+    """Limit on all new writes in the stream, by any actor. The submission must have an actor."""
 
 
 class Claim(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """Requests the right to work on a key. A known key gets its stored answer."""
+    """Requests the right to work on a key. If the key is known, the answer is the stored one."""
 
     fingerprint: bytes
     holder: str
-    """Name of the caller. A claim that its holder repeats gets the same lease again."""
+    """Secret name of the caller. If the holder repeats the claim, it gets the same lease again."""
     lease_ms: int = LEASE_MS_DEFAULT
     waited_for: int = 0
-    """Fence of the lease that this caller waited for. If that work failed, the answer is its error."""
+    """Fence of the lease that this caller waited for. If the work under it failed, the answer is its error."""
     known_only: bool = False
     """Answer the claim only if its key is stored; refuse new work with NOT_KNOWN."""
 
 
 class LeaseItem(KeyedItem, frozen=True, gc=False, kw_only=True):
-    """Fields of the items that name a lease."""
+    """Fields of the items that refer to a lease."""
 
     holder: str
     fence: int
 
 
 class Renew(LeaseItem, frozen=True, gc=False, kw_only=True):
-    """Extends a lease while the work goes on."""
+    """Extends a lease while the work continues."""
 
     lease_ms: int = LEASE_MS_DEFAULT
 
 
 class Release(LeaseItem, frozen=True, gc=False, kw_only=True):
-    """Gives a lease back without a result."""
+    """Releases a lease without a result."""
 
     failure: bytes | None = None
-    """Error for the callers that wait for the work; None if the holder gave up the lease without a failure."""
+    """Error for the callers that wait for the work, or None if the holder gave up the lease without a failure."""
     actor: str = ""
-    """Operator that releases the lease of any holder. Then only the fence must match."""
+    """Operator that releases the lease of any holder. If set, only the fence must match."""
 
 
 class MemberItem(Struct, frozen=True, gc=False):
-    """Fields of the items that name a member of a stream."""
+    """Fields of the items that refer to a member of a stream."""
 
     scope: str
     member: str
 
 
 class OpenStream(MemberItem, frozen=True, gc=False):
-    """Creates a stream with its first member. If the stream exists, only members may open it, and nothing changes."""
+    """Creates a stream with its first member. If the stream exists, only members may open it and nothing changes."""
 
     rate: Rate | None = None
-    """Limit of the new streams that the member opens, over all lanes. An existing stream takes no token."""
+    """Limit on the new streams that the member opens, over all lanes. An existing stream takes no token."""
     known_only: bool = False
     """Refuse a client's new stream with NOT_KNOWN; answer an existing one."""
 
@@ -164,7 +164,7 @@ class SetCursor(Struct, frozen=True, gc=False):
 
     consumer: str
     cursor: int | None
-    """Last position or sequence that the consumer has processed; 0 before the first. None removes the consumer."""
+    """Last position or sequence that the consumer has processed, or 0 before the first. None removes the consumer."""
     scope: str = ""
     """Name of the stream whose sequences the cursor counts. Empty: the cursor is a position of lane 0."""
     rewind: bool = False
@@ -181,26 +181,25 @@ class Tombstone(Struct, frozen=True, gc=False):
     sequence: int
     """Sequence of the DELETE in the stream."""
     log_time_ms: int
-    """Log time of the commit of the DELETE."""
+    """Log time at which the DELETE was committed."""
 
 
 class DropTombstones(Struct, frozen=True, gc=False):
-    """Drops deleted rows of a gateway and raises the tombstone horizon of the gateway above them."""
+    """Drops deleted rows of a gateway and raises the gateway's tombstone horizon above them."""
 
     scope: str
     tombstones: tuple[Tombstone, ...]
-    """Candidates. A row that has changed since they were read stays."""
+    """Candidates. A row that has changed since they were read is kept."""
     age_ms: int
-    """Minimum time since the commit of a DELETE."""
+    """Minimum time since the DELETE was committed."""
     consumers: tuple[str, ...]
-    """Named consumers of the stream. A DELETE stays until all of them have read it."""
+    """Named consumers of the stream. A DELETE is kept until all of them have read it."""
     actor: str = ""
     """Principal that runs the compaction; empty for the application."""
 
 
 class FoldRows(Struct, frozen=True, gc=False):
-    """Commits a digest of rows of a gateway before compaction drops the bodies of their deltas
-    (rules/compaction.py)."""
+    """Commits digests of a gateway's rows before compaction drops the bodies of their deltas (rules/compaction.py)."""
 
     scope: str
     deltas: tuple[tuple[int, int], ...]
@@ -224,17 +223,18 @@ class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
     """Name of the act: a constant of `core.rules.audit`."""
     actor: str
     scope: str = ""
-    """Stream that the act concerns. Empty if it concerns the log or a lane."""
+    """Stream that the act concerns. Empty for the log or a lane."""
     lane: int = 0
-    """Lane of the record if no stream is named."""
+    """Lane of the record if `scope` is empty."""
     target: str = ""
-    """Object of the act: a partition, a tenant, the id of a key."""
+    """What the act was done to: a partition, a tenant, the id of an API key."""
     details: bytes = b"{}"
     """A JSON object in canonical form."""
     time_ms: int = 0
-    """Time of the act if its record could not be committed then; 0 stands for the log time of the record."""
+    """Time of the act if its record could not be committed then. 0 stands for the record's log time."""
     key: bytes = b""
-    """Hash of the act: several processes that notice the act record it once. Without a key, every item is recorded."""
+    """Hash of the act, so that several processes that notice the act record it once. Without a key, every item is
+    recorded."""
 
 
 OtherItem = (
@@ -262,14 +262,14 @@ def is_audited(item: Item) -> TypeGuard[AuditedItem]:
 
 
 class Mode(Enum):
-    """Effect of a refused item on the other items of its request."""
+    """How a refused item affects the other items of its request."""
 
     EACH = "each"
-    """None: each item has a separate outcome."""
+    """Not at all: each item has a separate outcome."""
     ALL = "all"
     """One refusal undoes the whole request."""
     UNTIL_REFUSED = "until_refused"
-    """The items before the refusal are kept, the items after it are skipped."""
+    """The items before the refused one are kept, and those after it are skipped."""
 
 
 class Request(Struct, frozen=True, gc=False):
@@ -289,7 +289,7 @@ class Request(Struct, frozen=True, gc=False):
 
 
 def enumerate_items(batch: Sequence[Request]) -> Iterator[tuple[int, Item]]:
-    """Yield the items of all requests of a batch with their index in the batch."""
+    """Yield the items of all requests in a batch, each with its index in the batch."""
     return enumerate(chain.from_iterable(request.items for request in batch))
 
 
@@ -299,10 +299,10 @@ class Receipt(Struct, frozen=True, gc=False):
     lane: int
     position: int
     sequence: int
-    """Place in its stream; 0 if the order is the lane."""
+    """Place in the stream, or 0 if the order is the lane."""
     log_time_ms: int
     height: int
-    """Height of the block with the record."""
+    """Height of the block that contains the record."""
     client_sequence: int
 
 
@@ -318,20 +318,20 @@ class Replayed(Struct, frozen=True, gc=False):
     receipt: Receipt | None
     """None if the write was committed, but the log has forgotten its place."""
     mismatch: bool = False
-    """The retry has other content; the log keeps the first write."""
+    """The retry has different content; the log keeps the first write."""
     erased: bool = False
     """The content has been erased."""
 
 
 class Granted(Struct, frozen=True, gc=False):
-    """The caller may work on the key until `until_ms`, and completes the work under `fence`."""
+    """The caller may work on the key until `until_ms` and completes the work under `fence`."""
 
     fence: int
     until_ms: int
 
 
 class Applied(Struct, frozen=True, gc=False):
-    """Side state has the requested value. `changed` is False if it had that value before."""
+    """Side state now has the requested value. `changed` is False if it already had that value."""
 
     changed: bool
     count: int = 0
@@ -339,7 +339,7 @@ class Applied(Struct, frozen=True, gc=False):
 
 
 class Reason(Enum):
-    """Reason of a refusal. Each API maps reasons to its error codes in one table."""
+    """Reason for a refusal. Each API maps reasons to its error codes in one table."""
 
     MALFORMED = "malformed"
     NOT_A_MEMBER = "not_a_member"
@@ -363,15 +363,15 @@ class Reason(Enum):
     INVALID = "invalid"
     RATE_LIMITED = "rate_limited"
     QUOTA_EXCEEDED = "quota_exceeded"
-    """The write exceeds a quota of a tenant. A retry can succeed when the tenant has room again."""
+    """The write exceeds a tenant's quota. A retry can succeed once the tenant has room again."""
     READ_ONLY = "read_only"
-    """The engine accepts no new writes for now; retry later. `plan` never returns this reason."""
+    """The engine currently accepts no new writes; retry later. `plan` never returns this reason."""
     BUSY = "busy"
-    """The queue of the engine is full; retry later. `plan` never returns this reason."""
+    """The engine's queue is full; retry later. `plan` never returns this reason."""
     WRONG_SCOPE = "wrong_scope"
-    """The id of a new event belongs in another scope (core/rules/duplicates.py).
+    """The id of a new event belongs in a different scope (core/rules/duplicates.py).
 
-    The server does not know the current tenants of the log. A retry in the same scope is refused again.
+    The server does not know the log's current tenants. A retry in the same scope is refused again.
     """
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
     INVALID_CURSOR = "invalid_cursor"
@@ -388,16 +388,16 @@ class Refused(Struct, frozen=True, gc=False):
     reason: Reason
     message: str
     field: str = ""
-    """Name of the faulty field; the key of the entity if a condition failed."""
+    """Name of the faulty field, or the key of the entity if a condition failed."""
     current: int = 0
     """Current value in the log that the reason refers to: position, sequence, version, fence or log time."""
     value: bytes | None = None
     """Current value of the entity, or the error of a failed run."""
     retry_after_ms: int = 0
     index: int = -1
-    """Index of the faulty operation; with NOT_PROCESSED, of the refused item."""
+    """Index of the faulty operation, or of the refused item if the reason is NOT_PROCESSED."""
     tenant: str = ""
-    """Prefix of the tenant with the quota. Then `field` is the name of the quota and `current` its usage."""
+    """Prefix of the tenant with the quota. If set, `field` is the name of the quota and `current` its usage."""
     limit: int = 0
     """Value of that quota."""
 
@@ -411,23 +411,23 @@ NOT_KNOWN: Final = Refused(
 # --- stored state ------------------------------------------------------------------------------------
 
 KeyIdentity = tuple[str, str, str, bytes]
-"""Policy, scope, client (empty unless clients number their writes), key."""
+"""Policy, scope, client (empty unless clients number their writes) and key."""
 SequenceIdentity = tuple[str, str, str, int]
-"""Policy, scope, client, client sequence."""
+"""Policy, scope, client and client sequence."""
 ClientIdentity = tuple[str, str, str]
-"""Policy, scope, client."""
+"""Policy, scope and client."""
 EntityIdentity = tuple[str, str]
-"""Scope, key."""
+"""Scope and key."""
 RelationshipIdentity = tuple[str, str, str, str]
-"""Scope, resource, relation, subject."""
+"""Scope, resource, relation and subject."""
 RowIdentity = tuple[str, str, str]
-"""Scope, table, row."""
+"""Scope, table and row."""
 MemberIdentity = tuple[str, str]
-"""Scope, member."""
+"""Scope and member."""
 ConsumerIdentity = tuple[str, str]
-"""Scope (empty for lane 0), consumer."""
+"""Scope (empty for lane 0) and consumer."""
 RateIdentity = tuple[str, str]
-"""Scope (empty for lane 0) and actor: the bucket of a rate (core/rules/quotas.py)."""
+"""Scope (empty for lane 0) and actor, which identify a rate's bucket (core/rules/quotas.py)."""
 
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
@@ -450,22 +450,22 @@ POSITION_BITS: Final = 48
 
 
 def encode_place(lane: int, position: int) -> int:
-    """Return lane and position as one number."""
+    """Encode a lane and a position as one number."""
     return lane << POSITION_BITS | position
 
 
 def decode_place(place: int) -> tuple[int, int]:
-    """Return lane and position of a place."""
+    """Decode a place into its lane and position."""
     return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
 
 
 class Settings(Struct, frozen=True):
-    """Settings of a log. They never change, so that every replay decides alike."""
+    """Settings of a log. They never change, so every replay decides alike."""
 
     lanes: int = LANES_DEFAULT
     """Number of lanes for streams, besides lane 0."""
     eviction_interval: int = EVICTION_INTERVAL_DEFAULT
-    """Keys expire by eviction at the positions of a lane that are multiples of this number."""
+    """Evictions happen at the positions of a lane that are multiples of this number."""
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, ["lanes"], highest=LANES_MAX)
@@ -473,7 +473,7 @@ class Settings(Struct, frozen=True):
 
 
 class RequestedSettings(Struct, frozen=True):
-    """Settings for a new log, or expected of an existing log. None stands for the default, or for any value."""
+    """Settings for a new log, or expectations of an existing one. None stands for the default, or for any value."""
 
     lanes: int | None = None
     eviction_interval: int | None = None
@@ -489,11 +489,11 @@ class LaneHead(Struct, frozen=True, gc=False):
     position: int = 0
     log_time_ms: int = 0
     eviction_time_ms: int = 0
-    """Log time of the last eviction. State that was older than its time to live at this time is absent."""
+    """Log time of the last eviction. State that had outlived its time to live by then is absent."""
     fence: int = 0
-    """Last fencing number. A fencing number is never used again."""
+    """Last fencing number. Fencing numbers are never reused."""
     revision: int = 0
-    """Counts the batches that changed the lane, including its side state. An equal revision means equal state."""
+    """How many batches have changed the lane or its side state. An equal revision means equal state."""
     height: int = 0
     block_hash: bytes = bytes(32)
 
@@ -520,12 +520,12 @@ class Lease(Struct, frozen=True, gc=False):
 
     fence: int
     holder: str
-    """Empty after the release."""
+    """Empty after a release."""
     until_ms: int
     fingerprint: bytes
     failed_fence: int = 0
-    """Fence of the newest lease of this key whose work failed. It stays, with `failure`, when another caller claims the
-    key."""
+    """Fence of the newest lease of this key whose work failed. It is kept, with `failure`, when another caller claims
+    the key."""
     failure: bytes = b""
 
 
@@ -533,26 +533,26 @@ class Member(Struct, frozen=True, gc=False):
     """A member of a stream."""
 
     joined: int
-    """Order of joining in the stream, from 1. A member that returns gets a new number."""
+    """Rank in the order of joining the stream, from 1. A returning member gets a new number."""
     is_owner: bool = False
-    """Whether the member was made an owner. If the roster has no owners, every member acts as an owner."""
+    """Whether the member was made an owner. Without a count in `Roster.owners`, every member acts as an owner."""
 
 
 class Roster(Struct, frozen=True, gc=False):
-    """Counts of a stream's members."""
+    """How many members and owners a stream has."""
 
     members: int = 0
     owners: int | None = 0
-    """None in a stream from before roles, until an owner is named. Until then every member acts as an owner."""
+    """None in a stream created before roles existed, where every member acts as an owner until one is appointed."""
     joined: int = 0
-    """Last number given to a `Member.joined`."""
+    """Highest `Member.joined` assigned so far."""
 
 
 class Bucket(Struct, frozen=True, gc=False):
-    """State of a rate of one actor or stream."""
+    """Token bucket of one actor's or stream's rate."""
 
     full_at_us: int
-    """Log time in microseconds at which the bucket is full again. From then on it counts as absent."""
+    """Log time in microseconds at which the bucket is full again. From then on it is treated as absent."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -573,7 +573,7 @@ class Record(Struct, frozen=True, gc=False):
     partitions: tuple[str, ...]
     body: bytes
     erased: bool = False
-    """Whether the body has been erased. Then `body` is empty."""
+    """Whether the body has been erased. If so, `body` is empty."""
 
     @property
     def identity(self) -> KeyIdentity:
@@ -582,7 +582,7 @@ class Record(Struct, frozen=True, gc=False):
 
     @property
     def receipt(self) -> Receipt:
-        """Receipt of the first answer and of every retry."""
+        """The receipt that the first answer and every retry return."""
         return Receipt(self.lane, self.position, self.sequence, self.log_time_ms, self.height, self.client_sequence)
 
     @property
@@ -592,10 +592,10 @@ class Record(Struct, frozen=True, gc=False):
 
 
 class StateTables(Struct, Generic[R]):
-    """Tables of the state of a log, besides its records.
+    """Tables of a log's state other than its records.
 
     `R` is the type of a removed entry: Never in a snapshot, None in changes. `storage.side_state` describes all tables
-    except for `keys` and `sequences`, which stores derive from the records.
+    except `keys` and `sequences`, which stores derive from the records.
     """
 
     keys: Mapping[KeyIdentity, Remembered] = field(default_factory=dict)
@@ -604,7 +604,7 @@ class StateTables(Struct, Generic[R]):
     streams: Mapping[str, int] = field(default_factory=dict)
     """Newest sequence of each stream."""
     floors: Mapping[str, int | R] = field(default_factory=dict)
-    """Streams without a write since the last leap: their next sequence is above the floor."""
+    """Floors of the streams without a write since the last leap: their next sequence is above the floor."""
     entities: Mapping[EntityIdentity, Entity | R] = field(default_factory=dict)
     relationships: Mapping[RelationshipIdentity, int | R] = field(default_factory=dict)
     """Stream sequence at which each relationship was created."""
@@ -619,24 +619,24 @@ class StateTables(Struct, Generic[R]):
     """Tombstone horizon of each gateway that has dropped tombstones, as a clock reading (core/rules/compaction.py)."""
     rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
-    """Usage by the prefix of the tenant."""
+    """Usage by tenant prefix."""
 
 
 STATE_TABLES: Final = StateTables.__struct_fields__
 """Names of the tables."""
 get_state_tables: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*STATE_TABLES)
-"""Returns the tables of an object in the order of `STATE_TABLES`, faster than a loop."""
+"""Returns an object's tables in the order of `STATE_TABLES`, faster than a loop."""
 
 
 class Snapshot(StateTables[Never]):
-    """Stored state that a batch needs. A mapping may hold more entries than the batch reads, but never fewer."""
+    """Stored state that a batch needs. A mapping may have more entries than the batch reads, but never fewer."""
 
     settings: Settings = Settings()
     heads: Mapping[int, LaneHead] = field(default_factory=dict)
     past_members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
     """Current and past members that quotas count. Stores derive them from the changes of `members`."""
     tenants: Tenants | None = None
-    """None for a log without quotas. Then no usage is counted."""
+    """None for a log without quotas, which counts no usage."""
 
 
 class Changes(StateTables[None]):
@@ -645,9 +645,9 @@ class Changes(StateTables[None]):
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """Number that a leap goes above; 0 without a leap. It becomes the floor of all streams of the log."""
+    """Number above which a leap continues, or 0 without a leap. It becomes the floor of all streams of the log."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to save. Every change touches a lane, whose head is then in `heads`."""
+        """Whether there is nothing to save. Every change touches a lane and so adds its head to `heads`."""
         return not self.records and not self.heads

@@ -1,8 +1,8 @@
-"""Audit records: administrative acts with their actor, in the hash chain of the lane that they concern (CO-43).
+"""Audit records: administrative acts and their actors, stored in the hash chain of the lane that they concern (CO-43).
 
-An act within a batch (a changed member, dropped tombstones) appends its record with `append_act`, in the same
-transaction. An act outside of a batch is submitted as a separate item, `RecordAct`. Its key is a hash of the act, so
-that several servers that notice the act record it once.
+An act within a batch (such as a changed member or dropped tombstones) appends its record with `append_act`, in the same
+transaction. An act outside a batch is submitted as a separate item, `RecordAct`. Its key is a hash of the act, so
+several servers that notice the act record it only once.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ READ_ONLY_ON: Final = "read_only_on"
 READ_ONLY_OFF: Final = "read_only_off"
 
 APPLICATION_ACTOR: Final = "system:application"
-"""Actor of an act of the embedding application that names no other actor."""
+"""Actor of an act by the embedding application that specifies no other actor."""
 
 
 class AuditEntry(Struct, frozen=True):
@@ -56,15 +56,15 @@ class AuditEntry(Struct, frozen=True):
     position: int
     log_time_ms: int
     time_ms: int
-    """Time of the act. It is before the log time if the record could not be committed at once."""
+    """Time of the act, which is before the log time if the record could not be committed immediately."""
     act: str
     actor: str
     scope: str
-    """Stream that the act concerns; empty if it concerns the log."""
+    """Stream that the act concerns. Empty if it concerns the log."""
     target: str
     details: Mapping[str, JsonValue]
     erased: bool = False
-    """Whether the body of the record was erased. Then act, target and details are empty."""
+    """Whether the record's body was erased. If so, act, target and details are empty."""
 
 
 class _AuditBody(Struct):
@@ -80,7 +80,7 @@ _OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, JsonValue])
 
 
 def act_key(*parts: str) -> bytes:
-    """Return the key of an act: a hash of the texts that identify it."""
+    """Return the key of an act: a hash of the strings that identify it."""
     return sha256(b"".join(frame(b"act", part.encode()) for part in parts)).digest()
 
 
@@ -94,9 +94,9 @@ def act_identity(item: RecordAct) -> KeyIdentity:
 
 
 def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | None = None) -> Refused | None:
-    """Refuse an act of a client if its audit record and the member that it adds exceed a quota.
+    """Refuse a client's act if its audit record and the member that it adds would exceed a quota.
 
-    The record is a new write of the tenants of its stream, and counts for their rates: `members` takes the token.
+    The record is a new write for the tenants of its stream and counts against their rates; `members` takes the token.
     """
     if state.tenants is None:
         return None
@@ -108,7 +108,7 @@ def check_act_quota(act: RecordAct, state: BatchState, member: MemberIdentity | 
 
 
 def append_act(act: RecordAct, lane: LaneDraft, state: BatchState, key: bytes = b"") -> Record:
-    """Append the audit record of an act to its lane, in the transaction of the batch."""
+    """Append the audit record of an act to its lane, in the batch's transaction."""
     lane.advance_position()
     record = state.append_internal(lane, AUDIT_POLICY, act.actor, _encode_body(act, lane), scope=act.scope, key=key)
     if state.tenants is not None and is_charged(act.actor):
@@ -151,7 +151,7 @@ def add_detail(item: RecordAct, name: str, value: JsonValue) -> RecordAct:
 
 
 def check_audit_record(record: Record, lanes: int) -> str | None:
-    """Describe the fault of an audit record; None for a valid record."""
+    """Describe the fault of an audit record, or return None for a valid one."""
     is_in_other_lane = record.scope != "" and compute_lane(record.scope, lanes) != record.lane
     fault = find_first_fault(
         (is_in_other_lane, f"an audit record of {record.scope!r} belongs in another lane"),
@@ -165,7 +165,7 @@ def check_audit_record(record: Record, lanes: int) -> str | None:
 
 
 def decode_audit_entry(record: Record) -> AuditEntry:
-    """Decode an audit record or a restore record. Raises msgspec.MsgspecError for another body."""
+    """Decode an audit record or a restore record. Raises msgspec.MsgspecError for any other body."""
     is_restore = record.policy == RESTORE_POLICY
     body = _AuditBody() if record.erased else _BODY_DECODER.decode(record.body)
     if is_restore and not record.erased:
@@ -177,7 +177,7 @@ def decode_audit_entry(record: Record) -> AuditEntry:
         log_time_ms=record.log_time_ms,
         time_ms=body.time_ms or record.log_time_ms,
         act=RESTORE if is_restore else body.act,
-        # The actor of a restore record is a constant; its body names the caller of the command.
+        # A restore record's actor is a constant; its body has the caller of the command.
         actor=body.actor if is_restore and body.actor else record.actor,
         scope=record.scope,
         target=body.target,

@@ -1,15 +1,15 @@
-"""Compaction of a gateway: dropped tombstones, and folds of rows whose deltas lose their bodies.
+"""Compaction of a gateway: dropping tombstones, and folding rows before the bodies of their deltas are dropped.
 
-Tombstones are deleted rows that the gateway keeps so that older deltas do not restore them. Compaction drops old
-tombstones. The gateway then stores one clock reading, the tombstone horizon, above the clocks of all dropped DELETEs. A
-row without state counts as deleted at the horizon, by a DELETE that every replica can merge (`build_horizon_delete`). A
-delta that loses to this DELETE is committed with the DELETE as its body. Readers merge the DELETE, so that all replicas
-converge to the rows of the gateway, in any order of arrival. The row gets a tombstone again, because a client with a
-snapshot without the row would restore it with its local delta.
+Tombstones are deleted rows that the gateway keeps so that older deltas do not restore them. When compaction drops old
+tombstones, the gateway stores one clock reading, the tombstone horizon, above the clocks of all dropped DELETEs. A row
+without state is treated as deleted at the horizon, by a DELETE that every replica can merge (`build_horizon_delete`). A
+delta that loses to this DELETE is committed with the DELETE as its body. Readers merge the DELETE, so all replicas
+converge to the gateway's rows, in any order of arrival. The gateway also stores a new tombstone for the row: otherwise
+a client whose snapshot lacks the row would restore the row with its local delta.
 
-Folds are digests of rows, committed before compaction drops the bodies of the deltas that made the rows (CO-44). A fold
-record is an internal record (core/internal_records.py) of the stream of the gateway. It lists the deltas whose bodies
-are dropped, and a digest of every row that they changed. `plan` computes the digests, so that they are of the rows
+Folds are digests of rows, committed before compaction drops the bodies of the deltas that produced the rows (CO-44). A
+fold record is an internal record (core/internal_records.py) for the gateway's stream. It lists the deltas whose bodies
+are dropped, and a digest of every row that they changed. Because `plan` computes the digests, they describe the rows
 after all deltas up to a sequence. `verify` compares them with the rows that no later delta has changed.
 """
 
@@ -32,29 +32,31 @@ from oncelog.core.stored_bytes import row_bytes
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Record, RecordAct, Tombstone
 
 HORIZON_CLIENT: Final = "oncelog.horizon"
-"""Client of a DELETE at the horizon. Deltas with the same clock are ordered against it as against any client."""
+"""Client of a DELETE at the horizon. Deltas with the same clock are ordered against it as against those of any other
+client."""
 _HORIZON_SORT_KEY: Final = utf16_sort_key(HORIZON_CLIENT)
 
 
 def build_horizon_delete(horizon: int, table: str, row_id: str) -> RowDelta:
-    """Return the DELETE of a row at a tombstone horizon."""
+    """Build the DELETE of a row at a tombstone horizon."""
     identity = delta_id(HORIZON_CLIENT, format_hlc(horizon), table, row_id, [])
     return RowDelta(Op.DELETE, table, row_id, HORIZON_CLIENT, horizon, (), identity)
 
 
 def is_horizon_delete(stamp: Stamp, table: str, row_id: str) -> bool:
-    """Return whether this is the stamp of the `build_horizon_delete` of the row."""
+    """Return whether `build_horizon_delete` would build a DELETE of the row with this stamp."""
     # A client with this name may have sent a DELETE with columns, which is an ordinary delta.
     return stamp[1] == _HORIZON_SORT_KEY and stamp == build_horizon_delete(stamp[0], table, row_id).stamp
 
 
 def build_row_without_state(horizon: int | None, table: str, row_id: str) -> Row:
-    """Return the row that a delta is merged into if the gateway has no state of the row."""
+    """Return the row into which a delta is merged if the gateway has no state for the row."""
     return Row() if horizon is None else Row(deleted=build_horizon_delete(horizon, table, row_id).stamp)
 
 
 def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
-    """Return the DELETE at a horizon that outranks the delta, or None if the delta wins, or loses to another delta."""
+    """Return the DELETE at a horizon that outranks the delta, or None if the delta wins or loses to a different
+    delta."""
     deleted, table, row_id = row.deleted, delta.table, delta.row_id
     if deleted[1] != _HORIZON_SORT_KEY or delta.stamp > deleted or not is_horizon_delete(deleted, table, row_id):
         return None
@@ -62,16 +64,16 @@ def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
 
 
 def list_delete_ids(table: str, row_id: str, row: Row) -> list[bytes]:
-    """Return the ids of the deltas that made the tombstone. The newest of their records determines its age.
+    """Return the ids of the deltas that created the tombstone. The newest of their records determines its age.
 
-    The record of a DELETE at a horizon is that of the delta that lost to it.
+    For a DELETE at a horizon, this record is that of the delta that lost to it.
     """
     ids = [row.deleted[2]]
     return [*ids, row.written[2]] if is_horizon_delete(row.deleted, table, row_id) else ids
 
 
 def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
-    """Drop tombstones that are old enough and that all named consumers have read, and raise the horizon above them."""
+    """Drop tombstones that are old enough and that all listed consumers have read, and raise the horizon above them."""
     lane = state.get_stream_lane(item.scope)
     cursors = [state.consumers.get((item.scope, name)) for name in item.consumers]
     # A removed consumer does not hold back the compaction.
@@ -104,7 +106,7 @@ def drop_tombstones(item: DropTombstones, state: BatchState) -> Applied:
 
 
 def _compute_horizon(tombstone: Tombstone) -> int:
-    """Return the lowest horizon that replaces a tombstone. A DELETE at a horizon has this same horizon."""
+    """Return the lowest horizon that can replace a tombstone. For a DELETE at a horizon, this is the horizon itself."""
     hlc = tombstone.deleted[0]
     return hlc if is_horizon_delete(tombstone.deleted, tombstone.table, tombstone.row_id) else hlc + 1
 
@@ -127,12 +129,12 @@ _DIGEST_DIGITS: Final = 32
 
 
 class FoldedRow(Struct, frozen=True, array_like=True, gc=False):
-    """State of a row in a fold."""
+    """A row's state in a fold."""
 
     table: str
     row_id: str
     digest: str
-    """Empty for a row without state."""
+    """Empty if the row has no state."""
     deleted_hlc: str | None = None
     """Clock of the newest DELETE, if the row is a tombstone."""
 
@@ -142,14 +144,14 @@ class Fold(Struct, frozen=True):
 
     scope: str
     sequence: int
-    """Newest delta of the stream that the rows contain."""
+    """Sequence of the newest delta that is merged into the rows."""
     deltas: tuple[tuple[int, int], ...]
-    """Sequences whose bodies compaction drops, as ranges."""
+    """Sequences whose bodies compaction drops, as inclusive ranges."""
     rows: tuple[FoldedRow, ...]
 
 
 def row_digest(row: Row | None) -> str:
-    """Return the digest of a row's columns and stamps; "" for a row without state."""
+    """Return the digest of a row's columns and stamps, or "" for a row without state."""
     if row is None:
         return ""
     state = (sorted(row.columns.items()), row.written, row.deleted)
@@ -157,7 +159,7 @@ def row_digest(row: Row | None) -> str:
 
 
 def fold_rows(item: FoldRows, state: BatchState) -> Applied:
-    """Append the fold record of the named rows, in their state after the previous items of the batch."""
+    """Append a fold record for the listed rows, in their state after the previous items of the batch."""
     lane = state.get_stream_lane(item.scope)
     rows = tuple(_fold_row(table, row_id, state.rows.get((item.scope, table, row_id))) for table, row_id in item.rows)
     body = msgspec.json.encode(Fold(item.scope, state.streams.get(item.scope) or 0, item.deltas, rows))
@@ -177,7 +179,7 @@ def decode_fold(record: Record) -> Fold:
 
 
 def check_fold_record(record: Record, lanes: int) -> str | None:
-    """Describe the fault of a fold record; None for a valid record."""
+    """Describe the fault of a fold record, or return None for a valid one."""
     is_in_other_lane = compute_lane(record.scope, lanes) != record.lane
     fault = find_first_fault(
         (record.actor != FOLD_ACTOR, f"a fold record has the actor {record.actor!r}, not {FOLD_ACTOR!r}"),

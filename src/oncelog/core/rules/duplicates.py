@@ -1,13 +1,13 @@
-"""Duplicates: answers to items with a stored key.
+"""Duplicates: answers to items whose key is already stored.
 
-An item with equal content gets the original receipt. Other content under the same key is refused or answered as a
+An item with equal content gets the original receipt. Different content under the same key is refused or answered as a
 mismatch, depending on the policy.
 
-The id of an event is unique in a scope: that of its tenant (`Tenant.own_ids`) or that of the whole log
+An event id is unique in a scope: that of its tenant (`Tenant.own_ids`) or that of the whole log
 (`Tenants.list_event_scopes`). The scope changes when a tenant gets separate ids, and a server may still use the
-previous scope. An event is therefore looked up in every scope in which it may have been committed; it is known if the
-content is equal. A new event is committed in its current scope only. All other scopes, such as those of projects,
-belong to the application; their events are looked up in that scope only.
+previous scope. An event is therefore looked up in every scope in which it may have been committed, and is known if the
+content is equal. A new event is committed only in its current scope. All other scopes, such as those of projects,
+belong to the application: events in such a scope are looked up only there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from oncelog.core.values import (
 )
 
 RETRY_AFTER_MS: Final = 1000
-"""A server with outdated tenants needs a reload, which takes seconds."""
+"""A server with outdated tenants must reload them, which takes seconds."""
 
 
 def answer_known(item: Submission | Claim, remembered: Remembered, lane: LaneDraft) -> Replayed | Refused | None:
@@ -40,9 +40,10 @@ def answer_known(item: Submission | Claim, remembered: Remembered, lane: LaneDra
 
 
 def answer_in_other_scope(submission: Submission, tenants: Tenants, state: BatchState) -> Replayed | Refused | None:
-    """Answer an event that was committed in another scope of its id, and refuse a new event in a wrong scope.
+    """Answer an event that was committed in a different scope of its id, and refuse a new event in the wrong scope.
 
-    Equal content has equal partitions, so it is the same event. Other content may be the event of another tenant.
+    Equal content implies equal partitions, so it is the same event. Different content may be an event of another
+    tenant.
     """
     for identity in _iterate_other_identities(submission, tenants):
         remembered = state.keys.get(identity)
@@ -52,10 +53,10 @@ def answer_in_other_scope(submission: Submission, tenants: Tenants, state: Batch
 
 
 def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
-    """Return the answer to a remembered key. It depends only on the stored entry, so that caches can compute it.
+    """Return the answer to a remembered key. It depends only on the stored entry, so caches can compute it too.
 
     The caller has checked that the item is valid, that the sender may see the answer (as a member, if the policy
-    requires it), and that the key is within its retention at the log time of the lane.
+    requires it), and that the key is still retained at the log time of the lane.
     """
     mismatch = remembered.fingerprint != item.fingerprint
     if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
@@ -68,7 +69,7 @@ def answer_known_key(item: Submission | Claim, remembered: Remembered) -> Replay
 
 
 def _iterate_other_identities(submission: Submission, tenants: Tenants) -> Iterator[KeyIdentity]:
-    """Yield the identities under which an event may have been committed, except for its current one."""
+    """Yield the identities, other than its current one, under which an event may have been committed."""
     if submission.policy.name == EVENTS.name and submission.scope in tenants.event_scopes:
         for scope in tenants.list_event_scopes(submission.partitions):
             if scope != submission.scope:
@@ -78,7 +79,7 @@ def _iterate_other_identities(submission: Submission, tenants: Tenants) -> Itera
 def collect_event_identities(
     batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]
 ) -> set[KeyIdentity]:
-    """Return the other identities of all events of a batch, for its read set."""
+    """Return the other possible identities of all events in a batch, for its read set."""
     if not tenants.event_scopes:
         return set()
     return {
@@ -90,7 +91,7 @@ def collect_event_identities(
 
 
 def _check_event_scope(submission: Submission, tenants: Tenants) -> Refused | None:
-    """Refuse a new event whose id belongs in another scope.
+    """Refuse a new event whose id belongs in a different scope.
 
     Otherwise two servers with different tenants could commit it at the same time under different identities.
     """

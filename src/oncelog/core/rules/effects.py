@@ -1,4 +1,4 @@
-"""Effects of a write on entities, relationships and rows. They are computed first and applied after all checks."""
+"""Effects of a write on entities, relationships and rows. They are computed first, and applied once all checks pass."""
 
 from msgspec import Struct, field
 
@@ -19,10 +19,10 @@ class Effects(Struct, gc=False):
     relationships: dict[RelationshipIdentity, int | None] = field(default_factory=dict)
     rows: dict[RowIdentity, Row] = field(default_factory=dict)
     body: bytes | None = None
-    """Body of the record if it differs from that of the submission: for a delta that lost to a tombstone horizon."""
+    """Body of the record if it differs from the submission's, because the delta lost to a tombstone horizon."""
 
     def compute_growth(self, state: BatchState) -> int:
-        """Return the bytes that the effects add to the side state of the stream; negative if they free bytes.
+        """Return how many bytes the effects add to the stream's side state. Negative if they free bytes.
 
         Replacing an entity with an expiry time frees nothing. Stores delete expired entities at different times, and a
         decision must not depend on that.
@@ -71,7 +71,7 @@ def _merge_delta(scope: str, delta: RowDelta, state: BatchState) -> Effects | Re
     deleted = find_winning_horizon_delete(before, delta)
     after = merge(before, delta)
     if len(after.columns) > ROW_COLUMNS_MAX:
-        # A merge copies the columns of the row, so a row without a limit would slow down its lane.
+        # A merge copies all columns of the row, so a row with unlimited columns would slow down its lane.
         return Refused(
             Reason.TOO_MANY_COLUMNS, f"the row would have more than {ROW_COLUMNS_MAX} columns", field="columns"
         )
@@ -83,7 +83,8 @@ def _merge_delta(scope: str, delta: RowDelta, state: BatchState) -> Effects | Re
 
 
 def _apply_operations(submission: Submission, version: int, log_time_ms: int, state: BatchState) -> Effects | Refused:
-    """Return the effects of the operations, or the refusal of the first that fails. Each sees the effects before it."""
+    """Return the effects of the operations, or the refusal of the first that fails. Each sees the effects of those
+    before it."""
     effects = Effects()
     for index, operation in enumerate(submission.operations):
         match operation:

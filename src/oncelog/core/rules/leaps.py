@@ -1,8 +1,8 @@
 """Leaps: after a restore, numbers continue above every number that the lost history may have used (CO-12).
 
-A leap has one number, `above`. Every lane gets a restore record: the only record of its block, at position and height
-`above + 1`. Fencing numbers and the sequences of all streams of the log also continue with `above + 1`. This gap is the
-only one in positions, heights and sequences (docs/decisions/0030).
+A leap has one number, `above`. It appends a restore record to every lane, as the only record of its block, at position
+and height `above + 1`. Fencing numbers and the sequences of all streams also continue with `above + 1`. Positions,
+heights and sequences have no gaps other than those of leaps (docs/decisions/0030).
 """
 
 from collections.abc import Iterable
@@ -15,25 +15,25 @@ from oncelog.core.values import Applied, LaneHead, Leap, Reason, Refused
 
 LEAP_MIN: Final = 1_000_000
 LEAP_PER_SECOND: Final = 100_000
-"""More new records per second than a log can commit."""
+"""More records per second than a log can commit."""
 CLOCK_BEHIND_MS_MAX: Final = 1000 * LEAP_MIN // LEAP_PER_SECOND
-"""A clock that is behind by less shortens a leap by less than `LEAP_MIN`."""
+"""A clock that is behind by less than this shortens a leap by less than `LEAP_MIN`."""
 
 
 def choose_leap_number(heads: Iterable[LaneHead], created_ms: int, now_ms: int) -> int:
-    """Return a number that the lost history has not reached, from the time since the newest remaining commit."""
+    """Choose a number that the lost history cannot have reached in the time since the newest remaining commit."""
     known = list(heads)
     seconds = max(0, -(-(now_ms - find_last_commit_ms(known, created_ms)) // 1000))
     return find_highest_number(known) + LEAP_MIN + LEAP_PER_SECOND * seconds
 
 
 def find_last_commit_ms(heads: Iterable[LaneHead], created_ms: int) -> int:
-    """Return the time of the newest commit; in a log without records `created_ms`, the time of its creation."""
+    """Return the time of the newest commit, or `created_ms`, the log's creation time, if it has no records."""
     return max((head.log_time_ms for head in heads), default=0) or created_ms
 
 
 def find_highest_number(heads: Iterable[LaneHead]) -> int:
-    """Return the highest number of any order. Sequences and heights are never above the position of their lane."""
+    """Return the highest number in any order. Sequences and heights never exceed the position of their lane."""
     return max((max(head.position, head.fence, head.revision) for head in heads), default=0)
 
 

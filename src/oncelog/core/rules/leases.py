@@ -1,9 +1,9 @@
 """Leases: the right of one caller to work on a key, until it expires or is released.
 
-Every lease has a holder, a secret of the caller that claimed it, and a fencing number, which is unique in its lane. A
-lease expires by log time (`_is_active`). An expired lease still belongs to its holder until another caller claims the
-key, so that slow work is not lost without need. It is forgotten LEASE_MEMORY_MS later (`is_forgotten`), even if its row
-is still stored.
+Every lease has a holder, which is a secret of the caller that claimed it, and a fencing number that is unique in its
+lane. A lease expires by log time (`_is_active`). An expired lease still belongs to its holder until another caller
+claims the key, so that slow work is not lost unnecessarily. The lease is forgotten LEASE_MEMORY_MS later
+(`is_forgotten`), even if its row is still stored.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ _NO_LEASE: Final = Lease(fence=0, holder="", until_ms=0, fingerprint=b"")
 
 
 def claim(item: Claim, state: BatchState) -> Granted | Replayed | Refused:
-    """Answer a known key. Otherwise grant a lease, unless another caller has an active one."""
+    """Answer a known key. For a new key, grant a lease unless another caller has an active one."""
     lane = state.get_policy_lane(item.policy, item.scope)
     remembered = state.keys.get(key_identity(item))
     answer = None if remembered is None else answer_known(item, remembered, lane)
@@ -63,7 +63,7 @@ def _grant(item: Claim, lane: LaneDraft, state: BatchState) -> Granted | Refused
     count_in_stream(item.scope, state, takes_token=True)
     lane.fence += 1
     until_ms = lane.log_time_ms + item.lease_ms
-    # The failure of an earlier lease stays, for the callers that waited for it.
+    # Keep the failure of an earlier lease for the callers that waited for it.
     granted = replace(
         lease or _NO_LEASE, fence=lane.fence, holder=item.holder, until_ms=until_ms, fingerprint=item.fingerprint
     )
@@ -86,7 +86,7 @@ def _extend(lease: Lease, item: Claim | Renew, lane: LaneDraft, state: BatchStat
 
 
 def release(item: Release, state: BatchState) -> Applied:
-    """Release a lease. If another caller has taken over the lease, nothing changes."""
+    """Release a lease. Does nothing if another caller has taken over."""
     lane = state.get_policy_lane(item.policy, item.scope)
     lease = _find_lease(key_identity(item), lane, state)
     if lease is None or not _is_held(lease, item):
@@ -108,7 +108,7 @@ def release(item: Release, state: BatchState) -> Applied:
 
 
 def check_lease(submission: Submission, lane: LaneDraft, state: BatchState) -> Refused | None:
-    """Return None if the submission may complete its key: under the lease of the caller, or without an active lease."""
+    """Return None if the submission may complete its key: under the caller's lease, or with no active lease."""
     lease = _find_lease(key_identity(submission), lane, state)
     if submission.fence:
         if lease is None or not _is_held(lease, submission):
@@ -120,7 +120,7 @@ def check_lease(submission: Submission, lane: LaneDraft, state: BatchState) -> R
 
 
 def clear_lease(submission: Submission, state: BatchState) -> None:
-    """Remove the lease of a key that is known from now on."""
+    """Remove the lease of a key that is being committed."""
     identity = key_identity(submission)
     if state.leases.get(identity) is not None:
         state.leases.put(identity, None)
@@ -132,7 +132,7 @@ def _find_lease(identity: KeyIdentity, lane: LaneDraft, state: BatchState) -> Le
 
 
 def is_forgotten(lease: Lease, log_time_ms: int) -> bool:
-    """Return whether an ended lease counts as absent."""
+    """Return whether a lease ended more than LEASE_MEMORY_MS ago and is treated as absent."""
     return log_time_ms > lease.until_ms + LEASE_MEMORY_MS
 
 
@@ -141,16 +141,18 @@ def _is_active(lease: Lease, lane: LaneDraft) -> bool:
 
 
 def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
-    """Return whether the lease is not released and belongs to the caller, or is the one that an operator names.
+    """Return whether the lease has not been released and belongs to the caller, or is the one that an operator
+    specifies.
 
-    Holder and fence must both match: a rival knows the fence of the lease that it waits for, but never its holder.
+    Holder and fence must both match: a competing caller learns the fence of the lease that it waits for, but never its
+    holder.
     """
     is_operator = isinstance(item, Release) and item.actor != ""
     return bool(lease.holder) and lease.fence == item.fence and (is_operator or lease.holder == item.holder)
 
 
 def _has_other_content(lease: Lease, item: Claim | Submission) -> bool:
-    """Return whether the current work is for another write and the policy refuses that."""
+    """Return whether the current lease is for a write with different content and the policy refuses that."""
     return lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE
 
 

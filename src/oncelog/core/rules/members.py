@@ -1,8 +1,8 @@
-"""Members of a stream with their roles, acknowledgements of members, and cursors of named consumers.
+"""Stream members with their roles and acknowledgements, and the cursors of named consumers.
 
-A stream with members has an owner, which adds and removes members and sets roles. The first member is an owner. When
-the last owner leaves or is removed, the oldest member becomes an owner. In a stream from before roles, `Roster.owners`
-is `None` until an owner is named; until then every member acts as an owner.
+A stream with members has at least one owner. Owners add and remove members and set roles. The first member is an owner.
+When the last owner leaves or is removed, the oldest member is promoted to owner. In a stream created before roles
+existed, `Roster.owners` is `None` and every member acts as an owner until one is appointed.
 """
 
 from msgspec import Struct
@@ -36,7 +36,7 @@ from oncelog.core.values import (
 
 
 class _RosterChange(Struct, frozen=True):
-    """A change of a member with its audit record."""
+    """A membership change and its audit record."""
 
     member: Member | None
     """None removes the member."""
@@ -52,22 +52,23 @@ def check_member(scope: str, actor: str, state: BatchState) -> Refused | None:
 
 
 def get_effective_role(member: Member, roster: Roster) -> Role:
-    """Return the role in which a member acts."""
+    """Return the role that a member effectively has."""
     return Role.OWNER if member.is_owner or roster.owners is None else Role.MEMBER
 
 
 def open_stream(item: OpenStream, state: BatchState) -> Applied | Refused:
-    """Create a stream with its first member. If two clients create it at the same time, the second is not a member."""
+    """Create a stream with its first member. If two clients create it at the same time, the second does not become a
+    member."""
     if state.streams.get(item.scope) is not None:
         return check_member(item.scope, item.member, state) or Applied(changed=False)
-    # The creator is the actor, although it is not a member yet.
+    # The creator is the actor, although it is not yet a member.
     creator = SetMember(item.scope, item.member, actor=item.member)
     change = _build_addition(creator, state.rosters.get(item.scope) or Roster())
     return _admit(item, change, state)
 
 
 def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
-    """Add or remove a member, or set its role; a repeated request changes nothing."""
+    """Add or remove a member, or set its role. A repeated request changes nothing."""
     if (refused := _check_actor(item, state)) is not None:
         return refused
     member = state.members.get((item.scope, item.member))
@@ -79,17 +80,17 @@ def set_member(item: SetMember, state: BatchState) -> Applied | Refused:
     if item.present:
         return _admit(item, _build_addition(item, roster), state)
     if member is not None:
-        # No limit refuses a removal, because every member may leave. Its audit record still counts.
+        # No limit refuses a removal, because every member may leave. Its audit record still counts towards usage.
         _remove(item, member, roster, state)
     return Applied(changed=member is not None)
 
 
 def _check_actor(item: SetMember, state: BatchState) -> Refused | None:
-    """Refuse a caller that may not make the change. Owners change members; every member may leave.
+    """Refuse a caller that may not make the change. Owners may change members, and every member may leave.
 
-    A request without an actor is from the application. Retries are accepted although the actor lost its right by the
-    first request, when it left or gave up its role. A user that leaves without being a member gets the same answer
-    whether the stream exists or not.
+    A request without an actor comes from the application. A retry is accepted even if the actor gave up its right in
+    the first request, by leaving or giving up its role. A user that leaves without being a member gets the same answer
+    whether or not the stream exists.
     """
     is_leaving = item.actor == item.member and not item.present
     if not item.actor or (is_leaving and not state.members.get((item.scope, item.actor))):
@@ -140,7 +141,7 @@ def _add_owners(roster: Roster, change: int) -> Roster:
 
 
 def _find_oldest_member(scope: str, state: BatchState) -> tuple[str, Member]:
-    """Return the member that joined first. The read set includes enough of the oldest members (`ReadSet.oldest`)."""
+    """Return the member that joined first. The read set loads enough of the oldest members (`ReadSet.oldest`)."""
     known = [(name, member) for (stream, name), member in state.members.items() if stream == scope and member]
     return min(known, key=lambda one: one[1].joined)
 
@@ -157,8 +158,8 @@ def _build_change(act: str, item: SetMember, member: Member | None, roster: Rost
 
 
 def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchState) -> Applied | Refused:
-    """Check the limits of new writes for an addition or a new role, and count it. The caller knows that it
-    is a change."""
+    """Check the limits on new writes for an addition or a new role, and count it. The caller has checked that it is a
+    change."""
     if item.known_only and can_be_known_only(item):
         return NOT_KNOWN
     added = (item.scope, item.member) if change.act.act == MEMBER_ADDED else None
@@ -175,24 +176,26 @@ def _admit(item: OpenStream | SetMember, change: _RosterChange, state: BatchStat
 
 
 def _put_change(change: _RosterChange, state: BatchState) -> Applied:
-    """Write a change of a member and its audit record (CO-43). Additions, removals and roles all use this function."""
+    """Store a membership change and its audit record (CO-43). Additions, removals and role changes all use this
+    function."""
     scope = change.act.scope
     identity = (scope, change.act.target)
     state.members.put(identity, change.member)
     state.rosters.put(scope, change.roster)
     acknowledged = None if change.member is None else state.acknowledged.get(identity)
     if acknowledged:
-        # A member that returns keeps its acknowledgement. Put again, so that followers of members get it.
+        # A returning member keeps its acknowledgement. Store it again, so that followers of members receive it.
         state.acknowledged.put(identity, acknowledged)
     if state.streams.get(scope) is None:
-        # It stays after the last member has left, so that another user cannot open the stream and read its records.
+        # The entry is kept after the last member leaves, so that no other user can open the stream and read its
+        # records.
         state.streams.put(scope, 0)
     append_act(change.act, state.get_stream_lane(scope), state)
     return Applied(changed=True)
 
 
 def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
-    """Move the acknowledgement of a member forward, at most to the end of the stream."""
+    """Move a member's acknowledgement forward, at most to the end of the stream."""
     if (refused := check_member(item.scope, item.member, state)) is not None:
         return refused
     last = state.streams.get(item.scope) or 0
@@ -212,7 +215,7 @@ def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
 
 
 def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
-    """Store the cursor of a named consumer, at most the newest number, and backwards only with `rewind`."""
+    """Store a named consumer's cursor. It cannot exceed the newest number and moves back only with `rewind`."""
     identity = (item.scope, item.consumer)
     lane = state.get_stream_lane(item.scope)
     newest = (state.streams.get(item.scope) or 0) if item.scope else lane.position

@@ -1,14 +1,14 @@
-"""Limits over all processes that share the log: rates of new writes, and the quotas of tenants.
+"""Limits across all processes that share the log: rates of new writes, and tenant quotas.
 
-A rate limits new writes per actor, stream or tenant. A bucket of tokens is stored as one number: the log time at which
-it is full again. Taking a token moves this time by the time that one token needs to refill. A full bucket needs no
-entry. The refill time is rounded up to whole microseconds, so that all stores compute the same times and never admit
-more writes.
+A rate limits new writes per actor, stream or tenant. A token bucket is stored as one number: the log time at which it
+is full again. Taking a token postpones this time by the refill time of one token. A full bucket needs no entry. The
+refill time is rounded up to whole microseconds, so that all stores compute the same times and never admit more writes
+than the rate allows.
 
-A quota limits storage and rate of new writes of a tenant. A write belongs to every tenant of its stream and partitions,
-and must fit into the quotas of all of them. Usage is side state (`usage`). It is counted in the transaction that
-commits a record, changes side state or erases a body, so that it holds over all servers and restarts. `stored_bytes`
-defines the counted bytes.
+A quota limits a tenant's storage and rate of new writes. A write belongs to every tenant of its stream and partitions,
+and must fit into the quotas of all of them. Usage is side state (`usage`), updated in the transaction that commits a
+record, changes side state or erases a body. It is therefore correct across servers and restarts. `stored_bytes` defines
+how bytes are counted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,16 +45,17 @@ _OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
 CLOCK_BACK_US_MAX: Final = 60 * _SECOND_US
-"""Difference of clocks up to which a process counts as slightly slower."""
+"""Clock difference up to which a process's clock counts as slightly behind."""
 FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
-"""Longest time until a bucket is full: the slowest rate with the largest burst."""
+"""Longest time that a bucket needs to fill, at the slowest rate with the largest burst."""
 
 
 def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIdentity]]:
     """Yield the rates of an item, each with its bucket.
 
-    An actor has one bucket in each stream, and one for all writes whose order is the lane. The bucket of a stream has
-    no actor. The bucket of the streams that a member opens has a scope per member, which spreads buckets over lanes.
+    An actor has one bucket in each stream, and one for all writes whose order is the lane. A stream's bucket has no
+    actor. The bucket for streams that a member opens has a scope for each member, which spreads these buckets over the
+    lanes.
     """
     if isinstance(item, OpenStream):
         if item.rate is not None:
@@ -67,7 +68,7 @@ def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIde
 
 
 def take_tokens(item: Submission | OpenStream, state: BatchState) -> Refused | None:
-    """Take a token of each rate for a new write or a new stream, or refuse the item and take nothing.
+    """Take a token from each rate for a new write or stream, or refuse the item and take none.
 
     In a request that is admitted as a whole, a submission takes its tokens; `BatchState.admission` keeps the refusal.
     """
@@ -101,11 +102,11 @@ def take_token(
     *,
     is_bounded: bool = False,
 ) -> tuple[int, int]:
-    """Return when a bucket is full after one more token, and how long the write must wait for that token.
+    """Return when a bucket is full again if one more token is taken, and how long the write must wait for that token.
 
     The wait is 0 or less if the token is available, or if a request that is admitted as a whole may overdraw the
-    bucket. `is_bounded` is for times that may go back: a bucket then counts as full if it would need longer to refill
-    than its burst or the debt of one request allows.
+    bucket. Set `is_bounded` for times that may go back: a bucket is then treated as full if it would need longer to
+    refill than its burst, or the overdraft of one request, allows.
     """
     token_us = -(-_SECOND_US // per_second)
     now_us = now_ms * _MILLISECOND_US
@@ -122,7 +123,7 @@ def take_token(
 def refuse_for_wait(
     wait_us: int, admission: Admission | None, used_up: str, field: str = "", *, tenant: str = "", limit: int = 0
 ) -> Refused | None:
-    """Refuse a new write that must wait for a token; None without a wait.
+    """Refuse a new write that must wait for a token. Return None if it need not wait.
 
     In a request that is admitted as a whole, `admission` keeps the refusal until all items have taken their tokens.
     """
@@ -144,7 +145,7 @@ def refuse_for_wait(
 
 
 def is_full(bucket: Bucket, log_time_ms: int) -> bool:
-    """Return whether a bucket counts as absent."""
+    """Return whether a bucket is full and so needs no entry."""
     return bucket.full_at_us <= log_time_ms * _MILLISECOND_US
 
 
@@ -152,18 +153,18 @@ def is_full(bucket: Bucket, log_time_ms: int) -> bool:
 
 _NO_USAGE: Final = Usage()
 SYSTEM_ACTOR_PREFIX: Final = "system:"
-"""Prefix of the actors of internal work (CO-20)."""
+"""Prefix of actors that stand for internal work (CO-20)."""
 
 
 def is_charged(actor: str) -> bool:
-    """Return whether quotas count the audit records of an actor. They count those of clients."""
+    """Return whether quotas count an actor's audit records. They count those of clients."""
     return actor != "" and not actor.startswith(SYSTEM_ACTOR_PREFIX)
 
 
 def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
     """Return whether an item with `known_only` is refused, unless it is known or changes nothing.
 
-    This includes requests of clients that add a member or set a role, because they append audit records. It does not
+    This includes client requests that add a member or set a role, because they append audit records. It does not
     include removals.
     """
     if isinstance(item, SetMember):
@@ -176,7 +177,7 @@ def collect_usage_keys(
 ) -> tuple[set[str], set[MemberIdentity]]:
     """Return the tenants whose usage a batch may change, and the members that it may add, for its read set.
 
-    A known-only item needs no usage: a look-up must not wait for locked rows.
+    A known-only item needs no usage, because a look-up must not wait for locked rows.
     """
     usage: set[str] = set()
     members: set[MemberIdentity] = set()
@@ -191,15 +192,15 @@ def collect_usage_keys(
 
 
 def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) -> Refused | None:
-    """Refuse a new write that exceeds a quota. `growth` is the number of bytes that its effects add to its stream.
+    """Refuse a new write that exceeds a quota. `growth` is how many bytes its effects add to its stream.
 
-    Work under a lease was checked when it was claimed.
+    Work under a lease was already checked when it was claimed.
     """
     if state.tenants is None or (isinstance(item, Submission) and item.fence):
         return None
     if isinstance(item, Submission):
         size = submission_bytes(item)
-    else:  # the minimum for a claim, whose body is not known yet
+    else:  # a claim: the minimum, because its body is not known yet
         size = record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
     owners = state.tenants.list_for(item.scope, ()) if growth else ()
     for tenant in _list_tenants(item, state.tenants):
@@ -210,7 +211,7 @@ def check_quota(item: Submission | Claim, state: BatchState, growth: int = 0) ->
 
 
 def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
-    """Return the refusal of an undone request, with the usage that does not include the items of the request."""
+    """Return the refusal of an undone request, with the usage as it is without the request's items."""
     if not isinstance(verdict, Refused) or verdict.reason is not Reason.QUOTA_EXCEEDED:
         return verdict
     usage = state.usage.get(verdict.tenant) or _NO_USAGE
@@ -223,7 +224,7 @@ def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
 
 
 def count_write(submission: Submission, tenants: Tenants, state: BatchState, growth: int = 0) -> None:
-    """Count a committed record, and the side state that it adds to its stream."""
+    """Count a committed record and the side state that it adds to its stream."""
     counted = _list_tenants(submission, tenants)
     _add_usage(counted, state, submission_bytes(submission), records=1, takes_token=not submission.fence)
     if growth:
@@ -233,7 +234,7 @@ def count_write(submission: Submission, tenants: Tenants, state: BatchState, gro
 def count_in_stream(
     scope: str, state: BatchState, *, size: int = 0, records: int = 0, takes_token: bool = False
 ) -> None:
-    """Add bytes and records to the usage of the tenants of a stream, and take a token of their rates.
+    """Add bytes and records to the usage of a stream's tenants, and take a token from their rates.
 
     A claim takes a token, so the record of the claimed work takes none. An added member or a new role takes a token, so
     its audit record takes none. A negative size frees the bytes of dropped side state.
@@ -256,7 +257,7 @@ def _add_usage(tenants: Iterable[Tenant], state: BatchState, size: int, *, recor
 def check_act_limits(
     scope: str, tenants: Tenants, state: BatchState, *, act_bytes: int, member: MemberIdentity | None
 ) -> Refused | None:
-    """Refuse an act that exceeds a quota of the tenants of its stream, or whose record gets no token of their rates.
+    """Refuse an act that exceeds a quota of a tenant of its stream, or for whose record no token is available.
 
     `act_bytes` is the size of the audit record, or 0 if it does not count. `member` is the member that the act adds. It
     counts as a record, unless it was a member before.
@@ -271,7 +272,7 @@ def check_act_limits(
 
 
 def count_member(identity: MemberIdentity, state: BatchState) -> None:
-    """Count a new member of a stream. A past member is counted already, because the log has kept its row."""
+    """Count a new member of a stream. A past member is already counted, because the log keeps its row."""
     if state.tenants is None or state.past_members.get(identity):
         return
     count_in_stream(identity[0], state, size=member_bytes(identity), records=1)
@@ -286,7 +287,7 @@ def reclaim_erased_bytes(
     for stream, partitions, size in erased:
         for tenant in tenants.list_for(stream, partitions):
             before = left.get(tenant.prefix) or _NO_USAGE
-            # Usage never goes below 0. A wrong figure, after writes without quotas, must not stop the log.
+            # Usage never goes below 0: a wrong figure, left by writes without quotas, must not stop the log.
             left[tenant.prefix] = replace(before, bytes=max(0, before.bytes - size))
     return {prefix: now for prefix, now in left.items() if now != usage.get(prefix)}
 
@@ -307,7 +308,7 @@ def _list_tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, .
 
 
 def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int, takes_token: bool) -> Refused | None:
-    """Refuse a write that exceeds a quota. A tenant over its quota may still write if the write frees bytes."""
+    """Refuse a write that exceeds a quota. A tenant over its quota may still submit a write that frees bytes."""
     usage = state.usage.get(tenant.prefix) or _NO_USAGE
     for name, limit, has, more in (
         ("bytes_max", tenant.bytes_max, usage.bytes, size),
@@ -336,11 +337,11 @@ def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int,
 def _take_tenant_token(
     tenant: Tenant, usage: Usage, now_ms: int, admission: Admission | None = None
 ) -> tuple[int, int]:
-    """Take a token of a tenant, by the time of the batch, because the lanes of a tenant have different log times.
+    """Take a token from a tenant's rate, by batch time, because the tenant's lanes have different log times.
 
-    The clock of another process may be slightly behind; then the bucket has less. If it is far behind, for example
-    after the machine's clock was set back, the bucket would need longer to refill than its size allows. It then
-    counts as full, so that the tenant need not wait until this clock has caught up.
+    If this clock is slightly behind that of another process, the bucket seems a little emptier. If it is far behind,
+    for example because the machine's clock was set back, the bucket would seem to need longer to refill than its size
+    allows. Such a bucket is treated as full, so that the tenant need not wait until this clock catches up.
     """
     per_second = tenant.new_writes_per_second_max
     burst = tenant.new_writes_at_once_max or per_second

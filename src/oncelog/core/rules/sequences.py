@@ -5,9 +5,9 @@ from oncelog.core.values import ClientEntry, Reason, Refused, Remembered, Replay
 
 
 def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchState) -> Replayed | Refused | None:
-    """Return None for the next write of the client, or the answer to an old or too high number.
+    """Return None for the client's next write, or the answer to a number that is old or too high.
 
-    The key of the submission is unknown: a known key is answered before, without regard to its number.
+    The submission's key is unknown: a known key has already been answered, whatever its number.
     """
     entry = state.clients.get(client_identity(submission))
     is_known = entry is not None and lane.remembers(submission.policy.retention, entry.last_seen_ms)
@@ -26,10 +26,10 @@ def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchS
 
 
 def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -> Replayed | Refused:
-    """Answer an old number, which is never committed again. Equal content is a retry, other content an error."""
+    """Answer an old number, which is never committed again. Equal content is a retry, different content an error."""
     identity = (*client_identity(submission), submission.client_sequence)
-    # The record decides, even if the entry of the client was evicted. Of several records the newest is right: an
-    # evicted client commits all numbers again.
+    # The record decides, even if the client's entry was evicted. If there are several records, the newest applies,
+    # because an evicted client starts again at 1.
     remembered = state.sequences.get(identity)
     if remembered is None:
         return Replayed(None)  # It was committed, because a later number was, but its record is gone.
