@@ -1,1 +1,1 @@
-"""Read-only access to a log for commands, whatever database it is stored in."""
+"""Read-only access to a log for commands, whichever database stores it."""

@@ -1,4 +1,4 @@
-"""Chooses the inspector of a log by its address."""
+"""Chooses the inspector for a log by its address."""
 
 from oncelog.storage.address import check_scheme, import_with_driver, is_address
 from oncelog.storage.inspect.inspector import Inspector
@@ -6,10 +6,10 @@ from oncelog.storage.inspect.sqlite import FileInspector
 
 
 def create_inspector(log: str) -> Inspector:
-    """Return the inspector for the path of a file, or the address of a database.
+    """Return the inspector for a file path or a database address.
 
-    Raises SettingsError for an address that cannot be read or has another scheme, and where the database's driver is
-    not installed.
+    Raises SettingsError if the address cannot be parsed or has an unsupported scheme, or if the database driver is not
+    installed.
     """
     if not is_address(log):
         check_scheme(log)

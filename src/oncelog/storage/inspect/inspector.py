@@ -16,28 +16,28 @@ from oncelog.storage.store import KeyStatus
 T = TypeVar("T")
 RowTuple = tuple[Any, ...]
 SCAN_PAGE_RECORDS: Final = 50_000
-"""Records that a statement of `LogView.scan_records` reads; progress is reported after each."""
+"""How many records a statement of `LogView.scan_records` reads. Progress is reported after each statement."""
 
 
 class ClockStatus(Struct, frozen=True):
-    """The clock that determines a log's time, and its readings at commits."""
+    """The clock that determines log time, and its readings at commits."""
 
     now: ClockMark
-    """Reading at the present time."""
+    """Current reading."""
     name: str
-    """Name of the clock in messages."""
+    """Name of the clock, for messages."""
     mark: ClockMark
-    """Reading at a commit that this machine knows."""
+    """Reading at a commit, as this machine knows it."""
     newest_ms: int
-    """Time of the newest commit; 0 without a commit."""
+    """Time of the newest commit, or 0 before the first one."""
     blind_reason: str
-    """Reason why a jump would not be detected if the mark is from an earlier start of this machine."""
+    """Why a jump would not be detected if the mark is from an earlier boot of this machine."""
 
 
 class LogView(ABC):
     """A log in one read transaction.
 
-    Methods yield rows one by one, because tables may exceed memory. Both databases have statements of the same names.
+    Methods yield rows one by one, because tables may exceed memory. Both databases have statements with the same names.
     """
 
     metadata: LogMetadata
@@ -53,29 +53,31 @@ class LogView(ABC):
         """Yield the rows of a statement."""
 
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """Return the first row of a statement; None without a row, or if the database does not need the statement."""
+        """Return the first row of a statement, or None if it produces no row or the database does not need the
+        statement."""
         return next(self.iterate_rows(statement, *parameters), None)
 
     @abstractmethod
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """As `Store.get_key_status`, but for the time."""
+        """Like `Store.get_key_status`, but without the time."""
 
     @abstractmethod
     def find_stored_keys(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
-        """Return the identities that have a record, by the key index."""
+        """Return the identities that have a record according to the key index."""
 
     def estimate_records(self) -> int:
-        """Estimate the number of records; 0 if the database has no estimate."""
+        """Estimate the number of records. Returns 0 if the database has no estimate."""
         [(estimate,)] = self.iterate_rows("record_estimate")
         return int(estimate)
 
     @abstractmethod
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """Read all records. For each page yield the number of records, and the identities of records with the keys."""
+        """Read all records. For each page, yield the number of records, and the identities of those with one of the
+        keys."""
 
     @abstractmethod
     def get_clock_status(self) -> ClockStatus:
-        """Return the clock of the log, and its readings that the log has saved."""
+        """Return the log's clock, and the readings that the log has saved."""
 
     @abstractmethod
     def get_sizes(self) -> dict[str, Any]:
@@ -92,10 +94,10 @@ class Inspector(Protocol):
         """Open a view for the block."""
 
     def confirm_clock(self) -> None:
-        """Accept the time of the clock."""
+        """Accept the clock's current time."""
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """Start a new history with a new epoch. Its numbers continue above those of the lost one (CO-12).
+        """Start a new history with a new epoch. Its numbers continue above those of the lost history (CO-12).
 
-        Raises SettingsError for an `above` that is below a number of the log.
+        Raises SettingsError if `above` is below a number that the log has assigned.
         """

@@ -1,6 +1,6 @@
 """Inspection of a log in a PostgreSQL database, for the command line.
 
-Commands are synchronous. A view therefore has an event loop, which runs only while the view waits for an answer.
+Commands are synchronous. Each view therefore has an event loop, which runs only while the view waits for an answer.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from oncelog.storage.store import KeyStatus
 
 PAGE_ROWS: Final = 1000
 VALUES_PAGE_ROWS: Final = 100
-"""Rows of a page if each may have a long value."""
+"""Rows per page if each row may have a long value."""
 _TIMEOUTS: Final = Timeouts()
 _RENEW_TIMEOUTS: Final = Timeouts(lane_ms=60_000)
-"""A leap writes a row for each stream, in one transaction."""
+"""Raised, because a leap writes a row for each stream in one transaction."""
 _IDLE_TIMEOUT_MS: Final = 600_000
-"""A command that was stopped would otherwise prevent VACUUM until it continues or ends."""
+"""Without this limit, a suspended command would prevent VACUUM until it resumes or ends."""
 _BEGIN: Final = f"""
 SET idle_in_transaction_session_timeout = {_IDLE_TIMEOUT_MS};
 -- Read in the order of an index: nothing is sorted on the server's disk, and the verification covers the index.
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class DatabaseView(LogView):
-    """A log in one session. See `LogView` for what each method promises."""
+    """A log in one session. See `LogView` for the contract of each method."""
 
     def __init__(self, runner: asyncio.Runner, connection: Connection, name: str) -> None:
         self._runner = runner
@@ -58,7 +58,7 @@ class DatabaseView(LogView):
         self.name = name
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a function whose first parameter is the connection. Raises OncelogErrors, never errors of PostgreSQL."""
+        """Run a function whose first parameter is the connection. Raises OncelogErrors, never PostgreSQL errors."""
 
         async def invoke() -> T:
             return await function(self._connection, *arguments)
@@ -76,7 +76,7 @@ class DatabaseView(LogView):
         return self.iterate_pages(SQL[statement], *parameters, page_rows=PAGE_ROWS)
 
     def iterate_pages(self, sql: str, *parameters: Any, page_rows: int = VALUES_PAGE_ROWS) -> Iterator[RowTuple]:
-        """Yield the rows of an SQL text. Each round trip fetches `page_rows` of them."""
+        """Yield the rows of an SQL query. Each round trip fetches `page_rows` rows."""
         cursor = self.call(lambda connection: connection.cursor(sql, *parameters))
         while page := self.call(_fetch_page, cursor, page_rows):
             yield from page
@@ -96,7 +96,7 @@ class DatabaseView(LogView):
         return [identity for identity in identities if identity in stored]
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """See `LogView`. Pages have a number of rows, not a range of positions, which may have long gaps."""
+        """See `LogView`. A page is a number of rows rather than a range of positions, which may have long gaps."""
         for lane, head in self.run_query(load_heads).items():
             position = 0
             while position < head.position:
@@ -107,7 +107,7 @@ class DatabaseView(LogView):
                 position = last
 
     def get_clock_status(self) -> ClockStatus:
-        """See `LogView`. The mark of a server is comparable only on the machine of the server."""
+        """See `LogView`. A server's mark can be compared only on the machine of that server."""
         system = ClockMark.read(SystemClock())
         row = self.fetch_first("look_at_state", system.boot)
         database_ms, _, _, elapsed_ms, time_ms = row or (0, 0, 0, None, None)
@@ -124,7 +124,7 @@ class DatabaseView(LogView):
 
 
 class DatabaseInspector:
-    """See `Inspector` for what each method promises."""
+    """See `Inspector` for the contract of each method."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -146,13 +146,14 @@ class DatabaseInspector:
             yield view
 
     def confirm_clock(self) -> None:
-        """See `Inspector`. All servers accept it."""
+        """See `Inspector`. The confirmation applies to all servers."""
         with self.open_view() as view:  # a store would create a missing log
             view.call(check_database, self._name)
         self._call_store(PostgresStore.confirm_clock, _TIMEOUTS)
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """See `Inspector`. Open servers notice it with their next commit or poll, and must be restarted."""
+        """See `Inspector`. Running servers notice the renewal at their next commit or poll, and must then be
+        restarted."""
         with open_session(self._address) as view:  # a store would create a missing log, and migrates an older one
             view.call(check_database, self._name)
             view.call(load_metadata, self._name)
@@ -173,7 +174,7 @@ class DatabaseInspector:
 
 @contextmanager
 def open_session(address: str) -> Iterator[DatabaseView]:
-    """Open a session outside of a transaction, as a view without metadata."""
+    """Open a session outside a transaction, as a view without metadata."""
     name = redact_address(address)
     with asyncio.Runner() as runner:
         with translate_errors(name):
@@ -187,7 +188,7 @@ def open_session(address: str) -> Iterator[DatabaseView]:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Raise errors of PostgreSQL as OncelogErrors."""
+    """Raise PostgreSQL errors as OncelogErrors."""
     try:
         yield
     except OncelogError:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class FileView(LogView):
-    """See `LogView` for what each method promises."""
+    """See `LogView` for the contract of each method."""
 
     def __init__(self, connection: Any, path: str, metadata: LogMetadata) -> None:
         self.connection = connection
@@ -76,7 +76,7 @@ class FileView(LogView):
     def get_sizes(self) -> dict[str, Any]:
         """See `LogView`."""
         levels = Counter(segment.level for segment in self._index.segments)
-        # Read before the connection is closed: the last connection empties the write-ahead log when it closes.
+        # Read the size before closing the connection: the last connection to close empties the write-ahead log.
         wal = Path(f"{self._path}-wal")
         return {
             "keys": {
@@ -97,13 +97,13 @@ class FileView(LogView):
 
 
 def load_lane_index_states(connection: Any) -> dict[int, LaneIndexState]:
-    """Return how far the key index of a file has sealed the keys of each lane."""
+    """Return how far the key index in a file has sealed the keys of each lane."""
     rows = connection.execute(SQL["lanes"]).fetchall()
     return {row[0]: LaneIndexState(row[1], row[8], row[9]) for row in rows}
 
 
 class FileInspector:
-    """See `Inspector` for what each method promises."""
+    """See `Inspector` for the contract of each method."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -120,8 +120,9 @@ class FileInspector:
             writer.confirm_clock()
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """See `Inspector`. Raises StoreError for a log that is open elsewhere, and MovedError."""
-        # `renew_epoch` migrates an older schema: a server must not open the log before its numbers leap.
+        """See `Inspector`. Raises StoreError if the log is open elsewhere, or MovedError."""
+        # `renew_epoch` migrates an older schema itself, because no server may open the log before its numbers have
+        # leapt.
         with open_read_transaction(self._path, allow_older=True) as (connection, metadata):
             if metadata.schema_version >= MOVED_SCHEMA_VERSION:
                 check_not_moved(connection)
@@ -146,8 +147,8 @@ def checkpoint_and_close(path: Path) -> None:
         with closing(connect(driver, str(path))) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except (NotALogError, sqlite3.DatabaseError, UnicodeError):
-        return  # the file is too damaged to be recognized, and is moved with its side files
-    if Path(f"{path}-wal").exists():  # the last connection that closes deletes it
+        return  # the file is too damaged to be recognised, and is moved with its side files
+    if Path(f"{path}-wal").exists():  # the last connection to close deletes it
         raise StoreError(f"{path} is open in another process. Stop the programs that use it first.")
 
 

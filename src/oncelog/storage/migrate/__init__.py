@@ -1,4 +1,4 @@
 """Migration of a log from a file into a database (`oncelog move`).
 
-It uses both stores. They know of it only by the marks that it leaves in them.
+The migration uses both stores. The stores see only the marks that it leaves in them.
 """

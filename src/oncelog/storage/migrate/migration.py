@@ -1,12 +1,12 @@
-"""The migration: copies while the file is in use, completes under its write lock, then switches over.
+"""The migration: copies while the file is in use, completes the copy under the file's write lock, then switches over.
 
-Records are only ever added, so the migration copies them while other processes write. Then it acquires the write lock
-of the file, copies the new records, erases the bodies that were erased meanwhile, and copies all side state again. If
-both logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
+Records are only ever added, so the migration copies them while other processes write. Then it acquires the file's write
+lock, copies the new records, erases the bodies that have been erased since they were copied, and copies all side state
+again. If both logs are equal, it commits the mark of the move in the file, and then opens the database for servers.
 
-In this order the two logs never accept writes at the same time. A migration that is killed between the two steps
-leaves a complete log in both, and neither accepts writes; the next run detects that, and opens the database. In the
-other order both would accept writes: two histories of one epoch.
+In this order, the two logs never accept writes at the same time. If the migration is killed between the two steps, both
+logs are complete and neither accepts writes; the next run detects this and opens the database. In the opposite order,
+both logs would accept writes: two histories of one epoch.
 """
 
 import asyncio
@@ -36,12 +36,13 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run as `asyncio.run`. SIGINT and SIGTERM raise KeyboardInterrupt, if this process has handlers for them.
+    """Run a coroutine like `asyncio.run`. SIGINT and SIGTERM raise KeyboardInterrupt, if this process has handlers for
+    them.
 
-    The event loop receives the signals through its own socket. A handler that raises is not enough: asyncpg loses an
-    exception that is raised while it sends a statement, and waits for the answer. A handler that cancels, as asyncio
-    has for SIGINT, is not enough either: if the signal arrives right before the loop waits, or on another thread,
-    Python calls the handler only after the wait.
+    The event loop receives the signals through its wake-up socket. A handler that raises is not enough: asyncpg loses
+    an exception that is raised while it sends a statement, and keeps waiting for the answer. A handler that cancels, as
+    asyncio installs for SIGINT, is not enough either: if the signal arrives right before the loop waits, or on another
+    thread, Python calls the handler only after the wait.
     """
 
     async def run_cancellable() -> T:
@@ -65,7 +66,8 @@ def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 COPY_ROUNDS_MAX: Final = 20
-"""Rounds in which new records are copied before the lock. If writers are faster, the rest is copied under the lock."""
+"""Maximum rounds of copying new records before the lock is taken. If writers are faster, the rest is copied under the
+lock."""
 
 
 class MigrationOutcome(Struct, frozen=True):
@@ -75,23 +77,23 @@ class MigrationOutcome(Struct, frozen=True):
     records: int
     lanes: int
     is_new: bool
-    """False if an earlier run had done all of it."""
+    """False if an earlier run had already completed the move."""
     tables_left: list[str]
-    """Tables of the application, which stay in the file."""
+    """The application's tables, which are left in the file."""
 
 
 def migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOutcome:
-    """Move the log in a file into a database without a log, or complete an earlier move.
+    """Move the log in a file into a database that contains no log, or complete an earlier move.
 
-    Raises StoreError (MovedError for a log that was moved elsewhere) or SettingsError. After any error, and after a
-    kill at any time, the same call can be repeated.
+    Raises StoreError (MovedError for a log that was moved elsewhere) or SettingsError. After any error, or if the
+    process is killed at any time, the same call can be repeated.
     """
     _verify_source(path, report)
     return run_interruptible(_migrate_log(path, address, report))
 
 
 def check_migration(path: str, address: str) -> None:
-    """Raise the errors that `migrate_log` would raise at once, before it verifies the file. Changes nothing."""
+    """Raise the errors that `migrate_log` would raise before it verifies the file. Changes nothing."""
     run_interruptible(_check_migration(path, address))
 
 
@@ -117,7 +119,8 @@ async def _migrate_log(path: str, address: str, report: ReportProgress) -> Migra
 async def _find_target_log(
     source: MigrationSource, target: MigrationTarget
 ) -> tuple[LogMetadata, PendingMove | None] | None:
-    """Return what the target has of this log, or None if it has no log. Raises StoreError for another log."""
+    """Return the metadata and the move of this log in the target, or None if the target has no log. Raises StoreError
+    if it has a different log."""
     found, mark = await target.load_metadata(), load_marker(source.connection)
     if mark is not None and (found is None or not _belongs_to(found, source.metadata.epoch, mark)):
         raise _build_moved_error(mark, target)
@@ -160,8 +163,8 @@ class _LogMigration:
         if found is not None:
             await target.resume(found[0])
             await self._check_same_history()
-        # Also if the file is marked already: a standby that was behind may have become the primary. Lost records
-        # are then copied again, and the mark is on the disk, before a server can write.
+        # Copy even if the file is already marked: a standby that lagged behind may have become the primary. Lost
+        # records are then copied again, and the mark is on the disk, before a server can write.
         await self._copy_while_in_use()
         await self._copy_remainder(underway)
         await target.finish(underway)
@@ -171,7 +174,8 @@ class _LogMigration:
     async def _begin(self) -> PendingMove:
         source = self._source
         underway = PendingMove(source.metadata.epoch, SystemClock().wall_ms(), secrets.token_hex(8))
-        # Before the first record is read, so that later erasures make the numbers of erasures differ at the end.
+        # Save the erasure count before reading the first record, so that later erasures make the counts differ at the
+        # end.
         await self._target.begin(source.metadata, source.load_state().erasures, underway)
         return underway
 
@@ -193,7 +197,7 @@ class _LogMigration:
             step = "copying new records"
 
     async def _copy(self, state: SourceState, step: str) -> int:
-        """Copy the records up to the heads, and return their number."""
+        """Copy the records up to the heads, and return how many were copied."""
         reached = await self._target.load_progress()
         total = state.record_count
         copied_before = done = count_records(reached, state.gaps)
@@ -206,7 +210,8 @@ class _LogMigration:
         return done - copied_before
 
     async def _check_same_history(self) -> None:
-        """Check that the records of an earlier run are those of the file, and not of a copy that was written to."""
+        """Check that the records of an earlier run come from this file, and not from a copy that has been written
+        to."""
         for lane, at in (await self._target.load_progress()).items():
             block = self._source.run_query(find_block, lane, at.height)
             if at.height and block != await self._target.run_query(find_block, lane, at.height):
@@ -221,7 +226,7 @@ class _LogMigration:
         source, target = self._source, self._target
         with self._lock_source():
             mark = load_marker(source.connection)
-            if mark is not None and mark.move != underway.id:  # moved to another database meanwhile
+            if mark is not None and mark.move != underway.id:  # moved to a different database in the meantime
                 raise _build_moved_error(mark, target)
             state = source.load_state()
             await self._copy(state, "copying the rest")
@@ -234,7 +239,7 @@ class _LogMigration:
             source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), underway.id))
 
     async def _mark_source_moved(self) -> None:
-        """Mark a file without the mark of the move, for example a restored copy, although the database is complete."""
+        """Mark a file that lacks the mark of a completed move, for example a restored copy."""
         source, target = self._source, self._target
         with self._lock_source():
             if source.load_state().heads != await target.run_query(load_heads):
@@ -246,7 +251,7 @@ class _LogMigration:
 
     @contextmanager
     def _lock_source(self) -> Iterator[None]:
-        """Hold the write lock of the file. The database must answer soon, because other writers of the file wait."""
+        """Hold the file's write lock. The database must answer soon, because other writers of the file are waiting."""
         self._source.lock()
         try:
             with self._target.use_locked_limit():
@@ -273,7 +278,7 @@ def _name_heads(heads: Mapping[int, LaneHead]) -> dict[str, Any]:
 
 
 async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
-    """Yield the items while a thread reads the next one."""
+    """Yield the items, while a thread reads the next one ahead."""
     loop = asyncio.get_running_loop()
     next_part = loop.run_in_executor(None, next, parts, None)
     try:
@@ -281,7 +286,7 @@ async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
             next_part = loop.run_in_executor(None, next, parts, None)
             yield part
     finally:
-        # The caller uses or closes the connection next, so the thread must have ended, also after two cancellations.
+        # The caller uses or closes the connection next, so the thread must have finished, even after two cancellations.
         while not next_part.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([next_part])

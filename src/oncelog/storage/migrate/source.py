@@ -1,4 +1,4 @@
-"""Source of a migration: an SQLite file. It stays in use until the end, so every read is short."""
+"""Source of a migration: an SQLite file. The file remains in use until the end, so every read is short."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,14 +37,14 @@ _COUNTED: Final = {
     "policies": "policies",
     **{table.name: table.name for table in STORED_TABLES},
 }
-"""The rows that both logs must have, by their names in messages."""
+"""Counts of rows that both logs must have, by their names in messages."""
 SLICE_ROWS: Final = 10_000
 SLICE_BYTES: Final = 16 * 2**20
-"""Bytes of bodies in a slice. A longer body is a slice alone."""
+"""Maximum bytes of bodies in a slice. A longer body forms a slice alone."""
 
 
 class RecordSlice(NamedTuple):
-    """Consecutive records of a lane with their partitions and blocks, copied in one transaction."""
+    """Consecutive records of a lane, with their partitions and blocks, which are copied in one transaction."""
 
     records: list[RowTuple]
     partition_records: list[RowTuple]
@@ -52,7 +52,7 @@ class RecordSlice(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """The state of the log at one moment."""
+    """The state of the log at one point in time."""
 
     heads: dict[int, LaneHead]
     erasures: int
@@ -60,32 +60,32 @@ class SourceState(NamedTuple):
     log_state: RowTuple
     """The columns of the statement `log_state`, erasures first."""
     gaps: Mapping[int, LaneGaps]
-    """The numbers that leaps passed over in each lane."""
+    """The numbers that leaps skipped in each lane."""
 
     @property
     def record_count(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
         return count_records(self.heads, self.gaps)
 
 
 class PendingMove(Struct, frozen=True):
-    """A move that is not complete, as the database stores it."""
+    """An incomplete move, as the database stores it."""
 
     source_epoch: str
     started_ms: int
     id: str
-    """Unique. The mark in the file names it."""
+    """Unique id, which the mark in the file refers to."""
 
 
 @contextmanager
 def open_source(path: str) -> Iterator["MigrationSource"]:
-    """Open the log in an existing file. Raises StoreErrors, never errors of SQLite."""
+    """Open the log in an existing file. Raises StoreErrors, never SQLite errors."""
     with open_existing(path, query_only=False) as connection:
         yield MigrationSource(path, connection, load_current_metadata(connection, path))
 
 
 class MigrationSource(FileView):
-    """The file, outside of a transaction except under the lock. Only one thread at a time may use it."""
+    """The source file, outside a transaction except under the lock. Only one thread at a time may use it."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, metadata: LogMetadata) -> None:
         super().__init__(connection, path, metadata)
@@ -101,7 +101,7 @@ class MigrationSource(FileView):
             return SourceState(heads, erasures, ClockMark(*clock), log_state, gaps)
 
     def make_durable(self) -> None:
-        """Make all commits durable, so that a loss of power cannot undo a copied commit."""
+        """Make all commits durable, so that a power failure cannot undo a copied commit."""
         make_durable(self.connection)
 
     # --- the end, without other writers
@@ -113,19 +113,19 @@ class MigrationSource(FileView):
         self.connection.execute("BEGIN IMMEDIATE")
 
     def unlock(self) -> None:
-        """End the lock, unless `save_marker` has ended it."""
+        """Release the lock, unless `save_marker` has released it."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
     def save_marker(self, marker: MovedMarker) -> None:
-        """Mark the file as moved, which ends all writing to it, and end the lock."""
+        """Mark the file as moved, so that no process writes to it anymore, and release the lock."""
         save_marker(self.connection, marker)
         self.connection.execute("COMMIT")
 
     # --- copying
 
     def iterate_slices(self, upto: SourceState, reached: Mapping[int, LaneHead]) -> Iterator[RecordSlice]:
-        """Yield the records between the heads that were reached and those of a state."""
+        """Yield the records between the heads already reached and the heads of a state."""
         for lane, head in sorted(upto.heads.items()):
             at = reached.get(lane, LaneHead())
             while at.position < head.position:
@@ -147,7 +147,7 @@ class MigrationSource(FileView):
         return RecordSlice(records, partitions, blocks)
 
     def _to_target_row(self, row: RowTuple) -> RowTuple:
-        """Return the columns of a record in the database: lane and position, and the hashes by which it is found."""
+        """Return a record's columns in the database: lane and position, and the hashes by which the record is found."""
         place, sequence, log_time_ms, height, number, policy, scope, client, key, *others = row
         secret = self.metadata.index_secret
         return (
@@ -166,21 +166,21 @@ class MigrationSource(FileView):
         )
 
     def iterate_erasures(self) -> Iterator[list[RowTuple]]:
-        """Yield pages of erased records: lane, position and hash of the body. Call it under the lock."""
+        """Yield pages of erased records: lane, position and hash of the body. Call this under the lock."""
         return _iterate_pages(self.connection.execute(_MIGRATION_SQL["erased"]))
 
     def iterate_side_state(self, table: SideStateTable) -> Iterator[list[RowTuple]]:
-        """Yield pages of the rows of a table. Call it under the lock."""
+        """Yield pages of the rows of a table. Call this under the lock."""
         columns = ", ".join(table.columns)
         return _iterate_pages(self.connection.execute(f"SELECT {columns} FROM oncelog_{table.name}"))  # noqa: S608
 
     def count_rows(self) -> dict[str, int]:
-        """Count the rows of everything that is copied, by name."""
+        """Count all rows that are copied, by name."""
         return dict(self.connection.execute(build_count_sql("stream_records")))
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Begin a read transaction unless one is open. Keep it short: it prevents the truncation of the WAL."""
+        """Begin a read transaction unless one is open. Keep it short, because it prevents the truncation of the WAL."""
         if self.connection.in_transaction:
             yield self.connection
             return
@@ -192,13 +192,14 @@ class MigrationSource(FileView):
 
 
 def build_count_sql(stream_records: str) -> str:
-    """Return the SQL that counts everything that is copied. The rows that index streams differ between databases."""
+    """Return the SQL that counts everything that is copied. The rows that index streams differ between the
+    databases."""
     counted = _COUNTED | {"records of streams": stream_records}
     return " UNION ALL ".join(f"SELECT '{name}', count(*) FROM oncelog_{rows}" for name, rows in counted.items())  # noqa: S608
 
 
 def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:
-    """Return rows up to the limit of bytes for bodies, at least one."""
+    """Return rows up to the size limit for bodies, but at least one row."""
     rows: list[RowTuple] = []
     size = 0
     for row in cursor:
@@ -210,9 +211,9 @@ def _fetch_slice_rows(cursor: sqlite3.Cursor) -> list[RowTuple]:
 
 
 def _check_dense(lane: int, positions: list[int], after: int, gaps: Sequence[Gap]) -> None:
-    """Raise CorruptError if the positions do not follow each other, or if the list is empty.
+    """Raise CorruptError if the positions are not consecutive, or if the list is empty.
 
-    A gap is valid where the log has leapt.
+    A gap is valid only where the log has leapt.
     """
     for before, position in pairwise([after, *(positions or [-1])]):
         if position != before + 1 and (before, position) not in gaps:

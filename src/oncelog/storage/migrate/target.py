@@ -1,4 +1,5 @@
-"""Target of a migration: a PostgreSQL database. Servers do not open it before the end (`oncelog_state.move`).
+"""Target of a migration: a PostgreSQL database. Servers cannot open it before the migration is complete
+(`oncelog_state.move`).
 
 Every transaction leaves the database in a state from which a later run can continue. The progress of a migration is
 derived from the copied rows. Every call has a time limit (`timeout_connection.py`).
@@ -45,13 +46,13 @@ PARTITION_RECORD_COLUMNS: Final = ("lane", "partition", "position")
 POLICY_COLUMNS: Final = ("name", "declaration")
 
 LOCK_TIMEOUT_MS: Final = 10_000
-"""Wait for another migration, possibly a killed one whose session the server has not ended yet."""
+"""Maximum wait for another migration, possibly a killed one whose session the server has not closed yet."""
 CALL_TIMEOUT_MS: Final = 60_000
-"""Limit for the answer to a statement or a COPY. After it the session is closed."""
+"""Time limit for the answer to a statement or a COPY. The session is closed once it is exceeded."""
 LOCKED_CALL_TIMEOUT_MS: Final = 30_000
 """The same limit while the file is locked."""
 RECORD_EXTRA_US: Final = 100
-"""Added to the limit for each record of the log, for calls that count, vacuum or delete rows of whole tables."""
+"""Added to the limit for each record in the log, for calls that count, vacuum or delete the rows of whole tables."""
 _TIMEOUTS: Final = Timeouts(lane_ms=60_000)
 T = TypeVar("T")
 _MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
@@ -59,7 +60,7 @@ _MOVE_DECODER: Final = msgspec.json.Decoder(PendingMove)
 
 @asynccontextmanager
 async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
-    """Open the database for one migration at a time. Raises OncelogErrors, never errors of PostgreSQL."""
+    """Open the database for one migration at a time. Raises OncelogErrors, never PostgreSQL errors."""
     name = redact_address(address)
     try:
         connection = TimeoutConnection(await connect_behind_barrier(address, _TIMEOUTS), CALL_TIMEOUT_MS)
@@ -67,7 +68,7 @@ async def open_target(address: str) -> AsyncIterator["MigrationTarget"]:
             await check_database(connection, name)
             await _acquire_lock(connection, name)
             yield MigrationTarget(connection, name)
-        with suppress(*POSTGRES_ERRORS):  # everything is durable already
+        with suppress(*POSTGRES_ERRORS):  # everything is already durable
             await connection.close(LOCK_TIMEOUT_MS)
     except POSTGRES_ERRORS as error:
         store_error = translate_error(error, name)
@@ -94,13 +95,14 @@ class MigrationTarget:
         self.name = name
 
     def use_locked_limit(self) -> AbstractContextManager[None]:
-        """Apply the limit of calls while the file is locked."""
+        """Apply the call limit for the time while the file is locked."""
         return self._connection.use_limit(LOCKED_CALL_TIMEOUT_MS)
 
     # --- reading
 
     async def load_metadata(self) -> tuple[LogMetadata, PendingMove | None] | None:
-        """Return the metadata of the log, and its move unless that is complete; None without a log."""
+        """Return the log's metadata and its move (None once the move is complete), or None if the database has no
+        log."""
         if not await self._connection.fetchval(SQL["is_there"]):
             return None
         metadata = await load_any_metadata(self._connection, self.name)
@@ -111,7 +113,7 @@ class MigrationTarget:
             raise CorruptError(f"the description of the move in {self.name} cannot be read: {error}") from error
 
     async def load_progress(self) -> dict[int, LaneHead]:
-        """Return the position and the height up to which each lane has been copied."""
+        """Return the position and height up to which each lane has been copied."""
         rows = await self._connection.fetch(_MIGRATION_SQL["reached"])
         return {lane: LaneHead(position=position, height=height) for lane, position, height in rows}
 
@@ -120,7 +122,7 @@ class MigrationTarget:
         return await run_query(self._connection, query, *arguments)
 
     async def count_rows(self, records: int) -> dict[str, int]:
-        """Count the rows of everything that is copied, by name. The number of records extends the limit."""
+        """Count all rows that are copied, by name. The time limit grows with the number of records."""
         with self._extend_limit(records):
             return dict(await self._connection.fetch(build_count_sql("records WHERE sequence > 0")))
 
@@ -143,8 +145,8 @@ class MigrationTarget:
     async def save_slice(self, part: RecordSlice) -> None:
         """Save a slice in one transaction.
 
-        The COMMIT does not wait for the disk or a standby, but the later one of `replace_side_state` does. If the
-        server loses slices before, the next run copies them again.
+        The COMMIT does not wait for the disk or a standby, but the later COMMIT of `replace_side_state` does. If the
+        server loses slices before then, the next run copies them again.
         """
         async with self._connection.transaction():
             await self._connection.execute("SET LOCAL synchronous_commit = off")
@@ -153,14 +155,14 @@ class MigrationTarget:
             await self._copy("blocks", BLOCK_COLUMNS, part.blocks)
 
     async def erase(self, pages: Iterator[list[RowTuple]], records: int) -> None:
-        """Erase the bodies that were erased in the source after the copy, and remove them from the disk."""
+        """Erase the bodies that were erased in the source after they were copied, and remove them from the disk."""
         for page in pages:
             await self._connection.execute(_MIGRATION_SQL["erase"], *to_columns(page))
         with self._extend_limit(records):
             await self._connection.execute("VACUUM oncelog_records")
 
     async def replace_side_state(self, source: MigrationSource, state: SourceState) -> None:
-        """Copy everything except records, and replace the rows of an earlier run. The source is locked."""
+        """Copy everything except records, replacing the rows of an earlier run. The source must be locked."""
         connection = self._connection
         async with connection.transaction():
             await connection.execute(SQL["alone"])
@@ -173,7 +175,7 @@ class MigrationTarget:
             await self._copy("policies", POLICY_COLUMNS, list(source.iterate_rows("policies")))
             await connection.execute(_MIGRATION_SQL["set_log_state"], *state.log_state)
             await connection.execute(SQL["forget_clocks"])
-            if state.clock.boot:  # a process on the same machine then detects if the clock of the database is far ahead
+            if state.clock.boot:  # lets a process on this machine detect a database clock that is far ahead
                 await connection.execute(SQL["save_clock"], *msgspec.structs.astuple(state.clock))
             if state.heads:
                 lanes = [(lane, *msgspec.structs.astuple(head)) for lane, head in sorted(state.heads.items())]

@@ -1,7 +1,7 @@
 """A PostgreSQL connection with a time limit for every call.
 
-A migration holds the write lock of the file at the end. The limit ensures that it releases the lock whatever happens to
-the network or the server.
+In its last phase, a migration holds the file's write lock. The limit ensures that it releases the lock, whatever
+happens to the network or the server.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from oncelog.storage.postgres.connection import Connection, check_replicated, te
 
 
 class TimeoutConnection:
-    """The methods of an asyncpg connection that a migration needs. A call beyond its limit closes the connection."""
+    """The methods of an asyncpg connection that a migration needs. A call that exceeds its limit closes the
+    connection."""
 
     def __init__(self, connection: Connection, limit_ms: int) -> None:
         self._connection = connection
@@ -31,22 +32,23 @@ class TimeoutConnection:
             self.limit_ms = before
 
     async def execute(self, statement: str, *parameters: Any) -> Any:
-        """As the method of asyncpg."""
+        """See the asyncpg method."""
         return await self._await_answer(self._connection.execute(statement, *parameters))
 
     async def fetch(self, statement: str, *parameters: Any) -> Any:
-        """As the method of asyncpg."""
+        """See the asyncpg method."""
         return await self._await_answer(self._connection.fetch(statement, *parameters))
 
     async def fetchval(self, statement: str, *parameters: Any) -> Any:
-        """As the method of asyncpg."""
+        """See the asyncpg method."""
         return await self._await_answer(self._connection.fetchval(statement, *parameters))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Commit at the end of the block. An error closes the connection, after which the server rolls back.
+        """Run the block in a transaction, which commits at the end. An error closes the connection, so that the server
+        rolls back.
 
-        A ROLLBACK would be another call to wait for, on a server that may not answer, while the file is locked.
+        A ROLLBACK would be one more call to wait for, while the file is locked, on a server that may not answer.
         """
         await self.execute("BEGIN")
         with terminate_on_error(self._connection):
@@ -55,10 +57,10 @@ class TimeoutConnection:
             await self.execute("COMMIT")
 
     async def copy_rows(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
-        """Add rows to a table by COPY.
+        """Add rows to a table with COPY.
 
-        asyncpg waits until the socket accepts more data, even after the session was lost or terminated. So the loss of
-        the session cancels the call.
+        asyncpg waits until the socket accepts more data, even after the session was lost or terminated. Losing the
+        session therefore cancels the call.
         """
         copying = asyncio.ensure_future(
             self._await_answer(self._connection.copy_records_to_table(table, columns=columns, records=rows))
@@ -93,7 +95,8 @@ class TimeoutConnection:
                 try:
                     return await call
                 except asyncio.CancelledError:
-                    # In the next turn of the event loop asyncpg would open a connection to cancel on the server.
+                    # Otherwise, asyncpg would open a connection in the next turn of the event loop to cancel the
+                    # statement on the server.
                     self._connection.terminate()
                     raise
         except TimeoutError as error:

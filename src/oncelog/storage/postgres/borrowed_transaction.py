@@ -1,8 +1,8 @@
-"""Commits to a log in a transaction of the application, on the application's connection.
+"""Commits to a log inside a transaction that the application began, on the application's connection.
 
-A lock on the key serializes callers of the key. The lane is locked only at the end, while the record of the call is
-written, so that a slow function does not block the lane. The function must not end the transaction: otherwise
-PostgreSQL rolls it back (the deferred foreign key of the table oncelog_shared).
+A lock on the key serializes the callers that use the key. The lane is locked only at the end, while the call's record
+is written, so that a slow function does not block the lane. The function must not end the transaction. If it tries to,
+PostgreSQL rolls the transaction back (the deferred foreign key of the table oncelog_shared).
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from oncelog.storage.queries.records import load_records
 from oncelog.storage.queries.writes import encode_policy
 
 IDLE_TIMEOUT: Final = "30s"
-"""Time between two statements of the application's function, after which the server ends the session."""
+"""Maximum time between two statements of the application's function, after which the server closes the session."""
 LANE_TIMEOUT: Final = "5s"
-"""The same limit while the lane is locked, and the limit of the wait for the lane."""
+"""The same limit while the lane is locked, and the limit for waiting for the lane."""
 COMMIT_TIMEOUT_S: Final = 10**6
-"""Overrides the command timeout of the connection, at which asyncpg would cancel the COMMIT on the server too."""
+"""Overrides the connection's command timeout, after which asyncpg would cancel the COMMIT on the server too."""
 CANCELLED_WAIT_S: Final = 1.0
-"""Time that a cancelled caller waits for its COMMIT before it closes the socket."""
+"""How long a cancelled caller waits for its COMMIT before it closes the socket."""
 TOKEN_BYTES: Final = 16
 _ABSENT_TOKEN: Final = b"never there"
 _RETRY_HINT: Final = "; call again with the same key"
@@ -43,7 +43,7 @@ _DATABASE_NAME: Final = "the connection's database"
 
 
 class BorrowedTransaction:
-    """The log in the database of a connection. Only one task at a time may use it, as with the connection."""
+    """The log in a connection's database. As with the connection itself, only one task at a time may use it."""
 
     def __init__(self, connection: Connection, *, clock: Clock | None = None) -> None:
         if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
@@ -59,7 +59,7 @@ class BorrowedTransaction:
     ) -> AsyncIterator["BorrowedTransaction"]:
         """Lock the key, and commit at the end of the block. An exception rolls the transaction back.
 
-        Raises InFlightError if another caller holds the key, at once without `waits`, or else after `wait_ms`.
+        Raises InFlightError if another caller holds the key: immediately without `waits`, otherwise after `wait_ms`.
         """
         connection = self._connection
         if connection.is_in_transaction():
@@ -93,9 +93,9 @@ class BorrowedTransaction:
 
     @asynccontextmanager
     async def guard_transaction(self) -> AsyncIterator[None]:
-        """Guard statements of the application. Raises TransactionError if one of them ended the transaction.
+        """Guard the application's statements. Raises TransactionError if one of them has ended the transaction.
 
-        An exception undoes these statements only.
+        An exception undoes only these statements.
         """
         connection = self._connection
         savepoint = connection.transaction()
@@ -111,7 +111,8 @@ class BorrowedTransaction:
             await savepoint.commit()
 
     async def _declare(self, policy: Policy) -> None:
-        """Declare a policy in a separate transaction, so that others do not wait for the application's function."""
+        """Declare a policy in a separate transaction, so that other callers need not wait for the application's
+        function."""
         connection = self._connection
         if not await connection.fetchval(SQL["is_declared"], policy.name, encode_policy(policy)):
             async with connection.transaction():
@@ -120,7 +121,7 @@ class BorrowedTransaction:
     # --- inside a transaction
 
     async def preview(self, submission: Submission) -> Verdict:
-        """Return what the log knows of the write: its verdict, or NOT_KNOWN if the write is new and valid."""
+        """Return what the log knows about a write: its verdict, or NOT_KNOWN if the write is new and valid."""
         return await self._decide(replace(submission, known_only=True))
 
     async def commit(self, submission: Submission) -> Verdict:
@@ -129,12 +130,12 @@ class BorrowedTransaction:
         return await self._decide(submission)
 
     async def end(self) -> None:
-        """Allow the transaction to end without a commit to the log, because the write was known."""
+        """Allow the transaction to end without a commit to the log, because the write was already known."""
         with _translate_errors():
             await self._connection.execute(SQL["end_shared"], self._token)
 
     async def load_record(self, receipt: Receipt) -> Record:
-        """Return the record of a receipt."""
+        """Return the record that a receipt refers to."""
         with _translate_errors():
             return (await run_query(self._connection, load_records, receipt.lane, [receipt.position]))[0]
 
@@ -143,7 +144,7 @@ class BorrowedTransaction:
         needs = self._store_transaction.compute_read_set(batch)
         with _translate_errors():
             if not submission.known_only:
-                # The function may have turned it off for its transaction, and verdicts must be durable.
+                # The function may have turned synchronous_commit off for its transaction, but verdicts must be durable.
                 await self._connection.execute(SQL["be_durable"])
                 await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
                 await self._connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
@@ -184,7 +185,7 @@ class BorrowedTransaction:
             )
 
     async def _check_in_transaction(self, error: BaseException | None) -> None:
-        """Raise unless the transaction is still open. A new transaction does not have the row of this one."""
+        """Raise an error unless the transaction is still open. A new transaction does not have this one's row."""
         connection = self._connection
         if _is_closed(connection):
             raise StoreUnavailableError(f"the session was lost while the function ran{_RETRY_HINT}") from error
@@ -193,7 +194,7 @@ class BorrowedTransaction:
                 if await connection.fetchval(SQL["is_shared"], self._token):
                     return
             except asyncpg.InFailedSQLTransactionError:
-                return  # the transaction is open, and can only be rolled back
+                return  # the transaction is open but can only be rolled back
         raise TransactionError(
             "the function must not end its transaction (COMMIT, ROLLBACK): what it wrote before that was rolled back"
         ) from error
@@ -202,12 +203,12 @@ class BorrowedTransaction:
 def _is_closed(connection: Connection) -> bool:
     try:
         return bool(connection.is_closed())
-    except asyncpg.InterfaceError:  # the pool has taken the connection back because its session was lost
+    except asyncpg.InterfaceError:  # the pool has reclaimed the connection because its session was lost
         return True
 
 
 async def _commit(connection: Connection) -> None:
-    """Commit the transaction. The COMMIT is not cancelled, even if the caller is (see `writer`)."""
+    """Commit the transaction. The COMMIT is never cancelled, even if the caller is (see `writer`)."""
     async with check_replicated(connection):
         commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_TIMEOUT_S))
         try:
@@ -221,7 +222,7 @@ async def _commit(connection: Connection) -> None:
             raise
         finally:
             if not _is_closed(connection):
-                # asyncpg began the transaction, and offers no way to end it with another time limit.
+                # asyncpg began the transaction, and offers no way to commit it with a different time limit.
                 raw_connection: Any = getattr(connection, "_con", connection)
                 raw_connection._top_xact = None  # noqa: SLF001
     if command_tag != "COMMIT":

@@ -1,6 +1,6 @@
 """Connections to PostgreSQL: settings, timeouts, and the barrier before a read.
 
-In this package "the server" is the PostgreSQL server. A "process" is a process that has the log open.
+In this package, "the server" is the PostgreSQL server, and a "process" is one that has the log open.
 """
 
 import asyncio
@@ -28,40 +28,41 @@ _ERRNO_PATTERN: Final = re.compile(r"\[Errno (\d+)\]")
 _REFUSED_ERRNOS: Final = {errno.ECONNREFUSED, errno.EADDRNOTAVAIL}
 
 Connection = Any
-"""asyncpg has no types."""
+"""asyncpg has no type annotations."""
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
-    """Limits for the work of one process with the server, in milliseconds."""
+    """Time limits for one process's work with the server, in milliseconds."""
 
     connect_ms: int = 5_000
-    """Wait for a session with one of the hosts."""
+    """Maximum wait for a session with one of the hosts."""
     lane_ms: int = 5_000
-    """Idle time after which the server ends a session that holds a lane."""
+    """Idle time after which the server closes a session that holds a lane."""
     commit_ms: int = 30_000
-    """Wait for the answer to COMMIT. Then the writer opens another session and queries the outcome."""
+    """Maximum wait for the answer to COMMIT. After that, the writer opens another session and queries the outcome."""
     patience_ms: int = 15_000
-    """Time for retries after a session was lost. Then the callers get an error."""
+    """Time for retries after a session is lost. After that, the callers get an error."""
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, self.__struct_fields__, highest=3_600_000)
 
     @property
     def lock_ms(self) -> int:
-        """Wait for a lane that another process holds. It exceeds the time that an idle process can hold the lane."""
+        """Return the maximum wait for a lane that another process holds. It exceeds the time that an idle process can
+        hold a lane."""
         return 2 * self.lane_ms
 
     @property
     def transaction_ms(self) -> int:
-        """Limit of a transaction up to COMMIT."""
+        """Return the time limit for a transaction up to COMMIT."""
         return self.lock_ms + 2 * self.lane_ms
 
 
 async def connect(address: str, timeouts: Timeouts) -> Connection:
-    """Open a session with the first server of the address that accepts writes.
+    """Open a session with the first server in the address that accepts writes.
 
-    Each server has `connect_ms` to answer, so that a silent one does not block the next one. Raises SettingsError for
-    a malformed address.
+    Each server has `connect_ms` to answer, so that a silent server does not block the next one. Raises SettingsError
+    for a malformed address.
     """
     errors: list[BaseException] = []
     for host_address in split_address(address):
@@ -73,9 +74,9 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
 
 
 async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection:
-    """Open a session that reads no commit that can still be lost.
+    """Open a session that cannot read a commit that may still be lost.
 
-    A standby makes no commits, so its session passes no barrier.
+    A session on a standby skips the barrier, because a standby makes no commits.
     """
     connection = await connect(address, timeouts)
     with terminate_on_error(connection), terminate_after(connection, timeouts.commit_ms):
@@ -86,14 +87,14 @@ async def connect_behind_barrier(address: str, timeouts: Timeouts) -> Connection
 
 
 def select_error(errors: Sequence[BaseException]) -> BaseException:
-    """Return the most informative error of several servers: first those of a primary, then of a standby."""
+    """Return the most informative of several servers' errors: errors from a primary first, then from a standby."""
     answered = [error for error in errors if not is_refused(error)]
     other = [error for error in answered if not isinstance(error, asyncpg.TargetServerAttributeNotMatched)]
     return next(iter(other or answered), errors[-1])
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether no server listens, the host does not exist, or it has no TLS (a plain ConnectionError)."""
+    """Return whether no server is listening, the host does not exist, or it has no TLS (a plain ConnectionError)."""
     if type(error) is OSError and error.errno is None:  # asyncio joins the errors of all addresses of a host
         found = {int(number) for number in _ERRNO_PATTERN.findall(str(error))}
         return bool(found) and found <= _REFUSED_ERRNOS
@@ -101,9 +102,9 @@ def is_refused(error: BaseException) -> bool:
 
 
 def split_address(address: str) -> list[str]:
-    """Return an address for each host of an address, in order."""
+    """Return one address for each host in an address, in order."""
     parts = urlsplit(address)
-    if "@" in parts.path:  # a password with a slash: messages would show the part after it as the name of a database
+    if "@" in parts.path:  # a password with a slash: messages would show the part after it as a database name
         raise SettingsError(BAD_ADDRESS)
     user, at, hosts = parts.netloc.rpartition("@")
     if "," in hosts:
@@ -127,7 +128,7 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
             address,
             timeout=timeouts.connect_ms / 1000,
             server_settings=_build_session_settings(timeouts),
-            # A session keeps all statements that it has prepared (`writer.STATEMENTS`).
+            # A session must keep all statements that it has prepared (`writer.STATEMENTS`).
             statement_cache_size=STATEMENTS_MAX,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,
@@ -140,7 +141,7 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
     except asyncpg.ClientConfigurationError as error:
         raise SettingsError(f"{redact_address(address)}: {error}") from error
     except (ValueError, TypeError):
-        raise SettingsError(BAD_ADDRESS) from None  # the text of the error may contain a part of the password
+        raise SettingsError(BAD_ADDRESS) from None  # the error's text may contain part of the password
     with terminate_on_error(connection), terminate_after(connection, timeouts.connect_ms):
         if await connection.fetchval("SHOW synchronous_commit") in WEAK_COMMIT_MODES:
             await connection.execute("SET synchronous_commit = on")
@@ -161,12 +162,13 @@ def terminate_on_error(connection: Any) -> Iterator[None]:
 
 @contextmanager
 def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
-    """Close the socket if the block takes longer. A cancelled call would cancel the statement on the server too."""
+    """Close the socket if the block takes longer than the limit. Cancelling the call would cancel the statement on the
+    server too."""
     timer = asyncio.get_running_loop().call_later(limit_ms / 1000, connection.terminate)
     try:
         yield
     except AttributeError as error:
-        # asyncpg has no protocol object if the connection is terminated between the two round trips of a statement.
+        # asyncpg has no protocol object once the connection is terminated between a statement's two round trips.
         if connection.is_closed():
             raise asyncpg.ConnectionDoesNotExistError("the connection was terminated during a statement") from error
         raise
@@ -177,16 +179,17 @@ def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
 async def pass_barrier(connection: Connection) -> None:
     """Commit a write before the first read.
 
-    After a fail-over or a crash of the server, a session may see a commit that no standby has, because its wait for the
-    standby has ended. A reader could receive it, and the loss of the server would remove it. Once a later write is
-    durable, all commits before it are durable too.
+    After a failover or a server crash, a session may see a commit that no standby has, because its wait for the standby
+    was cut short. A reader could receive the commit, and the loss of the server would then remove it. Once a later
+    write is durable, all commits before it are durable too.
     """
     async with check_replicated(connection, "the barrier"):
         await connection.execute(SQL["barrier"])
 
 
 async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
-    """Raise TimeoutError if a session of Oncelog has waited for a standby for long, because this one would wait too.
+    """Raise TimeoutError if an Oncelog session has been waiting for a standby for long, because this one would wait
+    too.
 
     The server keeps a waiting session even after its program has ended, so more of them would use up its connections.
     """
@@ -196,9 +199,9 @@ async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
 
 @asynccontextmanager
 async def check_replicated(connection: Connection, label: str = "COMMIT") -> AsyncIterator[None]:
-    """Raise ConnectionAbortedError if the server warns during the block that a commit may exist on it alone.
+    """Raise ConnectionAbortedError if the server warns during the block that a commit may exist only on that server.
 
-    An operator can end the wait of a COMMIT for a standby. The server then answers as usual, and adds a warning.
+    An operator can cut short a COMMIT's wait for a standby. The server then answers as usual, but adds a warning.
     """
     warnings: list[str] = []
 
@@ -209,29 +212,30 @@ async def check_replicated(connection: Connection, label: str = "COMMIT") -> Asy
     connection.add_log_listener(add_warning)
     try:
         yield
-        await asyncio.sleep(0)  # asyncpg calls listeners in the turn of the event loop after the end of the statement
+        await asyncio.sleep(0)  # asyncpg calls listeners one turn of the event loop after the statement
     finally:
-        with suppress(asyncpg.InterfaceError):  # the connection was closed, or a pool has taken it back
+        with suppress(asyncpg.InterfaceError):  # the connection was closed, or a pool has reclaimed it
             connection.remove_log_listener(add_warning)
     if warnings:
         raise ConnectionAbortedError(f"{label} was not waited for: {warnings[0]}")
 
 
 def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:
-    """Return the settings of a session. They override the defaults of the database and the role."""
+    """Return the session settings, which override the defaults of the database and the role."""
     return {
         "application_name": "oncelog",
         "lock_timeout": str(timeouts.lock_ms),
-        # A process that was cut off or frozen while it holds a lane must not block the others.
+        # A process that is cut off or frozen while it holds a lane must not block the others.
         "idle_in_transaction_session_timeout": str(timeouts.lane_ms),
         "tcp_user_timeout": str(timeouts.lane_ms),
-        # These could end the wait of a COMMIT for a standby. Others would then see a commit that no standby has.
+        # These could cut short a COMMIT's wait for a standby. Other sessions would then see a commit that no standby
+        # has.
         "statement_timeout": "0",
         "client_connection_check_interval": "0",
         "idle_session_timeout": "0",
         "default_transaction_isolation": "read committed",
-        # A session plans a statement once, when tables may be empty, and keeps the plan when they have millions of
-        # rows. So every plan uses the indexes.
+        # A session plans a statement once, perhaps while tables are empty, and keeps the plan when they have millions
+        # of rows. These settings make every plan use the indexes.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_hashjoin": "off",

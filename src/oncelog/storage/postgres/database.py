@@ -1,4 +1,4 @@
-"""The tables of a log: creates and migrates them, and refuses databases that it cannot read."""
+"""Creates and migrates the tables of a log, and refuses databases that it cannot read."""
 
 import secrets
 from typing import Any
@@ -15,13 +15,13 @@ from oncelog.storage.postgres.statements import MIGRATIONS, SCHEMA_VERSION, SQL
 async def create_or_open(
     connection: Any, name: str, settings: Settings | RequestedSettings | None, now_ms: int | None
 ) -> LogMetadata:
-    """Create the log if the database has none, migrate an older schema, and return the metadata.
+    """Create the log if the database has none, migrate an older schema, and return the log's metadata.
 
-    Raises SettingsError if the log was created with other settings; None accepts the settings of the log.
+    Raises SettingsError if the log was created with different settings; None accepts the log's settings.
     """
     await check_database(connection, name)
     if await connection.fetchval(SQL["is_there"]):
-        # Without the lock below: a process that is frozen while it holds the lock would block all others.
+        # Check without the lock below, because a process that is frozen while it holds the lock would block all others.
         metadata = await load_metadata(connection, name)
         if metadata.schema_version == SCHEMA_VERSION:
             check_settings(name, metadata.settings, settings)
@@ -39,7 +39,7 @@ async def create_or_open(
 
 
 async def load_metadata(connection: Any, name: str) -> LogMetadata:
-    """Return the metadata of a log. Raises NotALogError, NewerSchemaError and CorruptError; changes nothing.
+    """Return a log's metadata without changing anything. Raises NotALogError, NewerSchemaError or CorruptError.
 
     Raises StoreError for a log that `oncelog move` has not copied completely.
     """
@@ -50,7 +50,7 @@ async def load_metadata(connection: Any, name: str) -> LogMetadata:
 
 
 async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
-    """As `load_metadata`, also for a log that is not copied completely."""
+    """Like `load_metadata`, but also accepts a log that has not been copied completely."""
     if not await connection.fetchval(SQL["is_there"]):
         raise NotALogError(f"{name} has no log in it (no table oncelog_log on its search_path).")
     try:
@@ -69,7 +69,7 @@ async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
 async def create_log(
     connection: Any, settings: Settings, now_ms: int | None, epoch: str | None = None, secret: bytes | None = None
 ) -> None:
-    """Create the tables of a log, inside a transaction."""
+    """Create the tables of a log. The caller has begun a transaction."""
     if await connection.fetchval("SELECT current_schema()") is None:
         raise SettingsError("the connection's search_path names no schema that exists: create it first")
     for _, script in MIGRATIONS:
@@ -90,7 +90,7 @@ async def create_log(
 
 
 async def check_database(connection: Any, name: str) -> None:
-    """Raise SettingsError for a database that cannot contain a log, or that is a standby."""
+    """Raise SettingsError if the database cannot contain a log, or is a standby."""
     [(encoding, is_standby)] = await connection.fetch(SQL["encoding"])
     if encoding != "UTF8":
         raise SettingsError(f"{name} is encoded in {encoding}; a log needs a database in UTF8")
@@ -99,7 +99,8 @@ async def check_database(connection: Any, name: str) -> None:
 
 
 async def migrate_schema(connection: Any, version: int) -> None:
-    """Run the migrations after a version. The caller has begun a transaction, so that all of them run or none."""
+    """Run the migrations after a version. The caller has begun a transaction, so that either all of them take effect or
+    none."""
     for number, script in MIGRATIONS:
         if number > version:
             await connection.execute(script)

@@ -1,7 +1,7 @@
-"""Clock of a log in a database: the time of the database, checked against the steady clock of this machine.
+"""Clock of a log in a database: the database's time, checked against this machine's monotonic clock.
 
-All processes use the clock of the database, so that they agree on log time. Each process keeps the newest reading
-(`ClockMark`) and saves it regularly, so that a process that starts later on the same machine detects a jump too.
+All processes use the database's clock, so that they agree on log time. Each process keeps the newest reading
+(`ClockMark`) and saves it regularly, so that a process that starts later on the same machine can detect a jump too.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ CLOCK_SAVE_MS: Final = 10_000
 
 
 class DatabaseClock:
-    """The database's clock as one process sees it. Tests pass a clock that replaces it."""
+    """The database's clock as one process sees it. Tests pass a clock to replace it."""
 
     def __init__(self, clock: Clock | None, jump_ms_max: int, save_ms: int = CLOCK_SAVE_MS) -> None:
         self._own_clock = clock
@@ -25,7 +25,7 @@ class DatabaseClock:
 
     @property
     def boot(self) -> str:
-        """Identity of this start of the machine, which its marks name."""
+        """Return the id of this boot of the machine, to which its marks refer."""
         return self._clock.boot()
 
     def now_ms(self, database_ms: int) -> int:
@@ -35,12 +35,13 @@ class DatabaseClock:
     def propose(
         self, database_ms: int, confirmations: int, stored: tuple[int | None, int | None]
     ) -> tuple[ClockMark, Exception | None]:
-        """Return the mark of a commit made now, and an error after a jump. `stored` was saved since this boot."""
+        """Return the mark of a commit made now, and an error if the clock has jumped. `stored` was saved since this
+        boot."""
         mark = self._get_newest_mark(confirmations, stored)
         return mark.propose(self.create_mark(database_ms), self._jump_ms_max)
 
     def get_latest_ms(self, database_ms: int, confirmations: int, stored: tuple[int | None, int | None]) -> int:
-        """As `ClockMark.get_latest_ms`, with the database's clock."""
+        """Like `ClockMark.get_latest_ms`, with the database's clock."""
         mark = self._get_newest_mark(confirmations, stored)
         return mark.get_latest_ms(self.create_mark(database_ms))
 
@@ -62,5 +63,5 @@ class DatabaseClock:
         self._mark = mark
 
     def create_mark(self, database_ms: int) -> ClockMark:
-        """Return a mark of the present time, without a check against earlier marks."""
+        """Return a mark of the current time, without checking it against earlier marks."""
         return ClockMark(self.boot, self._clock.elapsed_ms(), self.now_ms(database_ms))

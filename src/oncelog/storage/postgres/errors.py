@@ -1,4 +1,4 @@
-"""Translation of PostgreSQL errors: session lost, server unavailable, tables damaged, or value rejected."""
+"""Translates PostgreSQL errors: session lost, server unavailable, tables damaged, or value rejected."""
 
 from typing import Any, Final
 
@@ -18,10 +18,10 @@ _SESSION_LOST_ERRORS: Final = (
     asyncpg.InvalidCachedStatementError,  # asyncpg has dropped the prepared statements (`writer.STATEMENTS`)
     OSError,  # includes TimeoutError
 )
-"""The session has ended, or its server no longer accepts writes. The work can be retried on another session."""
+"""The session is closed, or its server no longer accepts writes. The work can be retried on another session."""
 
 _TRANSIENT_ERRORS: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""The server has rolled the transaction back. It can be retried on the same session."""
+"""The server has rolled back the transaction, which can be retried on the same session."""
 
 _UNAVAILABLE_ERRORS: Final = (
     asyncpg.InsufficientResourcesError,  # full disk, too many connections, out of memory
@@ -37,14 +37,14 @@ _CORRUPT_ERRORS: Final = (
     asyncpg.DataCorruptedError,
     asyncpg.IndexCorruptedError,
     asyncpg.UndefinedTableError,
-    asyncpg.UniqueViolationError,  # `plan` prevents it, so the tables contradict each other
+    asyncpg.UniqueViolationError,  # `plan` prevents duplicates, so the tables contradict each other
 )
 _UNSTORABLE_ERRORS: Final = (
     asyncpg.DataError,  # class 22
     asyncpg.IntegrityConstraintViolationError,  # class 23
     asyncpg.ProgramLimitExceededError,  # class 54
 )
-"""The server rejects a value of the batch, and would reject it again."""
+"""The server rejects a value in the batch, and would reject it again."""
 
 POSTGRES_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """All errors that a call on a connection may raise."""
@@ -59,7 +59,7 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
         "{name}: {text}{hint}",
     ),
     (_CORRUPT_ERRORS, CorruptError, "{name} is damaged: {error}"),
-    # The text of such an error may quote other rows, so the message omits it.
+    # The text of such an error may quote other rows, so the message leaves it out.
     (_UNSTORABLE_ERRORS, UnstorableError, "{name} cannot store this: SQLSTATE {error.sqlstate} ({kind})"),
     (
         asyncpg.SyntaxOrAccessError,
@@ -67,12 +67,12 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
         "{name}: {text}{hint}; has a newer Oncelog migrated the log?",
     ),
 )
-"""Errors, and the StoreError for each with its message. The first match counts."""
+"""Errors, each with its StoreError and message. The first match applies."""
 
 
 def is_lost(error: BaseException) -> bool:
     """Return whether the session can no longer be used."""
-    # asyncpg raises an error that is also a ValueError for a parameter that it cannot encode.
+    # For a parameter that it cannot encode, asyncpg raises an error that is also a ValueError.
     return isinstance(error, _SESSION_LOST_ERRORS) and not isinstance(error, ValueError)
 
 
@@ -82,7 +82,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(error: BaseException, name: str, hint: str = "") -> BaseException:
-    """Return the StoreError for an error, or the error itself if it is not about server, session or stored data."""
+    """Return the StoreError for an error, or the error itself if it does not concern the server, the session or stored
+    data."""
     if isinstance(error, StoreError):
         return error
     kind = type(error).__name__

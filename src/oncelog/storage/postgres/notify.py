@@ -1,7 +1,8 @@
-"""Processes wake each other by NOTIFY, which is sent after the commit so that lanes do not wait for each other.
+"""Notifications between processes. They are sent with NOTIFY after the commit, so that lanes do not wait for each
+other.
 
-A notification carries no data. A process that misses one finds the commit with its next poll. While a notification is
-being sent, all further commits share the next one.
+A notification carries no data. A process that misses one finds the commit at its next poll. Commits made while a
+notification is being sent share the next one.
 """
 
 import asyncio
@@ -18,14 +19,14 @@ from oncelog.storage.postgres.statements import SQL
 logger: Final = logging.getLogger("oncelog.postgres")
 
 POLL_TIMEOUT_MS: Final = 5_000
-"""Wait for an answer on the listening session, before another session replaces it."""
+"""Maximum wait for an answer on the listening session, before a new session replaces it."""
 POLL_MS: Final = 5_000
-"""Interval at which the listening session passes a barrier.
+"""Interval at which the listening session passes the barrier.
 
 The barrier fails if the server is no longer the primary, which a process that only reads would not notice otherwise.
 """
 RECONNECT_PAUSE_S: Final = 1.0
-"""Pause before another session replaces a lost one."""
+"""Pause before a new session replaces a lost one."""
 
 
 class Notifier:
@@ -47,7 +48,7 @@ class Notifier:
         self._listen_task: asyncio.Task[None] | None = None
         self._send_task: asyncio.Task[None] | None = None
         self._statement_lock = asyncio.Lock()
-        """Held by a notification or a poll: the session runs one statement at a time."""
+        """Held while a notification or a poll runs: the session runs one statement at a time."""
         self._has_unsent = False
         self._is_closed = False
 
@@ -67,7 +68,7 @@ class Notifier:
         """Stop sending and listening."""
         self._is_closed = True
         if self._connection is not None:
-            self._connection.terminate()  # otherwise asyncpg would cancel the statement on the server too
+            self._connection.terminate()  # otherwise, asyncpg would cancel the statement on the server too
         tasks = [task for task in (self._listen_task, self._send_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -112,7 +113,7 @@ class Notifier:
             with terminate_after(connection, POLL_TIMEOUT_MS):
                 await connection.add_listener(self._channel, self._on_notification)
             self._connection = connection
-            self._wake()  # other processes may have committed before
+            self._wake()  # other processes may have committed before this point
             if self._has_unsent:
                 self.notify()
             while not is_ended.is_set():

@@ -1,4 +1,4 @@
-"""Runs shared queries (`storage/queries`) on a connection of asyncpg."""
+"""Runs shared queries (`storage/queries`) on an asyncpg connection."""
 
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def run_query(connection: Any, query: SharedQuery[T], *arguments: Any, commit: Any = None) -> T:
-    """Return the result of a query. `commit` commits batches, in queries of a write transaction."""
+    """Run a query and return its result. `commit` commits batches, in queries of a write transaction."""
     steps = query(*arguments)
     try:
         request = next(steps)

@@ -1,13 +1,13 @@
-"""Creates sessions that are safe to read from: they use the log that was opened, and have passed a barrier.
+"""Creates sessions that are safe to read from: they belong to the log that was opened, and have passed the barrier.
 
 While a server waits for an absent standby, no session passes its barrier. The factory therefore creates one session at
-a time with each server, and the next call waits for a session that is still at its barrier. Abandoned sessions would
-use up the connections of the server.
+a time with each server, and the next call waits for a session that is still at its barrier. If it abandoned such
+sessions, they would use up the server's connections.
 
-If the address names several servers, the factory connects to the server of the newest session first, and to the others
-shortly after it. A silent server, or one that its standbys have left, must not block the server that has taken over.
-When a session passes its barrier on another server than before, the factory terminates all sessions with the old one:
-they would read outdated data, and wait for answers that never arrive.
+If the address lists several servers, the factory connects to the server of the newest session first, and to the others
+shortly afterwards. A silent server, or one that its standbys have left, must not delay the switch to the server that
+has taken over. When a session passes its barrier on a different server than before, the factory terminates all sessions
+with the old server: they would read outdated data, or wait for answers that never arrive.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from oncelog.storage.postgres.statements import SQL
 logger: Final = logging.getLogger("oncelog.postgres")
 
 HEAD_START_S: Final = 0.25
-"""Wait for a server before the factory connects to the next one in parallel."""
+"""How long the factory waits for a server before it connects to the next one in parallel."""
 
 RETRY_S: Final = 0.5
 """Interval of retries with the other servers while one is silent."""
@@ -49,20 +49,20 @@ class SessionFactory:
         self._check_session = check
         self._lock = asyncio.Lock()
         self._connect_tasks: dict[str, asyncio.Task[Connection]] = {}
-        """Connection attempts, one for each server, by address."""
+        """Connection attempts by address, one for each server."""
         self._at_barrier: dict[str, Connection] = {}
         self._last_address = ""
         """Address of the server of the newest session."""
         self._servers: WeakKeyDictionary[Connection, object] = WeakKeyDictionary()
-        """The server of each session, as the time at which the server was started."""
+        """The server of each session, identified by the time at which it was started."""
         self._is_unreachable = False
-        """Whether the newest attempt failed. Only changes are logged."""
+        """Whether the newest attempt failed. Only changes of this state are logged."""
         self._timeline = ""
         self.waits_for_standbys = False
-        """Whether commits wait for standbys, as the newest session or poll has read it."""
+        """Whether commits wait for standbys, according to the newest session or poll."""
 
     async def create(self) -> Connection:
-        """Open a session. Raises TimeoutError if no server commits."""
+        """Open a session that has passed the barrier. Raises TimeoutError if no server commits in time."""
         async with self._lock:
             try:
                 connection = await self._connect_any()
@@ -109,7 +109,7 @@ class SessionFactory:
                 del self._connect_tasks[host]
                 error = _get_error(task)
                 if error is None:
-                    # The other attempts go on, and the next call uses them. Otherwise each call would add sessions.
+                    # The other attempts continue, and the next call uses them. Otherwise, each call would add sessions.
                     self._last_address = host
                     return task.result()
                 refused[host] = error
@@ -121,7 +121,7 @@ class SessionFactory:
         raise select_error(list(refused.values()))
 
     def _start_connecting(self, host: str) -> "asyncio.Task[Connection]":
-        """Return the connection attempt with a server; start one unless an attempt is still usable."""
+        """Return the connection attempt for a server. Starts one unless an existing attempt is still usable."""
         task = self._connect_tasks.get(host)
         if task is None or (task.done() and (_get_error(task) is not None or task.result().is_closed())):
             task = self._connect_tasks[host] = asyncio.get_running_loop().create_task(self._connect(host))
@@ -148,7 +148,7 @@ class SessionFactory:
                 self._abandon(host)
 
     def _abandon(self, host: str) -> None:
-        """Close the socket of an attempt. To cancel it at its barrier would cancel the barrier on the server too."""
+        """Close the socket of an attempt. Cancelling it at its barrier would cancel the barrier on the server too."""
         connect_task, barrier = self._connect_tasks.pop(host, None), self._at_barrier.get(host)
         if barrier is not None:
             barrier.terminate()
@@ -156,7 +156,7 @@ class SessionFactory:
             connect_task.result().terminate()  # the attempt has just succeeded
 
     async def _is_waiting_for_standby(self, host: str) -> bool:
-        """Return whether the server has received the barrier and waits for a standby, and the network is not silent."""
+        """Return whether the server still answers, has received the barrier and is waiting for a standby."""
         barrier = self._at_barrier.get(host)
         if barrier is None:
             return False
@@ -179,7 +179,7 @@ class SessionFactory:
             await self._compare_timeline(connection, timeline)
 
     async def _compare_timeline(self, connection: Connection, timeline: str) -> None:
-        """Warn once if the server has another timeline than when the log was last used."""
+        """Warn once if the server's timeline differs from that of the last use of the log."""
         before = await connection.fetchval(SQL["timeline"])
         if not timeline or timeline == before:
             return
@@ -193,12 +193,13 @@ class SessionFactory:
                 before,
             )
         async with connection.transaction():
-            # A session must not wait for a standby because of this row. If it is lost, the warning is logged again.
+            # A session must not wait for a standby because of this row. If the row is lost, the warning is logged
+            # again.
             await connection.execute("SET LOCAL synchronous_commit = off")
             await connection.execute(SQL["set_timeline"], timeline)
 
     def _terminate_others(self, current_session: Connection) -> None:
-        """Terminate sessions with other servers. The current session has passed its barrier with the primary."""
+        """Terminate the sessions with other servers. The current session has passed its barrier on the primary."""
         current = self._servers[current_session]
         others = [
             connection
@@ -212,5 +213,6 @@ class SessionFactory:
 
 
 def _get_error(task: "asyncio.Task[Any]") -> BaseException | None:
-    """Return the error of a task, which marks it as retrieved: the caller of the task may have been cancelled."""
+    """Return the error of a task. This marks the error as retrieved, because the task's caller may have been
+    cancelled."""
     return TimeoutError("the attempt was abandoned") if task.cancelled() else task.exception()

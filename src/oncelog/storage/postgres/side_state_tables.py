@@ -1,7 +1,8 @@
-"""Side state in PostgreSQL: one table for each mapping of a snapshot. One statement loads or saves all rows of a table.
+"""Side state in PostgreSQL: one table for each mapping of a snapshot. A single statement loads or saves all rows of a
+table.
 
 An index row holds at most 2,704 bytes, so keys with long names are indexed by a digest of their texts
-(`sql/migrations/0005_long_names.sql`). Separate statements handle long keys. Nearly all keys are short.
+(`sql/migrations/0005_long_names.sql`). Nearly all keys are short; separate statements handle the long ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,15 +28,15 @@ from oncelog.storage.side_state import (
 )
 
 SHORT_BYTES_MAX: Final = 2000
-"""Total UTF-8 bytes of the texts of a short key: below PostgreSQL's limit of 2,704 for an index row."""
+"""Maximum total UTF-8 bytes of a short key's texts, below PostgreSQL's limit of 2,704 bytes for an index row."""
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
-"""Characters of a key that is short without a count of its bytes: a character has at most four."""
+"""A key with at most this many characters is short without counting its bytes: a character has at most four."""
 _DIGEST: Final = {"digest": BYTEA}
 _LANE: Final = {"lane": "integer"}
 
 
 def compute_digest(key: Sequence[Any]) -> bytes | None:
-    """Return the SHA-256 of the texts of a long key, or None for a short key.
+    """Return the SHA-256 digest of a long key's texts, or None for a short key.
 
     The separator is U+0000, which no name contains.
     """
@@ -58,15 +59,15 @@ def _get_key_columns(table: SideStateTable, *, is_long: bool) -> dict[str, str]:
 
 
 def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
-    """Return the condition that a row `t` has the key `n`. It compares the texts of long keys too."""
+    """Return the SQL condition that a row `t` has the key `n`. For long keys, it compares the texts too."""
     equal = " AND ".join(f"t.{column} = n.{column}" for column in _get_key_columns(table, is_long=is_long))
-    if is_long:  # the planner may also choose the index of listings
+    if is_long:  # the planner may also choose the index for listings
         texts = (column for column, type_name in table.keys.items() if type_name == TEXT)
         equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in texts)
     return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if table.has_long_keys else equal
 
 
-# `OFFSET 0` makes the planner look up each key by the index. Plans are made when tables may be empty: the planner then
+# `OFFSET 0` makes the planner look up each key in the index. Plans may be made while tables are empty: the planner then
 # expects one row in a partial index, and would read the whole index for every key.
 
 
@@ -106,7 +107,8 @@ def _build_delete_sql(table: SideStateTable, *, is_long: bool = False) -> str:
 
 
 def _build_slice_sql(table: SideStateTable) -> tuple[str, str, str]:
-    """Return the statements for the next rows of a lane: the first short keys, short keys after a key, and long keys.
+    """Return the statements that read the next rows of a lane: the first short keys, short keys after a key, and long
+    keys.
 
     Each row ends with its digest, which orders the long keys.
     """
@@ -122,7 +124,7 @@ def _build_slice_sql(table: SideStateTable) -> tuple[str, str, str]:
 
 
 def _build_both(build: Callable[..., str], tables: Iterable[SideStateTable]) -> dict[str, tuple[str, ...]]:
-    """Return a statement for the short keys of each table, and another one for long keys if the table has them."""
+    """Return a statement for each table's short keys, and a second one for long keys if the table can have them."""
     return {
         table.name: (build(table), build(table, is_long=True)) if table.has_long_keys else (build(table),)
         for table in tables
@@ -134,12 +136,12 @@ SAVE: Final = _build_both(_build_save_sql, STORED_TABLES)
 DELETE: Final = _build_both(_build_delete_sql, TABLES)
 SLICE: Final = {table.name: _build_slice_sql(table) for table in TABLES if table.expires}
 STATEMENTS: Final = tuple(chain.from_iterable(chain(LOAD.values(), SAVE.values(), DELETE.values(), SLICE.values())))
-"""All of them, for sessions that prepare their statements in advance."""
+"""All side-state statements, for sessions that prepare their statements in advance."""
 _KEY_TEXT_GETTERS: Final = {
     table.name: [itemgetter(place) for place, name in enumerate(table.keys.values(), 1) if name == TEXT]
     for table in STORED_TABLES
 }
-"""Return the texts in the key of a row."""
+"""Functions that return the texts in the key of a row."""
 _ENCODERS: Final = {table.name: table.encode_value for table in TABLES}
 
 
@@ -158,13 +160,13 @@ async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any]
 
 
 async def load_slice(connection: Any, request: TableSlice) -> tuple[list[Any], Any]:
-    """Return the next rows of a lane: short keys in their order, then long keys in the order of their digests."""
+    """Return the next rows of a lane: short keys in their own order, then long keys in the order of their digests."""
     first, next_, long = SLICE[request.table.name]
     after = request.after
     is_long = isinstance(after, bytes)
     statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
     rows = [tuple(row) for row in await connection.fetch(statement, request.lane, request.rows_max, *place)]
-    if len(rows) < request.rows_max:  # the long keys follow the short ones, and the short ones follow the long ones
+    if len(rows) < request.rows_max:  # long keys follow the short ones, and after them the short ones start again
         following: Any = None if is_long else b""
     else:
         following = rows[-1][-1] if is_long else rows[-1][1 : 1 + len(request.table.keys)]
@@ -188,9 +190,10 @@ async def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tup
 def _split_by_length(
     statements: Mapping[str, tuple[str, ...]], table: SideStateTable, rows: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    """Yield the statement for short keys and the one for long keys, each with its rows as columns, if it has any.
+    """Yield the statements for short and for long keys, each with its rows as columns. A statement without rows is
+    skipped.
 
-    A row has lane, key, and perhaps values. Rows with long keys get their digests after the key.
+    A row has a lane, a key and possibly values. Rows with long keys get their digests after the key.
     """
     if not rows:
         return
@@ -207,17 +210,18 @@ def _split_by_length(
 
 
 def _may_be_long(table: SideStateTable, rows: Sequence[tuple[Any, ...]]) -> bool:
-    """Return whether a key may be long, without checking each row: the longest texts of most batches are short."""
+    """Return whether any key may be long, without checking each row: in most batches, even the longest texts are
+    short."""
     return sum(max(map(len, map(text, rows))) for text in _KEY_TEXT_GETTERS[table.name]) > _SHORT_CHARACTERS_MAX
 
 
 def to_columns(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return rows as one array for each column. There must be at least one row."""
+    """Convert rows to one array per column. There must be at least one row."""
     return list(zip(*rows, strict=True))
 
 
 def erase_values(lane: int, erased: ErasedValues) -> QuerySteps[int]:
-    """Erase the values of entities. Returns the bytes that tenants were charged for."""
+    """Erase the values of entities. Returns how many bytes tenants were charged for them."""
     place = (lane, erased.scope, erased.versions)
     if erased.keys is None:
         rows = yield Statement("erase_all_values", *place)

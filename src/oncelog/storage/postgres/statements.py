@@ -1,4 +1,4 @@
-"""The statements of PostgreSQL by name, and the migrations in their order."""
+"""PostgreSQL statements by name, and migrations in order."""
 
 from importlib.resources import files
 from typing import Final

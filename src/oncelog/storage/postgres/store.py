@@ -1,4 +1,4 @@
-"""The PostgreSQL store: one session that writes, a few that read, and one that listens for other processes."""
+"""The PostgreSQL store: one session that writes, a few that read, and one that listens for notifications."""
 
 import asyncio
 import logging
@@ -46,16 +46,16 @@ logger: Final = logging.getLogger("oncelog.postgres")
 
 READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
-"""Limit for opening a log: a migration may build the indexes of large tables."""
+"""Time limit for opening a log, during which a migration may build indexes on large tables."""
 VACUUM_MS: Final = 3_600_000
 VIEW_FETCH_ROWS_MAX: Final = 1000
-"""High, because every statement of `read_views` is a round trip."""
+"""A high number, because every statement of `read_views` needs a round trip."""
 
 T = TypeVar("T")
 
 
 class PostgresStore(SqlStore):
-    """A log in a database. See `storage.store.Store` for what each method promises."""
+    """A log in a database. See `storage.store.Store` for the contract of each method."""
 
     _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
 
@@ -84,11 +84,11 @@ class PostgresStore(SqlStore):
         self._sessions = SessionFactory(address, self._timeouts, self._check_same_log)
         self._writer = Writer(self._sessions.create, self._name, self._timeouts)
         self._durable_positions: dict[int, int] = {}
-        """Position up to which each lane is known to be on the standbys that commits wait for."""
+        """Position up to which each lane is known to have reached the standbys that commits wait for."""
         self._epoch_checked_s = 0.0
-        """Time of the event loop at the newest check of the epoch, except for checks by commits."""
+        """Event-loop time of the newest epoch check, except for checks by commits."""
         self._erasing_transaction = ""
-        """The transaction of the newest erasure, which must be visible to all sessions before VACUUM."""
+        """Transaction id of the newest erasure, which must be visible to all sessions before VACUUM."""
         self._pool: Any = None
         self._notifies_others = True
         self._notifier: Notifier | None = None
@@ -109,7 +109,7 @@ class PostgresStore(SqlStore):
             try:
                 self._store_transaction = await self._open_log()
             except POSTGRES_ERRORS as error:
-                # No retry if no server listens there: usually the address is wrong.
+                # Do not retry if no server is listening there: usually, the address is wrong.
                 if not is_lost(error) or is_refused(error):
                     raise translate_error(error, self._name) from error
                 await retry_deadline.wait(error)
@@ -157,7 +157,7 @@ class PostgresStore(SqlStore):
             pool.terminate()
 
     def create_sibling(self) -> "PostgresStore":
-        """See `Store`: with separate sessions, as another server has them. It does not wake other servers."""
+        """See `Store`. The sibling has its own sessions, like a separate server. It does not wake other servers."""
         store = PostgresStore(self._address, draw=self._draw, timeouts=self._timeouts)
         store._clock = self._create_clock()
         store._store_transaction = StoreTransaction(self._metadata, store._clock, self._draw)
@@ -185,7 +185,7 @@ class PostgresStore(SqlStore):
         """See `Store`."""
         store_transaction = self._check_open()
         needs = store_transaction.compute_read_set(batch)
-        if not needs.lanes:  # all of it is malformed
+        if not needs.lanes:  # every request is malformed
             return plan_batch(batch, Snapshot(settings=self.settings), 0, validate, self._draw, needs.faults)
 
         result = await self._commit(
@@ -200,18 +200,18 @@ class PostgresStore(SqlStore):
             self._notifier.notify()
 
     async def scrub(self) -> bool:
-        """As `Store` says, in the tables. The operator cleans the write-ahead log, its archive and the backups."""
+        """See `Store`. Covers only the tables; the operator cleans the write-ahead log, its archive and the backups."""
         if await self._read(self._vacuum, limit_ms=VACUUM_MS):
             self._erasing_transaction = ""
             return True
         return False
 
     def free_bytes(self) -> int | None:
-        """As `Store` says: None, because the server does not report it."""
+        """See `Store`. Returns None, because the server does not report free space."""
         return None
 
     async def size_bytes(self) -> int | None:
-        """As `Store` says, for the whole database with all other tables."""
+        """See `Store`. The size is that of the whole database, including all other tables."""
         return int(await self._read(lambda connection: connection.fetchval(SQL["database_size"])))
 
     async def probe(self) -> None:
@@ -220,7 +220,7 @@ class PostgresStore(SqlStore):
         await self._transact(lambda connection: connection.execute(SQL["touch_state"]))
 
     async def confirm_clock(self) -> None:
-        """As `Store` says, for all processes."""
+        """See `Store`. The confirmation applies to all processes."""
 
         async def work(connection: Connection) -> None:
             mark = self._clock.create_mark(await connection.fetchval(SQL["time"]))
@@ -231,7 +231,7 @@ class PostgresStore(SqlStore):
         await self._transact(work)
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """See `Store`. All lanes are locked."""
+        """See `Store`. Locks all lanes."""
         store_transaction = self._check_open()
         epoch = store_transaction.next_epoch = new_epoch()
         lanes = range(self.settings.lanes + 1)
@@ -301,17 +301,18 @@ class PostgresStore(SqlStore):
         return self._store_transaction
 
     async def _poll_session(self, connection: Connection) -> None:
-        """Check now and then, for a process that only reads, that server and epoch are still the same."""
+        """Check regularly, on behalf of a process that only reads, that server and epoch are unchanged."""
         await self._sessions.poll(connection)
         await self._check_epoch(connection)
 
     async def _check_epoch(self, connection: Connection) -> None:
-        """Raise LogReplacedError if another process has renewed the epoch. Commits read it with the heads."""
+        """Raise LogReplacedError if another process has renewed the epoch. Commits check the epoch themselves when they
+        read the heads."""
         self._check_open().check_epoch(await connection.fetchval(SQL["epoch"]))
         self._epoch_checked_s = asyncio.get_running_loop().time()
 
     async def _vacuum(self, connection: Connection) -> bool:
-        """Run VACUUM. Returns False while a transaction can still see erased rows, which VACUUM then keeps."""
+        """Run VACUUM. Returns False while a transaction can still see erased rows, because VACUUM then keeps them."""
         self._erasing_transaction = self._erasing_transaction or await connection.fetchval(SQL["own_transaction"])
         if not await connection.fetchval(SQL["is_behind_all"], self._erasing_transaction):
             return False
@@ -322,7 +323,7 @@ class PostgresStore(SqlStore):
         return True
 
     async def _commit(self, work: Work[BatchResult], lanes: Collection[int]) -> BatchResult:
-        """Run a transaction that decides a batch. Memory follows once it is durable."""
+        """Run a transaction that decides a batch. Updates memory once the transaction is durable."""
         store_transaction = self._check_open()
         result = await self._transact(work, lanes, lambda result: result.sealed.blocks)
         store_transaction.confirm()
@@ -330,7 +331,8 @@ class PostgresStore(SqlStore):
         return result
 
     async def _transact(self, work: Work[T], lanes: Collection[int] = (), get_blocks: GetBlocks[T] = lambda _: ()) -> T:
-        """Run `Writer.transact` to its end even if the caller is cancelled, which would cancel it on the server."""
+        """Run `Writer.transact` to completion even if the caller is cancelled, because cancelling would also cancel it
+        on the server."""
         self._check_open()
 
         return await self._run_shielded(self._writer.transact(lanes, work, get_blocks))
@@ -344,15 +346,16 @@ class PostgresStore(SqlStore):
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: the caller may have been cancelled
+            task.exception()  # marks it as retrieved, because the caller may have been cancelled
 
     async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
-        """Run a read to its end even if the caller is cancelled, which would cancel it on the server."""
+        """Run a read to completion even if the caller is cancelled, because cancelling would also cancel it on the
+        server."""
         self._check_open()
         return await self._run_shielded(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
 
     async def _read_with_retries(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int) -> T:
-        """Run a read on a session of the pool, and retry on another session if that one is lost."""
+        """Run a read on a pooled session, and retry on another one if the session is lost."""
         retry_deadline = RetryDeadline(self._name, self._timeouts.patience_ms)
         while True:
             self._check_open()
@@ -361,7 +364,7 @@ class PostgresStore(SqlStore):
                     # A silent network must not block readers for long.
                     with terminate_after(connection, limit_ms or self._timeouts.transaction_ms):
                         result = await function(connection, *arguments)
-                        # A process that does not follow the log has no other check.
+                        # This is the only check in a process that does not follow the log.
                         if asyncio.get_running_loop().time() - self._epoch_checked_s >= notify.POLL_MS / 1000:
                             await self._check_epoch(connection)
                         await self._check_durable(connection)
@@ -376,11 +379,11 @@ class PostgresStore(SqlStore):
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
 
     async def _check_durable(self, connection: Connection) -> None:
-        """Wait until everything that the session has read is on a standby, if commits wait for standbys.
+        """If commits wait for standbys, wait until everything that the session has read is on a standby.
 
-        The wait of a commit for its standby can be interrupted, for example by the shutdown of a server that was cut
-        off. The commit is then visible to all readers, and may be lost with the server. So records that this process
-        has not acknowledged yet reach readers only after a barrier behind them.
+        A commit's wait for its standby can be cut short, for example when a server that was cut off is shut down. The
+        commit is then visible to all readers, and may be lost with the server. Records that this process has not
+        acknowledged yet therefore reach readers only after a later barrier.
         """
         if not self._sessions.waits_for_standbys:
             return

@@ -1,6 +1,6 @@
-"""A write transaction, on the session of the writer or a borrowed one: load, decide, save.
+"""A write transaction on the writer's session or a borrowed one: load, decide, save.
 
-The caller has locked the lanes, in ascending order. The transaction reads everything from the database, and changes
+The caller has locked the lanes in ascending order. The transaction reads everything from the database, and updates
 memory only after COMMIT has returned (`confirm`).
 """
 
@@ -31,7 +31,7 @@ from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
 from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 _LANE_COLUMN: Final = 8
-"""First column of the lane in a row of the statement `state`."""
+"""Index of the first lane column in a row of the statement `state`."""
 
 
 class TransactionState(msgspec.Struct):
@@ -49,9 +49,9 @@ class TransactionState(msgspec.Struct):
 
 
 def build_begin(lanes: Iterable[int]) -> str:
-    """Return the SQL that begins a transaction and locks lanes in one round trip.
+    """Return the SQL that begins a transaction and locks the lanes, in one round trip.
 
-    The next statement has a newer snapshot, so it sees all commits of earlier holders of the locks.
+    The next statement has a newer snapshot, so it sees all commits of earlier lock holders.
     """
     numbers = ", ".join(str(int(lane)) for lane in sorted(lanes))
     if not numbers:
@@ -60,7 +60,7 @@ def build_begin(lanes: Iterable[int]) -> str:
 
 
 class StoreTransaction:
-    """Write transactions of one log, one at a time."""
+    """Runs write transactions on one log, one at a time."""
 
     def __init__(self, metadata: LogMetadata, clock: DatabaseClock, draw: Draw) -> None:
         self.metadata = metadata
@@ -69,12 +69,12 @@ class StoreTransaction:
         self._expiry_sweep = ExpirySweep()
         self._mark: ClockMark | None = None
         self.next_epoch = ""
-        """Epoch that `renew_epoch` of this store may have committed."""
+        """Epoch that this store's `renew_epoch` may have committed."""
         self.renewed_epoch = ""
-        """Epoch that another process has set; empty if none is known."""
+        """Epoch that another process has set, or "" if none is known."""
 
     def check_epoch(self, epoch: str) -> None:
-        """Raise LogReplacedError if another process has renewed the epoch of the log: `oncelog epoch --renew`."""
+        """Raise LogReplacedError if another process has renewed the log's epoch (`oncelog epoch --renew`)."""
         if epoch in (self.metadata.epoch, self.next_epoch):
             return
         self.renewed_epoch = epoch
@@ -99,7 +99,7 @@ class StoreTransaction:
         read_set: ReadSet | None = None,
         validate: Validate | None = None,
     ) -> BatchResult:
-        """Decide a batch and save the changes. The caller ends the transaction, then calls `confirm`."""
+        """Decide a batch and save its changes. The caller ends the transaction, then calls `confirm`."""
         read_set = read_set or self.compute_read_set(batch)
         self._mark = None
         state = await self.load_state(connection, read_set.lanes)
@@ -145,7 +145,7 @@ class StoreTransaction:
         )
 
     async def load_snapshot(self, connection: Any, read_set: ReadSet, heads: Mapping[int, LaneHead]) -> Snapshot:
-        """Load the entries that a read set names."""
+        """Load the entries that a read set requests."""
         snapshot = Snapshot(settings=self.metadata.settings, heads=heads)
         if read_set.keys:
             snapshot.keys = await self._load_remembered(connection, "keys", read_set.keys)
@@ -155,7 +155,7 @@ class StoreTransaction:
         return snapshot
 
     async def _load_remembered(self, connection: Any, statement: str, wanted: set[Any]) -> dict[Any, Remembered]:
-        """Load the newest record of each wanted key or client sequence. Others may have the same hash."""
+        """Load the newest record of each wanted key or client sequence. Other identities may have the same hash."""
         rows = await connection.fetch(SQL[statement], [self.hash_identity(identity) for identity in wanted])
         found = {}
         for lane, position, sequence, log_time_ms, height, number, fingerprint, erased, *identity in rows:
@@ -165,7 +165,7 @@ class StoreTransaction:
         return found
 
     def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
-        """Return the hash by which records of an identity are found."""
+        """Return the hash by which an identity's records are found."""
         return hash_identity(self.metadata.index_secret, identity)
 
     async def _save(self, connection: Any, result: BatchResult) -> None:
@@ -178,8 +178,8 @@ class StoreTransaction:
             partitions = sorted(
                 (record.lane, name, record.position) for record in records for name in record.partitions
             )
-            # COPY would be faster. But the server does not count a session inside COPY as idle, and so would not end
-            # one that is frozen or cut off; and asyncpg would wait indefinitely if the session is lost.
+            # COPY would be faster. However, the server does not treat a session inside COPY as idle, so it would not
+            # close one that is frozen or cut off, and asyncpg would wait indefinitely if the session were lost.
             await connection.execute(
                 SQL["save"],
                 *side_state_tables.to_columns(
@@ -218,13 +218,13 @@ class StoreTransaction:
 
 
 def declare_alone(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
-    """As `declare_policies`, while no other process declares policies or migrates the log."""
+    """Like `declare_policies`, but locks out other processes that declare policies or migrate the log."""
     yield Statement("alone")
     return (yield from declare_policies(policies))
 
 
 def load_key_status(metadata: LogMetadata, identity: KeyIdentity) -> QuerySteps[KeyStatus]:
-    """As `queries.side_state.load_key_status`. Records of another identity may have the same hash."""
+    """Like `queries.side_state.load_key_status`. Records of other identities may have the same hash."""
     if not all(map(is_storable, identity[:3])):
         return KeyStatus(None, None, LaneHead())
     rows = yield Statement("standing", hash_identity(metadata.index_secret, identity))

@@ -1,8 +1,9 @@
-"""The writer: one transaction at a time. It replaces a lost session, and queries the outcome of its COMMIT.
+"""The writer: runs one transaction at a time, replaces a lost session, and finds out the outcome of its COMMIT.
 
-The writer never cancels a COMMIT. A server that waits for a standby would stop waiting, and show the commit to every
-reader as if a standby had it. The writer closes the socket instead, and reads the outcome on a new session, which the
-locks of the old one delay until the old transaction has ended. No verdict is sent before the outcome is known.
+The writer never cancels a COMMIT. If it did, a server that is waiting for a standby would stop waiting, and show the
+commit to every reader as if a standby had it. Instead, the writer closes the socket and reads the outcome on a new
+session. The old session's locks delay the new one until the old transaction has ended. No verdict is sent before the
+outcome is known.
 """
 
 import asyncio
@@ -40,12 +41,12 @@ STATEMENTS: Final = (
     *(SQL[name] for name in _STATEMENT_NAMES),
     *side_state_tables.STATEMENTS,
 )
-"""Statements that the writer runs while it holds lanes or the lock of declarations. A session keeps them.
+"""Statements that the writer runs while it holds lanes or the lock for declarations. A session keeps them prepared.
 
-asyncpg prepares a statement at its first use, and the server counts the session as busy until the request has ended. A
-process that freezes there inside a transaction is not idle in it, so no limit of the server would release its lanes.
-Therefore a new session prepares them before its first transaction. Statements of rare acts that hold all lanes are left
-out: new quotas, and a new epoch.
+asyncpg prepares a statement on first use, and the server treats the session as busy until that request has finished. A
+process that freezes at that point inside a transaction is not idle, so no server limit would release its lanes. A new
+session therefore prepares all of these statements before its first transaction. Statements of rare acts that hold all
+lanes (new quotas, a new epoch) are left out.
 """
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ GetBlocks = Callable[[T], Sequence[Block]]
 
 
 class Writer:
-    """The session that writes. One transaction at a time; others wait."""
+    """Owns the session that writes. It runs one transaction at a time; other callers wait."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], name: str, timeouts: Timeouts) -> None:
         self._connect = connect
@@ -66,9 +67,9 @@ class Writer:
     async def transact(self, lanes: Iterable[int], work: Work[T], get_blocks: GetBlocks[T]) -> T:
         """Run `work` in a transaction that holds the lanes, and return its result once it is durable.
 
-        `work` may be started again. `get_blocks` returns the blocks that it wrote, which identify its COMMIT. Work that
-        writes no block must have the same effect if it is repeated. Raises StoreUnavailableError if the transaction was
-        not committed, or if its outcome cannot be found out.
+        `work` may run again. `get_blocks` returns the blocks that it wrote, which identify its COMMIT. Work that writes
+        no block must be idempotent. Raises StoreUnavailableError if the transaction was not committed, or if its
+        outcome cannot be determined.
         """
         lanes = sorted(lanes)
         async with self._lock:
@@ -81,7 +82,7 @@ class Writer:
                 except POSTGRES_ERRORS as error:
                     if not (is_lost(error) or is_transient(error)):
                         raise translate_error(error, self._name, RETRY_HINT) from error
-                    # With a result the session was lost at COMMIT, whose outcome is unknown.
+                    # If there is a result, the session was lost at COMMIT, whose outcome is unknown.
                     blocks = get_blocks(result) if result is not None and is_lost(error) else ()
                     if blocks and await self._is_committed(lanes, blocks, retry_deadline, error):
                         return result  # type: ignore[return-value]
@@ -107,12 +108,14 @@ class Writer:
     async def _is_committed(
         self, lanes: Sequence[int], blocks: Sequence[Block], retry_deadline: "RetryDeadline", unknown: BaseException
     ) -> bool:
-        """Return whether the blocks exist. The new session locks the lanes, and so waits for the old transaction."""
+        """Return whether the blocks exist. The new session locks the lanes, and thereby waits for the old
+        transaction."""
         roots = ([block.lane for block in blocks], [block.height for block in blocks], [block.root for block in blocks])
         logger.warning("a session was lost at COMMIT; its outcome is being queried: %s", unknown)
         while True:
             try:
-                # In a transaction that commits: the blocks are reported as durable, which this COMMIT ensures.
+                # Query in a transaction that commits: the caller reports the blocks as durable, and this COMMIT makes
+                # sure they are.
                 async with self._transaction(lanes) as connection:
                     found = await connection.fetchval(SQL["roots"], *roots)
             except POSTGRES_ERRORS as error:
@@ -130,20 +133,21 @@ class Writer:
             with terminate_on_error(connection):
                 for statement in STATEMENTS:
                     with terminate_after(connection, self._timeouts.connect_ms):
-                        # A statement of asyncpg's `prepare` is not found by `execute` and `fetch`.
+                        # `execute` and `fetch` do not find statements that asyncpg's `prepare` created.
                         await connection._get_statement(statement, None)  # noqa: SLF001
             self._connection = connection
         try:
             yield self._connection
         except BaseException as error:
-            # The session is not used again unless the statement is at fault; nor after a cancellation.
+            # Reuse the session only if the statement itself was at fault, and never after a cancellation.
             if not isinstance(error, Exception) or is_lost(error):
                 self.abandon()
             raise
 
     @asynccontextmanager
     async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:
-        """Begin a transaction, lock the lanes, and commit at the end of the block. Any error rolls it back."""
+        """Begin a transaction, lock the lanes, and commit at the end of the block. Any error rolls the transaction
+        back."""
         async with self._session() as connection:
             limit_ms = self._timeouts.transaction_ms
             try:
@@ -175,7 +179,7 @@ class Writer:
 
 
 class RetryDeadline:
-    """Pauses between retries, up to a time limit."""
+    """Waits between retries, up to a time limit."""
 
     def __init__(self, name: str, limit_ms: int, hint: str = "") -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Verifies blocks, records and heads by computing the hash chain of every lane again (docs/reference/proofs.md)."""
+"""Verifies blocks, records and heads by recomputing the hash chain of every lane (docs/reference/proofs.md)."""
 
 import struct
 from collections import defaultdict
@@ -30,7 +30,7 @@ from oncelog.storage.verify.source import LogState, RecordCollector, Verificatio
 
 _REPORT_RECORDS: Final = 1000
 _COLUMN_TYPES: Final = (int, int, int, int, int, str, str, bytes, bytes, str, str, int, str)
-"""Types of the columns before the body in a row of `VerificationSource.iterate_evidence`."""
+"""Types of the columns that precede the body in a row of `VerificationSource.iterate_evidence`."""
 _PARTITIONS_COLUMN: Final = 12
 
 
@@ -43,7 +43,7 @@ class LaneTail(Struct):
     hash: bytes = NO_HASH
     eviction_time_ms: int = 0
     leaps: int = 0
-    """Number of restore records."""
+    """How many restore records the part contains."""
 
 
 class ChainVerifier:
@@ -63,7 +63,7 @@ class ChainVerifier:
         self._exported = {} if exported is None else {mark.lane: mark for mark in exported.lanes}
         self._tails: defaultdict[int, LaneTail] = defaultdict(LaneTail)
         self._lanes_at_export: set[int] = set()
-        """Lanes that have a block of the exported head's height."""
+        """Lanes that have a block at the exported head's height."""
         self._summary = summary
 
     def verify(self) -> Iterator[StepProgress]:
@@ -216,7 +216,7 @@ class ChainVerifier:
     # --- heads
 
     def _check_leaps(self) -> None:
-        """Check that every lane has all leaps: the lost history may have written to each of them."""
+        """Check that every lane has all leaps, because the lost history may have written to any lane."""
         leaps = self._state.leaps
         for lane in range(self._state.settings.lanes + 1) if leaps else ():
             found = self._tails[lane].leaps
@@ -224,7 +224,7 @@ class ChainVerifier:
                 raise InconsistencyError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
 
     def _check_internal(self) -> None:
-        """Check that the index of `oncelog audit` has all audit and restore records."""
+        """Check that the index for `oncelog audit` has all audit and restore records."""
         wanted = self._summary.audit_records + self._summary.restore_records
         [(found,)] = self._source.view.iterate_rows("count_internal")
         if found != wanted:

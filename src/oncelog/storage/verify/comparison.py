@@ -1,7 +1,7 @@
-"""Stored side state, compared with the side state that the records rebuild.
+"""Compares stored side state with the side state that is rebuilt from the records.
 
-The comparison reads both sides in one order. Entries that an erased record may have set or deleted are not checkable.
-They are counted, and never reported as damage.
+The comparison reads both sides in the same order. Entries that an erased record may have set or deleted cannot be
+checked. They are counted, but never reported as damage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,28 +22,28 @@ from oncelog.storage.verify.source import LogState, VerificationSource, pair_row
 
 
 class ComparisonState(Enum):
-    """Outcome of comparing an entry with its rebuilt value, without damage."""
+    """Outcome of comparing an entry with its rebuilt value if it shows no damage."""
 
     SAME = "same"
     ABSENT = "absent"
-    """It expired, was forgotten or was dropped. Its row may exist or not."""
+    """The entry expired, was forgotten or was dropped. Its row may or may not exist."""
     UNKNOWN = "unknown"
-    """Records whose content is not known determine it."""
+    """The entry depends on records whose content is not known."""
 
 
 ComparisonOutcome = ComparisonState | str
-"""A text describes how the stored entry differs."""
+"""A str describes how the stored entry differs."""
 
 
 FINDINGS_MAX: Final = 100
-"""Findings that are reported by name; all are counted."""
+"""How many findings are reported by name. All of them are counted."""
 _KEY_FORMATS: Final = {
     "clients": "client {3!r} of {1} {2!r}",
     "entities": "entity {2!r} of {1!r}",
     "relationships": "relationship {2!r} {3!r} {4!r} of {1!r}",
     "rows": "row {3!r} of table {2!r} of {1!r}",
 }
-"""Formats of findings, by table. Their arguments are the lane and the key of an entry."""
+"""Format strings for findings, by table. Their arguments are an entry's lane and key."""
 
 
 class SideStateComparison:
@@ -69,7 +69,7 @@ class SideStateComparison:
             "rows": self._compare_rows,
         }
         self._horizons = {columns[1]: int(columns[2]) for columns in source.iterate_table(HORIZONS)}
-        """Clock reading of each gateway that has dropped tombstones."""
+        """Tombstone horizon, a clock reading, of each gateway that has dropped tombstones."""
         self._total = 0
         self._findings: list[str] = []
         self._lane: int | None = None
@@ -77,7 +77,7 @@ class SideStateComparison:
         self._unknown_counts = summary.not_checkable = {table.name: 0 for table in self._tables}
 
     def run(self) -> Iterator[StepProgress]:
-        """Compare all tables. Raises InconsistencyError with the entries that differ."""
+        """Compare all tables. Raises InconsistencyError that lists the entries that differ."""
         for table in self._tables:
             yield from self._compare_table(table)
         if self._total:
@@ -169,7 +169,7 @@ class SideStateComparison:
                 return ComparisonState.UNKNOWN
             return f"is missing: the record with sequence {rebuilt} created it"
         if rebuilt is not None and stored > rebuilt and self._scratch.has_unknown(lane, scope, rebuilt):
-            return ComparisonState.UNKNOWN  # one of these may have deleted it, and a later record created it again
+            return ComparisonState.UNKNOWN  # an unknown record may have deleted it, and a later one created it again
         removed = self._scratch.find_deletion(lane, scope, join_key(*parts))
         if stored > removed and self._scratch.is_unknown(lane, scope, stored):
             return ComparisonState.UNKNOWN
@@ -180,11 +180,11 @@ class SideStateComparison:
     # --- rows
 
     def _compare_rows(self, key: RowTuple, stored: Row | None, rebuilt: Row | None) -> ComparisonOutcome:
-        """Compare a row of the Deltas API with the row that the deltas of the log produce.
+        """Compare a Deltas API row with the row that the log's deltas produce.
 
-        Compaction changes rows without a delta: it drops the bodies of deltas, and then tombstones. A row from deltas
-        without a body is not checkable as a whole. But each of its stamps must be that of a delta of the log, and the
-        row must contain every delta that still has a body. A row may exist in a fold only.
+        Compaction changes rows without a delta: it drops the bodies of deltas, and later tombstones. A row produced by
+        deltas without bodies cannot be checked as a whole. However, each of its stamps must belong to a delta in the
+        log, and the row must contain every delta that still has a body. A row may exist only in a fold.
         """
         lane, scope, table, row_id = key
         horizon = self._horizons.get(scope, -1)
@@ -199,7 +199,7 @@ class SideStateComparison:
         if is_horizon_delete(stored.deleted, table, row_id) and stored.deleted[0] <= horizon:
             expected = merge(expected, build_horizon_delete(stored.deleted[0], table, row_id))
             if not stored.exists and not expected.exists and stored.written <= stored.deleted:
-                # Deltas that lost to the horizon leave their stamps, and no body that names their clocks.
+                # Deltas that lost to the horizon leave their stamps, but no body with their clocks.
                 stored = Row(stored.columns, expected.written, stored.deleted)
         if stored == expected:
             return ComparisonState.SAME
@@ -215,7 +215,8 @@ class SideStateComparison:
     def _compare_fold(
         self, lane: int, scope: str, stored: Row | None, fold: tuple[int, FoldedRow], horizon: int
     ) -> ComparisonOutcome | None:
-        """Compare a row with the digest that compaction committed; None if unknown deltas may have changed it since."""
+        """Compare a row with the digest that compaction committed. Returns None if unknown deltas may have changed it
+        since."""
         sequence, fold_digest = fold
         if row_digest(stored) == fold_digest.digest:
             return ComparisonState.ABSENT if stored is None else ComparisonState.SAME
@@ -234,7 +235,7 @@ class SideStateComparison:
         return "is missing"
 
     def _find_foreign_stamp(self, key: RowTuple, stored: Row, expected: Row) -> str | None:
-        """Return the fault of a row with a stamp that no delta of the log has."""
+        """Return a description of the fault if a row has a stamp that no delta in the log has."""
         lane, scope, table, row_id = key
         for stamp in _collect_stamps(stored) - _collect_stamps(expected) - {NEVER}:
             if self._scratch.is_unknown_delta(lane, scope, stamp[2]) or is_horizon_delete(stamp, table, row_id):
@@ -257,7 +258,7 @@ def _describe_difference(stored: Row, expected: Row, *, is_rebuilt: bool) -> str
 
 
 def _find_lost_delta(stored: Row, expected: Row) -> str | None:
-    """Return the fault of a row that lacks a delta whose body the log has."""
+    """Return a description of the fault if a row lacks a delta whose body the log has."""
     for name, (value, stamp) in expected.columns.items():
         if stamp <= stored.deleted:
             continue

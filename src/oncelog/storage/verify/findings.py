@@ -1,4 +1,4 @@
-"""Progress, findings and summary of a verification, and the exported head that a log is compared with."""
+"""Progress, findings and summary of a verification, and the exported head to compare a log with."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from oncelog.errors import CorruptError, OncelogError
 
 HASH_DIGITS: Final = 2 * HASH_BYTES
 _DAMAGE_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, struct.error)
-"""Raised if a stored value cannot be decoded. During a verification all of them mean damage."""
+"""Errors raised if a stored value cannot be decoded. During a verification, all of them mean damage."""
 
 
 class StepProgress(Struct, frozen=True):
@@ -29,7 +29,7 @@ ReportProgress = Callable[[StepProgress], None]
 
 
 class Inconsistency(Struct, frozen=True):
-    """The first inconsistency of a log, at which the verification ends."""
+    """The first inconsistency in a log, at which the verification stops."""
 
     message: str
     lane: int | None = None
@@ -37,14 +37,14 @@ class Inconsistency(Struct, frozen=True):
     findings: tuple[str, ...] = ()
     """Entries of side state that differ from the records, at most `comparison.FINDINGS_MAX`."""
     findings_total: int = 0
-    """Number of all entries that differ."""
+    """Total number of entries that differ."""
 
 
 class VerificationSummary(Struct):
-    """Counts of a verification that found no inconsistency. Its steps fill them in."""
+    """Counts from a verification that found no inconsistency. The verification steps fill them in."""
 
     records: int = 0
-    """With restore records."""
+    """Records, including restore records."""
     lanes: int = 0
     """Lanes that have been written to."""
     blocks: int = 0
@@ -60,14 +60,14 @@ class VerificationSummary(Struct):
     same: dict[str, int] = {}
     """Entries of side state that match the records, by table."""
     not_checkable: dict[str, int] = {}
-    """Entries from records whose content is not known: it was erased or compacted."""
+    """Entries that come from records with unknown content, which was erased or compacted."""
 
 
 Finding = StepProgress | Inconsistency | VerificationSummary
 
 
 class InconsistencyError(CorruptError):
-    """Ends the verification at the first inconsistency."""
+    """Stops the verification at the first inconsistency."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class InconsistencyError(CorruptError):
         findings: tuple[str, ...] = (),
         findings_total: int = 0,
     ) -> None:
-        """Pass `findings` for entries of side state that differ. Each names its lane, so the message does not."""
+        """Pass `findings` for side-state entries that differ. Each includes its lane, so the message does not."""
         place = f"lane {lane}: " if position is None else f"lane {lane}, position {position}: "
         super().__init__(message if lane is None or findings else place + message)
         self.lane = lane
@@ -130,7 +130,7 @@ class VerifyOptions(Struct, frozen=True):
     side_state: bool = True
     """Rebuild entities, relationships and rows from the records, and compare them."""
     temp_dir: str | None = None
-    """Directory of the temporary file; None for `TMPDIR` or the directory of the log."""
+    """Directory for the temporary file. None selects `TMPDIR` or the log's directory."""
 
 
 DEFAULT_OPTIONS: Final = VerifyOptions()

@@ -1,7 +1,7 @@
 """Compares the indexes of partitions, streams and identities with the records, from which they are derived.
 
-Neither side fits into memory, and the two have different orders. So the verification compares checksums, which are sums
-of a keyed hash of each row. It searches for the wrong row only if the sums differ.
+Neither side fits into memory, and they are in different orders. The verification therefore compares checksums, which
+are sums of a keyed hash of each row. It searches for the wrong row only if the sums differ.
 """
 
 import os
@@ -25,14 +25,14 @@ from oncelog.storage.verify.source import LogState, VerificationSource, check_or
 
 REPORT_ROWS: Final = 10_000
 GetLogTime = Callable[[int, int], int]
-"""Returns the log time of the record at a lane and a position; 0 without a record."""
+"""Returns the log time of the record at a lane and position, or 0 if no record exists there."""
 
 
 class RowChecksum(Struct):
-    """A sum over rows that does not depend on their order. Checksums with one secret can be compared."""
+    """A sum over rows that does not depend on their order. Checksums with the same secret can be compared."""
 
     secret: bytes = field(default_factory=partial(os.urandom, 16))
-    """Prevents an attacker from preparing rows with an equal sum."""
+    """Secret that prevents an attacker from preparing rows with an equal sum."""
     total: int = 0
     rows: int = 0
 
@@ -44,7 +44,7 @@ class RowChecksum(Struct):
 
 
 class IndexCollector:
-    """Adds up the rows that the records require in the indexes of partitions and streams."""
+    """Computes checksums of the rows that the records require in the partition and stream indexes."""
 
     def __init__(self) -> None:
         self.partitions = RowChecksum()
@@ -93,7 +93,8 @@ def check_streams(source: VerificationSource, collector: IndexCollector, state: 
 
 
 def _follow_streams(source: VerificationSource, state: LogState, found: RowChecksum) -> Iterator[RowTuple]:
-    """Yield lane, scope, last sequence and last position of each stream in the index. Adds all its rows to `found`."""
+    """Yield the lane, scope, last sequence and last position of each stream in the index. Adds all its rows to
+    `found`."""
     rows = check_order(source.view.iterate_rows("all_stream_records"), 3, "the index of streams")
     for (lane, scope), stream_rows in groupby(rows, itemgetter(0, 1)):
         if lane_of_scope(scope, state.settings.lanes) != lane:
@@ -109,9 +110,9 @@ def _follow_streams(source: VerificationSource, state: LogState, found: RowCheck
 
 
 def _check_newest(source: VerificationSource, ends: Iterator[RowTuple]) -> Iterator[RowTuple]:
-    """Compare the ends of streams with the table of streams. Yields lane, scope and last position of each stream.
+    """Compare the ends of streams with the table of streams. Yields the lane, scope and last position of each stream.
 
-    A stream that was opened and has no record yet is in the table with sequence 0, and has position 0.
+    A stream that was opened but has no record yet is in the table with sequence 0, and is yielded with position 0.
     """
     for (lane, scope), end, stored in pair_rows(ends, source.iterate_sorted(STREAMS), 2):
         sequence, position = end or (0, 0)
@@ -129,9 +130,10 @@ def _check_newest(source: VerificationSource, ends: Iterator[RowTuple]) -> Itera
 
 
 def _compute_next_sequences(sequence: int, position: int, place: int, leaps: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sequences that the record at a place may have, after another one at a position.
+    """Return the sequences that the record at `place` may have if it follows a record at `position`.
 
-    A leap between them leads to its number. A first record has that number, or 1 if its stream was made after the leap.
+    After a leap between the two records, the sequence continues at the leap's number. The first record of a stream has
+    that number, or 1 if the stream was created after the leap.
     """
     passed = [above for above in leaps if position <= above < place - 1]
     if not passed:
@@ -159,7 +161,7 @@ def list_identities(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
 
 
 def check_uniqueness(records: Iterable[Record], state: LogState, get_log_time: GetLogTime) -> None:
-    """Check records that share a hash, in order: an identity may repeat only after the older record was forgotten."""
+    """Check records that share a hash, in order. An identity may repeat only after its older record was forgotten."""
     last: dict[KeyIdentity | SequenceIdentity, Record] = {}
     for after in records:
         for identity in list_identities(after):

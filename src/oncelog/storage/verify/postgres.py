@@ -1,4 +1,4 @@
-"""Verification of a log in a PostgreSQL database: its schema, and the columns by which records are found."""
+"""Verification of a log in a PostgreSQL database: the schema, and the columns by which records are found."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -19,7 +19,7 @@ from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqu
 from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
 SHORT_BODY_BYTES_MAX: Final = 65_536
-"""A longer body is fetched alone, and not in a page with others."""
+"""A longer body is fetched alone rather than in a page with others."""
 HASHES_PAGE_ROWS: Final = 5000
 _POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE, _BODY = 5, 6, 7, 10, 11, 13
 """Columns of the statement `all_evidence`."""
@@ -28,11 +28,11 @@ _POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE, _BODY = 5, 6, 7, 10, 11, 13
 EXPECTED_SCHEMA: Final = msgspec.json.decode(
     (files("oncelog.storage.postgres") / "sql" / "shape.json").read_bytes(), type=dict[str, str]
 )
-"""The definitions that the migrations create, by their names in messages."""
+"""The definitions that the migrations create, by name as shown in messages."""
 
 
 def load_schema(view: LogView) -> dict[str, str]:
-    """Return the definitions of the tables, columns and indexes of a log, and of what else changes their use."""
+    """Return the definitions of a log's tables, columns and indexes, and of any objects that affect how they work."""
     definitions = {}
     for table, column, definition in view.iterate_rows("columns"):
         definitions[f"table {table}"] = ""
@@ -59,7 +59,7 @@ def check_schema(view: LogView) -> None:
 
 
 class DatabaseSource(VerificationSource):
-    """See `VerificationSource` for what each method promises."""
+    """See `VerificationSource` for the contract of each method."""
 
     view: DatabaseView
 
@@ -70,22 +70,22 @@ class DatabaseSource(VerificationSource):
         self._sequences = RowChecksum()
 
     def check_structure(self) -> Iterator[StepProgress]:
-        """As `VerificationSource`. It does not compare indexes with their tables: `pg_amcheck` of PostgreSQL does."""
+        """See `VerificationSource`. Does not compare indexes with their tables, as PostgreSQL's `pg_amcheck` does."""
         check_schema(self.view)
         found = {lane for lane, *_ in self.view.iterate_rows("all_lanes")}
         for lane in range(self.view.metadata.settings.lanes + 1):
-            if lane not in found:  # a writer locks the head of each lane, written to or not
+            if lane not in found:  # writers lock the head of a lane even if it has no records
                 raise InconsistencyError("has no head", lane)
         return iter(())
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """As `VerificationSource`. The digests of long keys are compared."""
+        """See `VerificationSource`. Also compares the digests of long keys."""
         columns = ", ".join(table.columns)
         order = f"ORDER BY lane, {', '.join(table.keys)}"
         if not table.has_long_keys:
             yield from self.view.iterate_pages(f"SELECT {columns} FROM oncelog_{table.name} {order}")  # noqa: S608
             return
-        # Separately, so that the short keys come from their index and are not sorted.
+        # Select them separately, so that the short keys come from their index without sorting.
         both = [
             f"(SELECT {columns}, digest FROM oncelog_{table.name} WHERE digest IS {nullness} {order})"  # noqa: S608
             for nullness in ("NULL", "NOT NULL")
@@ -98,7 +98,7 @@ class DatabaseSource(VerificationSource):
             yield tuple(row)
 
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """As `VerificationSource`. The columns by which a record is found are compared on the way."""
+        """See `VerificationSource`. Also compares the columns by which a record is found."""
         rows = self.view.iterate_pages(SQL["all_evidence"], SHORT_BODY_BYTES_MAX)
         for *columns, body_bytes, key_hash, sequence_hash in rows:
             if body_bytes is not None and body_bytes > SHORT_BODY_BYTES_MAX:
@@ -110,7 +110,7 @@ class DatabaseSource(VerificationSource):
         """Do nothing: `iterate_evidence` has compared the columns."""
 
     def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
-        """As `VerificationSource`."""
+        """See `VerificationSource`."""
         yield from self._check_hash_index("key_hashes", "standing", self._keys, state)
         yield from self._check_hash_index("sequence_hashes", "standing_by_sequence", self._sequences, state)
         summary.keys = self._keys.rows + self._sequences.rows

@@ -1,7 +1,7 @@
 """Rebuilds side state from the records of a log, in a temporary file.
 
-The records are replayed in the order of places, in batches on a `BatchState` as in a commit. So memory holds the
-entries of one batch only.
+The records are replayed in order of place, in batches on a `BatchState` as in a commit, so that only the entries of one
+batch are in memory.
 """
 
 import os
@@ -61,7 +61,8 @@ ORDER BY lane, scope, table_name, row_id
 
 
 class ScratchDatabase:
-    """Rebuilt side state, in an unlinked SQLite file. The file disappears with the process, even after a kill."""
+    """Rebuilt side state in an unlinked SQLite file. The file disappears with the process, even if the process is
+    killed."""
 
     def __init__(self, settings: Settings, temp_dir: str | None, log_directory: str | None) -> None:
         self._settings = settings
@@ -87,7 +88,7 @@ class ScratchDatabase:
     # --- used by the replay, inside `translate_errors`
 
     def load(self, read_set: ReadSet) -> Snapshot:
-        """Return the rebuilt entries that a read set names."""
+        """Return the rebuilt entries that a read set requests."""
         snapshot = Snapshot(settings=self._settings)
         run_query(self._connection, load_tables, read_set, snapshot)
         return snapshot
@@ -97,17 +98,17 @@ class ScratchDatabase:
         save_tables(self._connection, changes, self._settings.lanes, stored)
 
     def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:
-        """Note a record whose effects are not known, with its id if it is a delta."""
+        """Record that a record's effects are not known, with its id if it is a delta."""
         self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?, 0)", (lane, scope, sequence, is_erased))
         if delta_id is not None:
             self._connection.execute("INSERT OR IGNORE INTO unknown_deltas VALUES (?, ?, ?)", (lane, scope, delta_id))
 
     def add_deletions(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
-        """Note the sequences at which entries were deleted."""
+        """Store the sequences at which entries were deleted."""
         self._connection.executemany("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?)", rows)
 
     def add_fold(self, lane: int, fold: Fold) -> None:
-        """Note the digests of a fold record, and the deltas that it stands for."""
+        """Store the digests of a fold record, and the deltas that it replaces."""
         self._connection.executemany(
             "UPDATE unknown SET is_folded = 1 WHERE lane = ? AND scope = ? AND sequence BETWEEN ? AND ?",
             [(lane, fold.scope, first, last) for first, last in fold.deltas],
@@ -121,7 +122,7 @@ class ScratchDatabase:
         )
 
     def remove_fold(self, lane: int, scope: str, table: str, row_id: str) -> None:
-        """Forget the digest of a row that a known delta has changed since."""
+        """Delete the digest of a row that a known delta has changed since."""
         self._connection.execute(
             "DELETE FROM folds WHERE lane = ? AND scope = ? AND table_name = ? AND row_id = ?",
             (lane, scope, table, row_id),
@@ -143,9 +144,9 @@ class ScratchDatabase:
         return self._has_record("sequence > ? AND NOT is_folded", lane, scope, after)
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key.
+        """Return the rebuilt rows of a table: lane, key and values, ordered by lane and key.
 
-        A row that only a fold knows has no values.
+        A row that exists only in a fold has no values.
         """
         keys = ", ".join(("lane", *table.keys))
         columns = ", ".join((keys, *table.values))
@@ -175,7 +176,7 @@ class ScratchDatabase:
         return self._connection.execute(statement, (lane, scope, delta_id)).fetchone() is not None
 
     def find_deletion(self, lane: int, scope: str, name: str) -> int:
-        """Return the sequence at which an entry was last deleted; 0 if no known record deleted it."""
+        """Return the sequence at which an entry was last deleted, or 0 if no known record deleted it."""
         found = self._connection.execute(
             "SELECT sequence FROM removed WHERE lane = ? AND scope = ? AND name = ?", (lane, scope, name)
         ).fetchone()
@@ -188,7 +189,7 @@ class ScratchDatabase:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Report errors of the temporary file as such, and not as damage of the log."""
+    """Report errors of the temporary file as such rather than as damage to the log."""
     try:
         yield
     except sqlite3.Error as error:
@@ -196,9 +197,9 @@ def translate_errors() -> Iterator[None]:
 
 
 def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connection:
-    """Open a new file of mode 0600 and unlink it: no other process can open it, and none has to remove it.
+    """Create a file with mode 0600 and unlink it, so that no other process can open it and nothing has to remove it.
 
-    Without `temp_dir` the directory is `TMPDIR`, that of the log or that of the system.
+    Without `temp_dir`, the file is created in `TMPDIR`, the log's directory or the system's temporary directory.
     """
     directories = [temp_dir] if temp_dir else [os.environ.get("TMPDIR"), log_directory, tempfile.gettempdir()]
     failure: OSError | None = None
@@ -213,7 +214,7 @@ def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connect
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            connection.execute("CREATE TABLE opened (id)")  # SQLite opens the file with its first statement
+            connection.execute("CREATE TABLE opened (id)")  # SQLite opens the file at the first statement
             return connection
         finally:
             Path(path).unlink()
@@ -222,18 +223,18 @@ def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connect
 
 _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 4 * 2**20
-"""Limit for bodies, so that memory does not hold a batch of long ones."""
+"""Maximum bytes of bodies in a batch, so that a batch of long bodies does not fill the memory."""
 
 
 class _PendingRecord(Struct, frozen=True, gc=False):
     record: Record
     submission: Submission
     eviction_time_ms: int
-    """Time of the last eviction in the lane before the record."""
+    """Time of the lane's last eviction before the record."""
 
 
 class SideStateReplay:
-    """Replays records. Without effects it replays the sequences of clients only."""
+    """Replays records. Without effects, it replays only the sequences of clients."""
 
     def __init__(self, state: LogState, scratch: ScratchDatabase, *, with_effects: bool = True) -> None:
         self._state = state
@@ -243,7 +244,7 @@ class SideStateReplay:
         self._pending: list[_PendingRecord] = []
         self._bytes = 0
         self._unknown_scopes: dict[str, bool] = {}
-        """Scopes of the batch, and whether each has a record whose effects are not known."""
+        """Whether a scope has a record whose effects are not known, for the scopes of the batch."""
 
     def add(self, record: Record) -> None:
         """See `RecordCollector`."""
@@ -257,7 +258,7 @@ class SideStateReplay:
             self._evictions_ms[record.lane] = record.log_time_ms
 
     def _add(self, record: Record, policy: Policy) -> None:
-        # A record without its body has the sequence of its client, and no effects.
+        # A record without its body still has its client sequence, but no effects.
         submission = rebuild_submission(record if self._with_effects else replace(record, erased=True), policy)
         eviction_time_ms = self._evictions_ms.get(record.lane, 0)
         self._pending.append(_PendingRecord(record, submission, eviction_time_ms))
@@ -302,7 +303,7 @@ class SideStateReplay:
                 submission = drop_conditions(submission)
         answer = replay_record(record, submission, pending.eviction_time_ms, state)
         if isinstance(answer, Refused) and policy.rows and self._has_unknown(record.lane, record.scope):
-            # The row exceeds a limit because an unknown delta deleted some of its columns.
+            # The rebuilt row exceeds a limit, because an unknown delta deleted some of its columns.
             self._add_unknown(record, policy)
         elif answer is not None:
             raise InconsistencyError(_describe_fault(record, answer), record.lane, record.position)
@@ -322,14 +323,14 @@ class SideStateReplay:
         self._unknown_scopes[record.scope] = True
 
     def _record_deletions(self, record: Record, submission: Submission) -> None:
-        """Note deletions of entries that an earlier unknown record may have set."""
+        """Store deletions of entries that an earlier unknown record may have set."""
         names = [name for name in map(get_deleted_name, submission.operations) if name is not None]
         if names and self._has_unknown(record.lane, record.scope):
             self._scratch.add_deletions([(record.lane, record.scope, name, record.sequence) for name in names])
 
 
 def get_deleted_name(operation: Operation) -> str | None:
-    """Return the name of the deleted entry for `ScratchDatabase.find_deletion`; None if nothing is deleted."""
+    """Return the name of the deleted entry for `ScratchDatabase.find_deletion`, or None if nothing is deleted."""
     match operation:
         case DeleteEntity(key):
             return join_key(key)
@@ -339,7 +340,7 @@ def get_deleted_name(operation: Operation) -> str | None:
 
 
 def join_key(*key: str) -> str:
-    """Return one text for the key of an entity (one part) or of a relationship (three)."""
+    """Join the key of an entity (one part) or of a relationship (three parts) into one text."""
     return "\0".join(key)  # no part contains U+0000
 
 

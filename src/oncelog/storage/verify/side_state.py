@@ -1,4 +1,4 @@
-"""Checks side state that records do not determine: members, leases, consumers, rates, policies."""
+"""Checks the side state that cannot be rebuilt from records: members, leases, consumers, rates, policies."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -45,11 +45,12 @@ _CONTRADICTIONS: Final = (
     ("lease_beyond", "the lease of {1!r} {2!r} {3!r} has fence {4}, and the lane gave out {5} at most"),
     ("usage_below", "the usage of the tenant {1!r} is negative"),
 )
-"""Statements that find an impossible row, each with the message for its columns. The first column is the lane."""
+"""Statements that find an impossible row, each with the message format for its columns. The first column is the
+lane."""
 
 
 def check_side_state(source: VerificationSource, state: LogState) -> Iterator[StepProgress]:
-    """Check that all other side state can be read, is in its lane, and is not beyond its stream or lane."""
+    """Check that the remaining side state can be read, is in the right lane, and is not ahead of its stream or lane."""
     for table in STORED_TABLES:
         yield from _check_table(source, table, state)
     for statement, message in _CONTRADICTIONS:
@@ -79,7 +80,7 @@ def _check_rates(source: VerificationSource) -> None:
 
 
 def _check_horizons(source: VerificationSource, state: LogState) -> None:
-    """Check tombstone horizons: each is just above the clock of a DELETE, which was not far ahead of log time."""
+    """Check tombstone horizons: each must be just above the clock of a DELETE, which was not far ahead of log time."""
     for lane, scope, hlc in source.iterate_table(HORIZONS):
         log_time_ms = state.heads[lane].log_time_ms
         if not 0 < int(hlc) <= HLC_MAX or check_drift(int(hlc) - 1, log_time_ms) is not None:
@@ -100,7 +101,7 @@ def _check_table(source: VerificationSource, table: SideStateTable, state: LogSt
         except (msgspec.MsgspecError, ValueError) as error:
             raise InconsistencyError(f"{where} cannot be read at {row[:width]!r}: {error}", row[0]) from error
         head = state.heads.get(row[0])
-        # The row of a tenant precedes its first write.
+        # A tenant's row exists before its first write.
         is_written = table.name == USAGE_TABLE or (head is not None and head.revision > 0)
         if not is_written or lane_of_scope(table.get_scope(key), state.settings.lanes) != row[0]:
             raise InconsistencyError(f"{where} has {row[:width]!r} in the wrong lane", row[0])

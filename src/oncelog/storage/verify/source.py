@@ -1,4 +1,4 @@
-"""Interfaces of a verification to the database and to collectors of records, and comparisons of sorted tables."""
+"""Interfaces between a verification, its database and its record collectors, and comparisons of sorted tables."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -21,64 +21,65 @@ _NAME_CHARACTERS_MAX: Final = 200
 
 
 class LogState(Struct, frozen=True):
-    """Settings, policies, leaps and heads of a log, with which the checks compare the records."""
+    """A log's settings, policies, leaps and heads, with which the checks compare the records."""
 
     settings: Settings
     policies: Mapping[str, Policy]
     leaps: tuple[int, ...] = ()
     """Numbers above which the log continued after restores."""
     gaps: Mapping[int, LaneGaps] = {}
-    """Numbers that these leaps passed over in each lane."""
+    """Numbers that these leaps skipped in each lane."""
     heads: Mapping[int, LaneHead] = {}
 
 
 class RecordCollector(Protocol):
-    """Collects the contents of records, which a check compares with the tables that are derived from them."""
+    """Collects the contents of records, for a check that compares them with the tables derived from the records."""
 
     def add(self, record: Record) -> None:
-        """Add the next record in the order of places. Its columns have been checked."""
+        """Add the next record in order of place. Its columns have been checked already."""
 
 
 class VerificationSource(ABC):
-    """The log that is verified, with checks that depend on the database: those of its structure and its key index.
+    """The log being verified, with the checks that depend on the database: structure and key index.
 
-    It collects the keys of the records that `iterate_evidence` returns.
+    The source collects the keys of the records that `iterate_evidence` yields.
     """
 
     view: LogView
 
     @abstractmethod
     def check_structure(self) -> Iterator[StepProgress]:
-        """Check files, tables and indexes. Raises InconsistencyError."""
+        """Check the file, tables and indexes. Raises InconsistencyError."""
 
     @abstractmethod
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """Yield the rows of a table of side state: lane, key and values, in the order of lane and key."""
+        """Yield the rows of a side-state table: lane, key and values, ordered by lane and key."""
 
     @abstractmethod
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """Yield all records for `decode_evidence` in the order of places, even if their lane is wrong."""
+        """Yield all records for `decode_evidence` in order of place, even if their lane is wrong."""
 
     @abstractmethod
     def add(self, record: Record) -> None:
-        """As `RecordCollector`."""
+        """See `RecordCollector`."""
 
     @abstractmethod
     def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
-        """Check that each identity is found at its place, and was not stored again while it was remembered."""
+        """Check that each identity is found at its place, and was not stored a second time while it was remembered."""
 
     def get_log_time(self, lane: int, position: int) -> int:
-        """Return the log time of the record at a place; 0 without a record."""
+        """Return the log time of the record at a place, or 0 if no record exists there."""
         row = self.view.fetch_first("log_time_at", lane, position)
         return row[0] if row else 0
 
     def iterate_sorted(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """As `iterate_table`. Raises InconsistencyError for a row that is out of order, which no lookup would find."""
+        """Like `iterate_table`. Raises InconsistencyError for a row that is out of order, because lookups would not
+        find it."""
         return check_order(self.iterate_table(table), 1 + len(table.keys), f"the table oncelog_{table.name}")
 
 
 def check_order(rows: Iterator[RowTuple], width: int, label: str) -> Iterator[RowTuple]:
-    """Yield rows. Raises InconsistencyError unless their keys, of `width` columns, ascend."""
+    """Yield rows. Raises InconsistencyError unless their keys, the first `width` columns, are in ascending order."""
     before: RowTuple | None = None
     for row in rows:
         if before is not None and row[:width] <= before:
@@ -90,9 +91,10 @@ def check_order(rows: Iterator[RowTuple], width: int, label: str) -> Iterator[Ro
 def pair_rows(
     left: Iterator[RowTuple], right: Iterator[RowTuple], width: int
 ) -> Iterator[tuple[RowTuple, RowTuple | None, RowTuple | None]]:
-    """Join two tables in the order of their keys, of `width` columns. Yields each key with the other columns of both.
+    """Join two tables that are ordered by their keys of `width` columns. Yields each key with the other columns of
+    both.
 
-    A table without the key has None.
+    A table that lacks the key yields None instead of columns.
     """
     sides = ((row, 0) for row in left), ((row, 1) for row in right)
     by_key = partial(_get_key, width)
@@ -108,7 +110,7 @@ def _get_key(width: int, row_of_side: tuple[RowTuple, int]) -> RowTuple:
 
 
 def check_definitions(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Raise InconsistencyError with the names of all definitions that are missing, surplus or different."""
+    """Raise InconsistencyError that lists all definitions that are missing, surplus or different."""
     problems = [
         f"the {_format_name(name)} {_describe_problem(name in wanted, name in found)}"
         for name in sorted(wanted.keys() | found.keys())

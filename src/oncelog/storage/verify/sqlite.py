@@ -1,4 +1,4 @@
-"""Verification of a log in an SQLite file: its structure, and the key index, which is compared with the records."""
+"""Verification of a log in an SQLite file: its structure, and its key index, which is compared with the records."""
 
 import heapq
 import sqlite3
@@ -27,7 +27,7 @@ from oncelog.storage.verify.source import LogState, VerificationSource, check_de
 
 
 def check_file(connection: Any) -> None:
-    """Let SQLite check the file, and compare Oncelog's schema with what the migrations create.
+    """Run SQLite's check of the file, and compare Oncelog's schema with what the migrations create.
 
     The schema includes all indexes, triggers and views on Oncelog's tables. `quick_check` does not compare indexes with
     their tables: `check_indexes` does.
@@ -37,9 +37,9 @@ def check_file(connection: Any) -> None:
 
 
 def check_indexes(connection: Any) -> Iterator[StepProgress]:
-    """Let SQLite compare the indexes of Oncelog's tables with the tables: a missing entry hides a row.
+    """Run SQLite's comparison of Oncelog's tables with their indexes, because a missing entry hides a row.
 
-    Other tables belong to an application. Their indexes may need functions that only the application defines.
+    Other tables belong to the application, and their indexes may need functions that only the application defines.
     """
     tables = [name for (name,) in connection.execute(SQL["indexed_tables"])]
     for done, name in enumerate(tables):
@@ -72,7 +72,7 @@ def _load_schema(connection: Any) -> dict[str, str]:
 
 
 def verify_quickly(connection: Any) -> None:
-    """Run SQLite's own check, and verify the newest block of each lane. Raises InconsistencyError."""
+    """Run SQLite's check of the file, and verify the newest block of each lane. Raises InconsistencyError."""
     with translate_damage():
         check_file(connection)
         _check_newest(connection)
@@ -95,7 +95,8 @@ def _check_newest(connection: Any) -> None:
 
 
 class FileSource(VerificationSource):
-    """See `VerificationSource` for what each method promises. Segments and jobs are as the file describes them."""
+    """See `VerificationSource` for the contract of each method. Segments and jobs are taken as the file describes
+    them."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view
@@ -107,7 +108,7 @@ class FileSource(VerificationSource):
         self._lanes = load_lane_index_states(self._connection)
         self._sealed = RowChecksum()
         self._unsealed: list[tuple[int, int]] = []
-        """Keys outside of segments, about as many as a writer keeps in memory."""
+        """Keys outside segments, about as many as a writer keeps in memory."""
 
     def check_structure(self) -> Iterator[StepProgress]:
         """See `VerificationSource`."""
@@ -135,7 +136,7 @@ class FileSource(VerificationSource):
                 self._unsealed.append((key_hash, place))
 
     def check_keys(self, state: LogState, summary: VerificationSummary) -> Iterator[StepProgress]:
-        """See `VerificationSource`. A sealed key is in one segment only."""
+        """See `VerificationSource`. A sealed key must be in exactly one segment."""
         self._check_sealing()
         self._check_listed()
         found = RowChecksum(self._sealed.secret)
@@ -165,7 +166,7 @@ class FileSource(VerificationSource):
         summary.segments = len(self._segments)
 
     def _is_sealed(self, key_hash: int, place: int) -> bool:
-        """Return whether a key must be in a segment. The newest keys are in the records only."""
+        """Return whether a key must be in a segment. The newest keys are only in the records."""
         number, position = decode_place(place)
         lane = self._lanes.get(number)
         if lane is None:
@@ -201,7 +202,7 @@ class FileSource(VerificationSource):
             check_uniqueness(filter(None, found), state, self.get_log_time)
 
     def _check_listed(self) -> None:
-        """Check that all keys are in segments that are listed: lookups read no others."""
+        """Check that all keys are in listed segments, because lookups read no others."""
         listed = {segment.segment for segment in self._segments}
         segment = -(2**63)
         while (segment := self._connection.execute(SQL["next_segment"], (segment,)).fetchone()[0]) is not None:
@@ -209,7 +210,8 @@ class FileSource(VerificationSource):
                 raise InconsistencyError(f"the key index has keys in segment {segment}, which is not listed")
 
     def _iterate_segment(self, segment: Segment, found: RowChecksum) -> Iterator[tuple[int, int, bool]]:
-        """Yield hash and place of each key, and whether it is left over from a merge: lookups do not read it here."""
+        """Yield the hash and place of each key, and whether the key is left over from a merge, so that lookups skip it
+        here."""
         filling = next((job for job in self._jobs.values() if job.target == segment.segment), None)
         draining = next((job for job in self._jobs.values() if segment.segment in job.sources), None)
         where = f"segment {segment.segment} of the key index"
@@ -235,7 +237,7 @@ class FileSource(VerificationSource):
             raise InconsistencyError(f"{where} has {keys} keys, and {segment.keys} in the list of segments")
 
     def _iterate_keys(self, segment: Segment) -> Iterator[tuple[int, int]]:
-        """Yield hash and place of the keys in the runs of a segment."""
+        """Yield the hash and place of each key in the runs of a segment."""
         where = f"segment {segment.segment} of the key index"
         before = -1
         for last, packed in self._connection.execute(SQL["segment_runs"], (segment.segment,)):
@@ -249,7 +251,7 @@ class FileSource(VerificationSource):
             yield from zip(hashes, places, strict=True)
 
     def _raise_difference(self) -> None:
-        """Raise InconsistencyError for the key that is missing, or that points to another record."""
+        """Raise InconsistencyError for the key that is missing or points to a different record."""
         connection = self._connection
         for place, *identity in connection.execute(SQL["all_identities"]):
             for record_hash in self._index.hash_record(*identity):
@@ -269,5 +271,5 @@ class FileSource(VerificationSource):
 
 
 def _decode_text(data: bytes) -> str:
-    """Decode text. Damaged text gets a form that differs from every text of a log."""
+    """Decode text. Damaged text is decoded to a form that differs from every valid text in a log."""
     return data.decode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
-"""Verifies a log completely, in one read transaction and in bounded memory.
+"""Verifies a complete log, in one read transaction and in bounded memory.
 
-An attacker with write access to a log can also compute hashes, so a history that was rewritten or cut off is
-consistent. Only a head that was exported before, and kept elsewhere, reveals the change.
+An attacker with write access to a log can also recompute its hashes, so a rewritten or truncated history is consistent
+in itself. Only a head that was exported earlier and kept elsewhere reveals the change.
 """
 
 import os
@@ -41,12 +41,12 @@ from oncelog.storage.verify.sqlite import FileSource
 def verify_log(
     log: str | os.PathLike[str], head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS
 ) -> Iterator[Finding]:
-    """Verify a log, by the path of its file or the address of its database. The log may be in use.
+    """Verify a log, given by its file path or database address. The log may be in use.
 
-    Yields StepProgress, and at the end VerificationSummary or the first Inconsistency. Until then the write-ahead log
-    of a file cannot be emptied, and PostgreSQL keeps old row versions.
+    Yields StepProgress, and at the end a VerificationSummary or the first Inconsistency. While it runs, a file's
+    write-ahead log cannot be emptied, and PostgreSQL keeps old row versions.
 
-    Raises NotALogError, NewerSchemaError or StoreUnavailableError for a log that cannot be read.
+    Raises NotALogError, NewerSchemaError or StoreUnavailableError if the log cannot be read.
     """
     try:
         with create_inspector(os.fspath(log)).open_view() as view:
@@ -61,9 +61,9 @@ def verify_log(
 def verify(
     view: LogView, head: ExportedHead | None = None, options: VerifyOptions = DEFAULT_OPTIONS
 ) -> Iterator[Finding]:
-    """As `verify_log`, in an open view. Raises InconsistencyError at the first inconsistency.
+    """Like `verify_log`, in an open view. Raises InconsistencyError at the first inconsistency.
 
-    The temporary file is created in the directory of the log unless the options or `TMPDIR` name another one.
+    The temporary file is created in the log's directory unless the options or `TMPDIR` specify a different one.
     """
     with translate_damage():
         if isinstance(view, FileView):
@@ -74,7 +74,7 @@ def verify(
 
 
 def export_head(metadata: LogMetadata, heads: Mapping[int, LaneHead]) -> ExportedHead:
-    """Return the newest hashes of all lanes, to be kept elsewhere."""
+    """Return the newest hashes of all lanes, to be stored elsewhere."""
     lanes = [ExportedLane(lane, head.position, head.height, head.block_hash.hex()) for lane, head in heads.items()]
     return ExportedHead(metadata.epoch, lanes)
 
