@@ -164,7 +164,7 @@ class Followed(Sends):
             if self.deliveries != wanted or sorted(sequences + self._own[chat_id]) != sorted(received):
                 raise ValueError(f"{len(received)} messages to {chat_id} had wrong deliveries: {self.deliveries}")
             if sequences != sorted(sequences):
-                raise ValueError("messages arrived in another order than that of their commits")
+                raise ValueError("messages arrived in a different order than they were committed")
 
 
 class Pairs(Sends):

@@ -89,7 +89,7 @@ def test_edit_function_that_uses_the_client_gets_an_error() -> None:
 def test_edit_function_without_a_return_value_changes_nothing() -> None:
     with blocking_of(NOWHERE) as ann:
         ann.put("products", "1", {"a": 1})
-        with pytest.raises(ClientError, match="return the columns to set, or DELETE"):
+        with pytest.raises(ClientError, match=r"return the columns to set, or oncelog\.client\.deltas\.DELETE"):
             ann.edit("products", "1", lambda _: None)  # type: ignore[arg-type,return-value]
         assert ann.row("products", "1") == {"a": 1}
         assert ann.edit("products", "1", lambda _: DELETE)

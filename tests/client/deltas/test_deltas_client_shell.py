@@ -330,7 +330,7 @@ async def test_edit_function_without_a_return_value_changes_nothing() -> None:
         def forgetful(row: Any) -> Any:
             row["n"] += 1
 
-        with pytest.raises(ClientError, match="return the columns to set, or DELETE"):
+        with pytest.raises(ClientError, match=r"return the columns to set, or oncelog\.client\.deltas\.DELETE"):
             await ann.edit("products", "1", forgetful)
         with pytest.raises(CanonicalError, match="columns must be a mapping"):
             await ann.edit("products", "1", lambda _: [])  # type: ignore[arg-type,return-value]
