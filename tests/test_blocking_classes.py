@@ -57,7 +57,7 @@ class BlockingBook(BlockingObject):
         self._book = book
 
     def wait_returned(self, timeout_s: float | None = None) -> None:
-        """As `Book.wait_returned`.
+        """Like `Book.wait_returned`.
 
         Wait until the book is back.
 
@@ -75,14 +75,14 @@ class BlockingShelf(BlockingResource):
 
     @property
     def size(self) -> int:
-        """As `Shelf.size`.
+        """Like `Shelf.size`.
 
         Number of books.
         """
         return self._shelf.size
 
     def lend(self, title: str, *, days: int = LIMIT) -> BlockingBook:
-        """As `Shelf.lend`.
+        """Like `Shelf.lend`.
 
         Lend a book.
         """
@@ -90,7 +90,7 @@ class BlockingShelf(BlockingResource):
         return BlockingBook(portal.call(self._shelf.lend, title, days=days), portal)
 
     def lent(self) -> list[BlockingBook]:
-        """As `Shelf.lent`.
+        """Like `Shelf.lent`.
 
         Books that are lent.
         """
@@ -98,28 +98,28 @@ class BlockingShelf(BlockingResource):
         return [BlockingBook(book, portal) for book in portal.run(self._shelf.lent)]
 
     def clear(self, *titles: str) -> None:
-        """As `Shelf.clear`.
+        """Like `Shelf.clear`.
 
         Remove books.
         """
         self._portal.run(self._shelf.clear, *titles)
 
     def each(self) -> Iterator[Sequence[Book]]:
-        """As `Shelf.each`.
+        """Like `Shelf.each`.
 
         All books.
         """
         return self._iterate(self._shelf.each())
 
     def count(self) -> int:
-        """As `Shelf.count`.
+        """Like `Shelf.count`.
 
         Number of books now.
         """
         return self._shelf.count()
 
     def close(self) -> None:
-        """As `Shelf.close`.
+        """Like `Shelf.close`.
 
         Close the shelf.
         """

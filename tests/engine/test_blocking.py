@@ -71,7 +71,7 @@ def test_blocking_log_has_every_method_of_the_log_with_the_same_signature() -> N
         if name not in ("follow", "leases", "state"):  # which return a blocking or an asynchronous object
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
-        assert ours.__doc__.startswith(f"As `Log.{name}`")
+        assert ours.__doc__.startswith(f"Like `Log.{name}`")
     assert public(BlockingLeaseManager) == {"recall", "begin", "run", "complete", "release"}
     for name in public(BlockingLeaseManager) - {"run"}:  # whose callback is blocking or asynchronous
         assert inspect.signature(getattr(BlockingLeaseManager, name)) == inspect.signature(

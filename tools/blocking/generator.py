@@ -236,7 +236,7 @@ class ClassWriter:
         return {parameter: f"{function}({parameter})"}
 
     def _quote(self, name: str, text: str) -> str:
-        return quote(f"As `{self._twin.source_name}.{name}`.", text)
+        return quote(f"Like `{self._twin.source_name}.{name}`.", text)
 
     def _adapt_docstring(self, node: Function) -> str:
         text = ast.get_docstring(node) or ""

@@ -106,7 +106,7 @@ Any number of threads may share one; their writes meet in the same group commits
                 base=OBJECT,
                 holds="state_reader",
                 immediate=frozenset({"lane"}),
-                texts={"follow_blocks": ("Close it (`aclosing`).", "Leave the loop with `break`.")},
+                texts={"follow_blocks": ("Close the iterator with `aclosing`.", "Leave the loop with `break`.")},
             ),
             Twin(
                 source="oncelog.engine.log:Log",
@@ -135,7 +135,7 @@ Any number of threads may share one; their writes meet in the same group commits
                     ]
                 ),
                 immediate=frozenset({"audit_cursor"}),
-                texts={"follow": ("until it is closed.", "until the log is closed. Leave the loop with `break`.")},
+                texts={"follow": ("until closed.", "until the log is closed. Leave the loop with `break`.")},
             ),
         ),
         names=("oncelog.engine.blocking_base:wrap_opener", "oncelog.engine.log:open_log"),

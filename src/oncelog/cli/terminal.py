@@ -50,7 +50,7 @@ class CommandGroup(typer.Typer):
         self._interrupts_on_sigterm = interrupts_on_sigterm
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
-        """As `Typer.command`."""
+        """Like `Typer.command`."""
         register = super().command(name, **options)
 
         def register_translated(command: Command) -> Command:
@@ -200,7 +200,7 @@ def find_duration_ms(text: str) -> int | None:
 
 
 def parse_duration_ms(text: str) -> int:
-    """As `find_duration_ms`. Raises OncelogError for another text."""
+    """Like `find_duration_ms`. Raises OncelogError for another text."""
     duration_ms = find_duration_ms(text)
     if duration_ms is None:
         raise OncelogError(f"{text!r} is not a duration: write a number and s, m, h or d")

@@ -1,4 +1,4 @@
-"""The running log: committer, answer cache, tailers, leases, and the `Log` that an application opens."""
+"""The running log: committer, answer cache, tailers, leases, and the `Log` class that applications open."""
 
 import logging
 from typing import Final

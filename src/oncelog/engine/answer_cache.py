@@ -1,7 +1,7 @@
-"""Caches of answers: retries of recent writes and repeated calls get their answers without the store.
+"""Answer caches: retries of recent writes and repeated calls are answered without accessing the store.
 
-An entry is added when its write is durable, never before. A cache serves an entry only while the log certainly
-remembers its key: it compares ages alone, which is stricter than any eviction.
+An entry is added only once its write is durable. A cache serves an entry only while the log certainly remembers its
+key: it considers only the entry's age, which is stricter than any eviction.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ SHRINK_DIVISOR: Final = 64
 ERASURES_POLL_MS: Final = 1000
 """Interval between polls for erasures by other processes, while a cache has entries."""
 _RESULT_OVERHEAD_BYTES: Final = 600
-"""Approximate memory of a result besides its body."""
+"""Approximate memory use of a result without its body."""
 
 
 class Attestation(Struct, frozen=True):
-    """The block of a record, the proof of the record, the salt of its body, and its actor."""
+    """A record's block, inclusion proof, body salt and actor."""
 
     block: Block
     proof: Proof
@@ -40,7 +40,8 @@ class Attestation(Struct, frozen=True):
 
 
 class _CachedBlock(Struct, frozen=True, gc=False):
-    """Block with the data of its proofs, in tuples: unlike lists, the garbage collector stops tracking them."""
+    """A block with the data for its proofs. It uses tuples because the garbage collector stops tracking them, unlike
+    lists."""
 
     block: Block
     tree: MerkleTree
@@ -54,7 +55,7 @@ class _RetentionCache:
     def __init__(self, ttl_ms: int) -> None:
         self._ttl_ms = ttl_ms
         self.log_time_ms = 0
-        """Newest known log time. Forgotten keys stay forgotten when the clock is set back."""
+        """Newest known log time. With it, forgotten keys remain forgotten even if the clock is set back."""
 
     def advance(self, log_time_ms: int) -> None:
         """Record a newer log time."""
@@ -66,9 +67,9 @@ class _RetentionCache:
 
 
 class AnswerCache(_RetentionCache):
-    """Answers by identity, at most `entries_max`. The least recently used answer is dropped first.
+    """Answers by identity, at most `entries_max`. The least recently used answer is evicted first.
 
-    The data of proofs is cached by block. `find_attestation` computes a proof from it.
+    Proof data is cached by block. `find_attestation` builds a proof from it.
     """
 
     def __init__(self, entries_max: int, ttl_ms: int) -> None:
@@ -79,11 +80,11 @@ class AnswerCache(_RetentionCache):
         self._blocks: dict[tuple[int, int], _CachedBlock] = {}
         self._leaves = 0
         self.erasures = 0
-        """Number of erasures in the log, as far as this process knows."""
+        """How many erasures the log has had, as far as this process knows."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cache has nothing that an erasure would have to remove."""
+        """Whether an erasure would have nothing to remove from the cache."""
         return not self.answers and not self._blocks
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
@@ -91,13 +92,13 @@ class AnswerCache(_RetentionCache):
         remembered = self.answers.pop(identity, None)
         if remembered is None or self._is_expired(policy.retention, remembered.receipt, now_ms):
             return None
-        self.answers[identity] = remembered  # at the end: the most recently used
+        self.answers[identity] = remembered  # move it to the end, as the most recently used
         return remembered
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """Return the proof of a record whose block this process committed, unless it was dropped or cleared.
+        """Return the attestation of a record whose block this process committed, if it is still cached.
 
-        With `now_ms`, return None also for a record that is older than the time to live of answers.
+        If `now_ms` is given, also return None for a record that is older than the answers' time to live.
         """
         cached = self._blocks.get((receipt.lane, receipt.height))
         if cached is None or (now_ms is not None and self._is_expired(FOREVER, receipt, now_ms)):
@@ -106,7 +107,7 @@ class AnswerCache(_RetentionCache):
         return Attestation(cached.block, prove_from_tree(cached.tree, index), cached.salts[index], cached.actors[index])
 
     def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
-        """Add an answer whose write is durable."""
+        """Add the answer to a durable write."""
         self.answers.pop(identity, None)
         self.answers[identity] = remembered
         self._shrink()
@@ -116,7 +117,7 @@ class AnswerCache(_RetentionCache):
         for head in result.changes.heads.values():
             self.advance(head.log_time_ms)
         if not self._entries_max or result.erasures < self.erasures:
-            return  # the erasure may have removed what this batch answered
+            return  # the erasure may have removed bodies that this batch answered with
         self.answers.update(result.changes.keys)
         for block, salts, actors in _iterate_blocks(result):
             tree = tuple(map(tuple, result.sealed.trees[block.lane]))
@@ -133,7 +134,8 @@ class AnswerCache(_RetentionCache):
     def _shrink(self) -> None:
         too_many = len(self.answers) - self._entries_max
         if too_many > 0:
-            # Drop more than needed, so that this happens rarely: a dict scans all deleted slots for its oldest entry.
+            # Drop more entries than necessary, so that this happens rarely: finding the oldest entry scans all deleted
+            # slots of the dict.
             for identity in list(islice(self.answers, too_many + self._entries_max // SHRINK_DIVISOR)):
                 del self.answers[identity]
         if self._leaves > self._entries_max:
@@ -159,7 +161,7 @@ def _iterate_blocks(result: BatchResult) -> Iterator[tuple[Block, Sequence[bytes
 
 
 class WorkResult(Struct, frozen=True):
-    """The stored result of work: its receipt and its body."""
+    """The stored result of a piece of work: its receipt and body."""
 
     policy: Policy
     receipt: Receipt
@@ -168,7 +170,7 @@ class WorkResult(Struct, frozen=True):
 
 
 class ResultCache(_RetentionCache):
-    """Results of work, at most `bytes_max` bytes. The least recently used result is dropped first.
+    """Results of work, at most `bytes_max` bytes. The least recently used result is evicted first.
 
     Any thread may call `get`.
     """
@@ -181,7 +183,7 @@ class ResultCache(_RetentionCache):
         self._results: OrderedDict[KeyIdentity, WorkResult] = OrderedDict()
         self._bytes = 0
         self.generation = 0
-        """Incremented by every `clear`. A result that was read before a `clear` must not be added afterwards."""
+        """Incremented by every `clear`, so that a result that was read before a `clear` is not added after it."""
 
     def get(self, policy: Policy, identity: KeyIdentity) -> WorkResult | None:
         """Return the result of an identity, if it is cached and certainly not forgotten."""
@@ -196,7 +198,7 @@ class ResultCache(_RetentionCache):
             return result
 
     def put(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
-        """Add a durable result. `generation` is that of the time before the result was read or written."""
+        """Add a durable result. `generation` is the value from before the result was read or written."""
         size = len(result.body) + _RESULT_OVERHEAD_BYTES
         with self._lock:
             self.advance(result.receipt.log_time_ms)
@@ -221,12 +223,12 @@ class ResultCache(_RetentionCache):
 
 
 class CacheUpdater:
-    """Polls the store for erasures by other processes, and for their log time, and updates the caches of a log."""
+    """Polls the store for other processes' erasures and log time, and updates a log's caches."""
 
     def __init__(
         self, store: Store, answers: AnswerCache, results: ResultCache, drop_buffered: Callable[[], None]
     ) -> None:
-        """`drop_buffered` is called by each `clear`: subscribers must not get erased bodies either."""
+        """Each `clear` calls `drop_buffered`, because subscribers must not receive erased bodies either."""
         self._store = store
         self._answers = answers
         self._results = results
@@ -234,12 +236,12 @@ class CacheUpdater:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to poll the store, because a cache has an entry."""
+        """Start polling the store, because a cache has an entry."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll())
 
     def put_result(self, identity: KeyIdentity, result: WorkResult, generation: int) -> None:
-        """Add a result as `ResultCache.put` does, and start to poll the store."""
+        """Add a result as `ResultCache.put` does, and start polling the store."""
         self._results.put(identity, result, generation)
         self.start()
 
@@ -263,7 +265,7 @@ class CacheUpdater:
                 heads = await self._store.heads()
             except LogReplacedError as error:
                 logger.log(level, "cached answers are dropped: %s", error)
-                level = logging.DEBUG  # a repetition is not a warning
+                level = logging.DEBUG  # only the first is a warning
                 self.clear()
                 continue
             except Exception:  # callers of `submit` get the error

@@ -1,4 +1,4 @@
-"""Audit records of a log (CO-43): a queue of acts that wait for their commit, and pages of recorded acts."""
+"""Audit records of a log (CO-43): a queue of acts to commit, and pages of recorded acts."""
 
 import asyncio
 import re
@@ -20,7 +20,8 @@ from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError,
 from oncelog.storage.clock import Clock
 
 QUEUED_ACTS_MAX: Final = 1000
-"""Maximum number of acts that wait for a commit, such as on a full disk. Further acts go to the process log only."""
+"""Maximum number of acts that wait to be committed, for example while the disk is full. Further acts are only logged by
+the process."""
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
 CLOSE_S: Final = 2.0
@@ -28,11 +29,11 @@ CLOSE_S: Final = 2.0
 SCAN_RECORDS_MAX: Final = 1000
 """Maximum number of audit records that one page reads, including records that do not match."""
 LOG_ACTOR: Final = "system:log"
-"""Actor of acts of the log itself, such as refusing new writes while the disk is full."""
+"""Actor for acts by the log itself, such as refusing new writes while the disk is full."""
 UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
-"""Errors of a transaction with an audit record. Without the record the transaction may succeed."""
+"""Errors of a transaction with an audit record that might succeed without the record."""
 NAMED_TENANTS_MAX: Final = 20
-"""Maximum number of tenants that the record of a quota change names. Its counts include all tenants."""
+"""Maximum number of tenants listed in the record of a quota change. Its counts include all tenants."""
 NAME_CHARACTERS_SHOWN: Final = 64
 _READ_RECORDS: Final = 200
 _CURSOR_CHARACTERS_MAX: Final = 2**20
@@ -41,9 +42,9 @@ _EPOCH: Final = re.compile("[0-9a-f]+")
 
 
 class ActQueue:
-    """Commits acts in the order of their arrival, and retries until each is recorded.
+    """Commits acts in order of arrival, and retries until each is recorded.
 
-    The queue is in memory: if the process ends, a waiting act remains in the server's log output only.
+    The queue is in memory: if the process exits, a waiting act remains only in the server's log output.
     """
 
     def __init__(self, submit: Callable[[Item], Awaitable[Verdict]], clock: Clock, is_full: Callable[[], bool]) -> None:
@@ -51,13 +52,13 @@ class ActQueue:
         self._is_full = is_full
         self._clock = clock
         self.waiting: deque[RecordAct] = deque()
-        """Acts that are not recorded yet."""
+        """Acts that are not yet recorded."""
         self._task: asyncio.Task[None] | None = None
         self._is_started = False
         self._is_closing = False
 
     def put(self, act: RecordAct) -> None:
-        """Record an act soon, with the present time. Does not wait."""
+        """Queue an act with the current time. Does not wait for its commit."""
         if len(self.waiting) >= QUEUED_ACTS_MAX:
             logger.error("%s by %s is not recorded: %d acts are waiting", act.act, act.actor, QUEUED_ACTS_MAX)
             return
@@ -66,13 +67,13 @@ class ActQueue:
             self._ensure_running()
 
     def start(self) -> None:
-        """Start to commit, because the log is open. Earlier acts wait for this call."""
+        """Start committing, because the log is open. Acts that were queued earlier wait for this call."""
         self._is_started = True
         self._ensure_running()
 
     def _ensure_running(self) -> None:
         if self.waiting and self._task is None:
-            with suppress(RuntimeError):  # the event loop of the log has ended
+            with suppress(RuntimeError):  # the log's event loop has been closed
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -103,7 +104,7 @@ class ActQueue:
             self._task = None
 
     async def _try_record(self, act: RecordAct) -> str | None:
-        """Return why an act cannot be recorded now, or None if it was recorded or can never be recorded."""
+        """Return why an act cannot be recorded now, or None if it is recorded or never can be."""
         if self._is_full():
             return "the disk is full"  # a failing commit would fail the other writes of its batch
         try:
@@ -119,9 +120,9 @@ class ActQueue:
 
 
 def describe_quota_change(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str, JsonValue]:
-    """Describe a change of quotas: how many tenants were added, changed and removed, and some of them by name.
+    """Describe a quota change: how many tenants were added, changed and removed, with the names of some.
 
-    `limits` has the old and new value of each limit that changed. A tenant that is absent has no limits, all 0.
+    `limits` has the old and new value of each limit that changed. The limits of an absent tenant are all 0.
     """
     old, new = {tenant.prefix: tenant for tenant in before}, {tenant.prefix: tenant for tenant in after}
     groups = {
@@ -189,17 +190,17 @@ def entry_to_json(entry: AuditEntry) -> dict[str, JsonValue]:
 
 
 class AuditPage(Struct, frozen=True):
-    """Some acts by log time, and the place at which the next page begins."""
+    """A page of acts in log-time order, and where the next page begins."""
 
     entries: list[AuditEntry]
     after: Mapping[int, int]
     """The position in each lane up to which audit records were read."""
     has_more: bool
-    """Whether more records may follow. An empty page can have more, because some records do not match."""
+    """Whether more records may follow. This can be true for an empty page, because some records do not match."""
 
 
 class AuditScan:
-    """Collects the matching acts of several reads into a page."""
+    """Collects matching acts from several reads into a page."""
 
     def __init__(self, after: Mapping[int, int], limit: int, audit_filter: AuditFilter) -> None:
         self.after = dict(after)
@@ -211,7 +212,7 @@ class AuditScan:
 
     @property
     def next_read_count(self) -> int:
-        """Number of records to read next."""
+        """How many records to read next."""
         return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read_count)
 
     def add(self, records: Sequence[Record]) -> AuditPage | None:

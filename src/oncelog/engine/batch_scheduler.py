@@ -1,17 +1,16 @@
-"""Decides when the next group commit begins: at once, or after a short wait for further callers.
+"""Decides when the next group commit begins: immediately, or after a short wait for more callers.
 
 Clients whose writes were answered by one commit tend to submit again together. Without a wait, the first of these
 submissions would form a batch alone, and the others would queue behind it. The scheduler therefore waits until half of
 the callers have returned, while submissions keep arriving. A single submission, or one that arrives much later, commits
-at once: the idle path has no timer.
+immediately: the idle path has no timer.
 
-The items of a transaction share its fixed cost. While the event loop's thread is busy, small batches would cost it
-more time. The scheduler then waits until as many callers have returned as the previous batch had, or until the batch is
-large enough.
+The items of a transaction share its fixed cost, so small batches cost the event loop's thread more time. While that
+thread is busy, the scheduler waits until the batch has as many callers as the previous one, or is large enough.
 
 When one transaction holds the writes of all callers, the thread is idle while the disk syncs. The scheduler then splits
 the callers into two halves (pipelining): while one half is made durable, the other half is answered and submits again.
-The additional transaction pays off on a fast disk only; on a slow disk all callers stay in one batch.
+The additional transaction pays off only on a fast disk; on a slow disk all callers remain in one batch.
 """
 
 import asyncio
@@ -27,19 +26,20 @@ RETURN_WINDOW_S: Final = 0.01
 IDLE_GAP_S: Final = 0.001
 """Idle gap that ends the wait."""
 IDLE_GAP_BUSY_S: Final = 0.002
-"""Idle gap while the thread is busy: callers then arrive at longer intervals."""
+"""Idle gap while the thread is busy, when callers arrive at longer intervals."""
 WAIT_S_MAX: Final = 0.01
 """Maximum wait of a batch."""
 BUSY_CPU_FRACTION: Final = 0.7
-"""The thread counts as busy above this share of CPU time."""
+"""CPU share above which the thread counts as busy."""
 BATCH_ITEMS_TARGET: Final = 64
 """Batch size that spreads the fixed cost of a transaction well enough."""
 PIPELINE_CALLERS_MIN: Final = 2 * BATCH_ITEMS_TARGET
 """Pipelining starts with this many callers, so that each half reaches `BATCH_ITEMS_TARGET`."""
 FAST_COMMIT_RATIO: Final = 3
-"""A commit is fast if the thread's idle time during it is below this multiple of the time for sending the answers.
+"""A commit is fast if the thread is idle during it for less than this multiple of the time it takes to send the
+answers.
 
-A fast commit spends most of its time on writing, so half as many items take about half the time.
+A fast commit spends most of its time writing, so half as many items take about half the time.
 """
 IDLE_FRACTION_MAX: Final = 0.35
 """Pipelining ends when the thread is idle for more than this fraction of a pipelined commit."""
@@ -49,32 +49,33 @@ class BatchScheduler:
     """Schedules the batches of one committer."""
 
     def __init__(self, count_queued: Callable[[], int], has_full_batch: Callable[[], bool]) -> None:
-        """`count_queued` returns the number of queued callers; `has_full_batch` ends the wait of a busy thread."""
+        """`count_queued` returns how many callers are queued. `has_full_batch` ends the wait of a busy thread."""
         self._count_queued = count_queued
         self._has_full_batch = has_full_batch
         self._finished_s = 0.0
         self._expected_callers = 0
-        """Callers that the last batch answered, and callers that were queued at that moment."""
+        """How many callers the last batch answered, plus those that were queued at that moment."""
         self._started_s = self._started_cpu_s = self._reply_s = 0.0
         self._can_pipeline = False
         """Whether the last commit was fast and no submission arrived during it."""
         self._pipelined_batches = 0
-        """Pipelined batches in a row; 0 while all callers are in one batch."""
+        """How many consecutive batches were pipelined; 0 while all callers are in one batch."""
         self._is_leaving_pipeline = False
         """Whether the next batch waits for both halves."""
         self._is_busy = False
         self._finished_cpu_s = math.inf
-        """CPU time of this thread when the last batch ended. Infinite before the first one: the thread is not busy."""
+        """CPU time of this thread when the last batch ended. Infinite before the first one, so that the thread does not
+        count as busy."""
         self.wakeup: asyncio.Future[None] | None = None
-        """Set while `wait` is active: the committer then calls `notify_arrival` for each new submission."""
+        """Set while `wait` is active. The committer then calls `notify_arrival` for each new submission."""
 
     def start_batch(self) -> None:
-        """Measure from here: a batch is about to be committed."""
+        """Start measuring: a batch is about to be committed."""
         self._started_s, self._started_cpu_s = time.perf_counter(), time.thread_time()
         self._reply_s = self._started_s - self._finished_s
 
     def finish_batch(self, callers: int) -> None:
-        """Measure the batch that has just been answered, with this number of callers."""
+        """Finish measuring the batch that has just answered this many callers."""
         now_s, computed_s = time.perf_counter(), time.thread_time()
         committing_s = now_s - self._started_s
         idle_s = committing_s - (computed_s - self._started_cpu_s)
@@ -85,14 +86,14 @@ class BatchScheduler:
         self._can_pipeline = (
             not queued and idle_s < FAST_COMMIT_RATIO * self._reply_s and self._reply_s <= RETURN_WINDOW_S
         )
-        # The first pipelined commit is left out: no answers are sent during it, so the thread is idle.
+        # Ignore the first pipelined commit: no answers are sent during it, so the thread is idle.
         self._is_leaving_pipeline = self._pipelined_batches > 1 and idle_s > IDLE_FRACTION_MAX * committing_s
         self._pipelined_batches = (
             self._pipelined_batches + 1 if self._pipelined_batches and queued and not self._is_leaving_pipeline else 0
         )
 
     def should_pipeline(self, waiting: int) -> bool:
-        """Return whether the next batch should hold only half of the waiting callers."""
+        """Return whether the next batch should include only half of the waiting callers."""
         if (
             waiting < PIPELINE_CALLERS_MIN
             or not self._can_pipeline
@@ -129,11 +130,11 @@ class BatchScheduler:
 
     @property
     def is_within_window(self) -> bool:
-        """Whether the longest wait is not over yet: new submissions may come from callers that do not return."""
+        """Whether the maximum wait has not passed yet. It ends a wait that new callers would otherwise extend."""
         return time.perf_counter() - self._finished_s <= RETURN_WINDOW_S + WAIT_S_MAX
 
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until enough callers have returned, or no further ones arrive."""
+        """Wait until enough callers have returned or no more arrive."""
         queued = 0
         while queued < self._count_queued() and not self._has_enough_callers and self.is_within_window:
             queued = self._count_queued()
@@ -144,7 +145,7 @@ class BatchScheduler:
             finally:
                 self.wakeup = None
                 timer.cancel()
-            # The loop runs timers before it reads sockets: let it read submissions that arrived in the meantime.
+            # The loop runs timers before it reads sockets. Let it read the submissions that arrived in the meantime.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 

@@ -58,19 +58,19 @@ class BlockingLeaseManager(BlockingLeaseManagerBase):
     """Work that is done once, for code without an event loop: the methods of `LeaseManager`."""
 
     def complete(self, lease: HeldLease, body: bytes) -> WorkResult:
-        """As `LeaseManager.complete`.
+        """Like `LeaseManager.complete`.
 
         Commit the result of the work. Raises LeaseLostError if another caller has taken over.
         """
         return self._portal.call(self._lease_manager.complete, lease, body)
 
     def release(self, lease: HeldLease, error: Exception | None = None) -> None:
-        """As `LeaseManager.release`.
+        """Like `LeaseManager.release`.
 
-        End a lease without a result.
+        Release a lease without a result.
 
-        Callers that wait for the work get `error`. Without an error, one of them takes over. The release continues when
-        its caller is cancelled, or after `RELEASE_WAIT_S`.
+        Callers that wait for the work receive `error`. Without an error, one of them takes over. The release continues
+        in the background if its caller is cancelled, or after `RELEASE_WAIT_S`.
         """
         self._portal.call(self._lease_manager.release, lease, error)
 
@@ -83,142 +83,142 @@ class BlockingStateReader(BlockingObject):
         self._state_reader = state_reader
 
     def lane(self, scope: str) -> int:
-        """As `StateReader.lane`.
+        """Like `StateReader.lane`.
 
         Return the lane of the records and blocks of a scope.
         """
         return self._state_reader.lane(scope)
 
     def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
-        """As `StateReader.client`.
+        """Like `StateReader.client`.
 
         Return a client's entry in a scope, or None if it is unknown or evicted. Default policy: the ledger's.
         """
         return self._portal.call(self._state_reader.client, scope, client, policy)
 
     def entity(self, scope: str, key: str) -> Entity | None:
-        """As `StateReader.entity`.
+        """Like `StateReader.entity`.
 
         Return an entity, or None if it does not exist or has expired.
         """
         return self._portal.call(self._state_reader.entity, scope, key)
 
     def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
-        """As `StateReader.entities`.
+        """Like `StateReader.entities`.
 
         Return entities in the order of their keys: keys with a prefix, after a given key.
         """
         return self._portal.call(self._state_reader.entities, scope, prefix=prefix, after=after, limit=limit)
 
     def newest(self, scope: str) -> int:
-        """As `StateReader.newest`.
+        """Like `StateReader.newest`.
 
-        Return the newest sequence of a stream; 0 if it is empty.
+        Return the newest sequence of a stream, or 0 if it is empty.
         """
         return self._portal.call(self._state_reader.newest, scope)
 
     def horizon(self, scope: str) -> int | None:
-        """As `StateReader.horizon`.
+        """Like `StateReader.horizon`.
 
         Return the tombstone horizon of a gateway, as a clock reading, or None if no tombstones were dropped.
         """
         return self._portal.call(self._state_reader.horizon, scope)
 
     def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
-        """As `StateReader.newest_and_horizon`.
+        """Like `StateReader.newest_and_horizon`.
 
         Return the newest sequence and the tombstone horizon of a gateway from one snapshot.
         """
         return self._portal.call(self._state_reader.newest_and_horizon, scope)
 
     def sequence_before(self, scope: str, upto: int, count: int) -> int:
-        """As `StateReader.sequence_before`.
+        """Like `StateReader.sequence_before`.
 
-        Return the sequence `count` records back in a stream, counted from `upto`; 0 if there are fewer.
+        Return the sequence `count` records before `upto` in a stream, or 0 if there are fewer.
         """
         return self._portal.call(self._state_reader.sequence_before, scope, upto, count)
 
     def row(self, scope: str, table: str, row_id: str) -> Row | None:
-        """As `StateReader.row`.
+        """Like `StateReader.row`.
 
         Return a merged row, which may be deleted, or None if it never existed or its tombstone was dropped.
         """
         return self._portal.call(self._state_reader.row, scope, table, row_id)
 
     def rows(self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500) -> RowPage:
-        """As `StateReader.rows`.
+        """Like `StateReader.rows`.
 
         Return merged rows of one table or of all tables, by table and row id, including deleted rows.
         """
         return self._portal.call(self._state_reader.rows, scope, table=table, after=after, limit=limit)
 
     def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
-        """As `StateReader.relationship`.
+        """Like `StateReader.relationship`.
 
         Return the version that created a relationship, or None if it does not exist.
         """
         return self._portal.call(self._state_reader.relationship, scope, resource, relation, subject)
 
     def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """As `StateReader.relationships`.
+        """Like `StateReader.relationships`.
 
         Return a page of relationships, by resource, relation and subject.
         """
         return self._portal.call(self._state_reader.relationships, query)
 
     def find_membership(self, scope: str, member: str) -> Membership | None:
-        """As `StateReader.find_membership`.
+        """Like `StateReader.find_membership`.
 
-        Return the membership of a member in a stream, from one snapshot, or None if it is not a member.
+        Return a member's membership in a stream, from one snapshot, or None if it is not a member.
         """
         return self._portal.call(self._state_reader.find_membership, scope, member)
 
     def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
-        """As `StateReader.members_among`.
+        """Like `StateReader.members_among`.
 
-        Return the pairs of stream and name that are memberships, from one snapshot.
+        Return the given pairs of stream and name that are memberships, from one snapshot.
         """
         return self._portal.call(self._state_reader.members_among, identities)
 
     def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
-        """As `StateReader.members`.
+        """Like `StateReader.members`.
 
-        Return members of a stream by name, each with its role and its acknowledged sequence.
+        Return members of a stream by name, each with its role and acknowledged sequence.
         """
         return self._portal.call(self._state_reader.members, scope, after=after, limit=limit)
 
     def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
-        """As `StateReader.memberships`.
+        """Like `StateReader.memberships`.
 
-        Return the streams of a member whose names have a prefix, by name.
+        Return a member's streams whose names start with a prefix, by name.
         """
         return self._portal.call(self._state_reader.memberships, member, prefix=prefix, after=after, limit=limit)
 
     def record(self, lane: int, position: int) -> Record | None:
-        """As `StateReader.record`.
+        """Like `StateReader.record`.
 
         Return the record at a position of a lane, or None if the position has no record.
         """
         return self._portal.call(self._state_reader.record, lane, position)
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """As `StateReader.find_attestation`.
+        """Like `StateReader.find_attestation`.
 
-        Return the proof of a record if its block is cached in this process.
+        Return the attestation of a record if this process has its block in the cache.
 
-        With `now_ms`, return None also for a record older than `limits.cache_ttl_ms`, as for answers to retries.
+        If `now_ms` is given, also return None for a record older than `limits.cache_ttl_ms`, as for answers to retries.
         """
         return self._portal.run(self._state_reader.find_attestation, receipt, now_ms)
 
     def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS_PER_PAGE) -> list[ScopedBlock]:
-        """As `StateReader.blocks`.
+        """Like `StateReader.blocks`.
 
         Return blocks of the scope's lane above a height, each with the positions of the scope's records in it.
         """
         return self._portal.call(self._state_reader.blocks, scope, after, limit)
 
     def follow_blocks(self, scope: str, after: int = 0) -> Iterator[Sequence[ScopedBlock]]:
-        """As `StateReader.follow_blocks`.
+        """Like `StateReader.follow_blocks`.
 
         Iterate over all blocks above a height and all later ones, each once, in order. Leave the loop with `break`.
         """
@@ -233,7 +233,7 @@ class BlockingLog(BlockingLogBase):
         self._log = log
 
     def close(self) -> None:
-        """As `Log.close`.
+        """Like `Log.close`.
 
         Refuse further calls, commit the accepted writes, end all followers and close the store.
         """
@@ -241,7 +241,7 @@ class BlockingLog(BlockingLogBase):
 
     @property
     def policies(self) -> Mapping[str, Policy]:
-        """As `Log.policies`.
+        """Like `Log.policies`.
 
         All policies of the log, by name.
         """
@@ -249,15 +249,15 @@ class BlockingLog(BlockingLogBase):
 
     @property
     def leases(self) -> BlockingLeaseManager:
-        """As `Log.leases`.
+        """Like `Log.leases`.
 
-        Leases for work that runs once. `oncelog.once`, `Runs` and the middleware use them.
+        Leases for work that runs once, as used by `oncelog.once`, `Runs` and the middleware.
         """
         return BlockingLeaseManager(self._log.leases, self._portal)
 
     @property
     def state(self) -> BlockingStateReader:
-        """As `Log.state`.
+        """Like `Log.state`.
 
         State derived from the records: clients, entities, rows, relationships, members and blocks.
         """
@@ -269,28 +269,28 @@ class BlockingLog(BlockingLogBase):
 
     @property
     def read_only(self) -> str:
-        """As `Log.read_only`.
+        """Like `Log.read_only`.
 
-        Why this process refuses new writes; empty if it accepts them.
+        Why this process refuses new writes, or an empty string if it accepts them.
         """
         return self._log.read_only
 
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
-        """As `Log.set_read_only`.
+        """Like `Log.set_read_only`.
 
         Make this process refuse or accept new writes. A read-only log still answers reads and retries.
         """
         self._portal.run(self._log.set_read_only, is_read_only, actor)
 
     def record(self, act: RecordAct) -> None:
-        """As `Log.record`.
+        """Like `Log.record`.
 
-        Add an audit record of an act outside the log. The record waits in memory while the log is not writable.
+        Add an audit record for an act outside the log. The record waits in memory while the log is not writable.
         """
         self._portal.run(self._log.record, act)
 
     def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
-        """As `Log.set_tenants`.
+        """Like `Log.set_tenants`.
 
         Replace the quotas of the log for all processes. Return False if the log already has these quotas.
 
@@ -299,7 +299,7 @@ class BlockingLog(BlockingLogBase):
         return self._portal.call(self._log.set_tenants, tenants, actor)
 
     def submit(self, item: Item) -> Verdict:
-        """As `Log.submit`.
+        """Like `Log.submit`.
 
         Submit a write and return its verdict once it is durable: Committed, Replayed or Refused.
 
@@ -311,7 +311,7 @@ class BlockingLog(BlockingLogBase):
     def submit_many(
         self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
     ) -> list[Verdict]:
-        """As `Log.submit_many`.
+        """Like `Log.submit_many`.
 
         Submit several writes and return their verdicts in order. `mode` sets how a refusal affects the other items.
 
@@ -330,7 +330,7 @@ class BlockingLog(BlockingLogBase):
         stream: str | None = None,
         actor: str = APPLICATION_ACTOR,
     ) -> int:
-        """As `Log.erase`.
+        """Like `Log.erase`.
 
         Erase the record bodies of an identity, a partition or a stream. Return the number of erased bodies.
 
@@ -361,7 +361,7 @@ class BlockingLog(BlockingLogBase):
         rows_max: int = 2**53,
         actor: str = APPLICATION_ACTOR,
     ) -> Compacted:
-        """As `Log.compact`.
+        """Like `Log.compact`.
 
         Drop a stream's delta bodies up to a sequence, or all but the newest `keep`; then drop old tombstones.
 
@@ -385,7 +385,7 @@ class BlockingLog(BlockingLogBase):
     def commit_cursor(
         self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
-        """As `Log.commit_cursor`.
+        """Like `Log.commit_cursor`.
 
         Store a consumer's cursor in the log. None removes it.
 
@@ -394,7 +394,7 @@ class BlockingLog(BlockingLogBase):
         return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)
 
     def confirm_clock(self) -> None:
-        """As `Log.confirm_clock`.
+        """Like `Log.confirm_clock`.
 
         Accept the current wall-clock time after a clock jump has stopped new writes.
         """
@@ -402,14 +402,14 @@ class BlockingLog(BlockingLogBase):
 
     @property
     def epoch(self) -> str:
-        """As `Log.epoch`.
+        """Like `Log.epoch`.
 
         Name of the history that cursors belong to. Restoring a backup starts a new epoch.
         """
         return self._log.epoch
 
     def previous_epochs(self) -> tuple[str, ...]:
-        """As `Log.previous_epochs`.
+        """Like `Log.previous_epochs`.
 
         Return the epochs that restores have ended. The history of the log continues from each of them.
         """
@@ -417,15 +417,15 @@ class BlockingLog(BlockingLogBase):
 
     @property
     def settings(self) -> Settings:
-        """As `Log.settings`.
+        """Like `Log.settings`.
 
-        Settings with which the log was created.
+        The settings with which the log was created.
         """
         return self._log.settings
 
     @property
     def limits(self) -> Limits:
-        """As `Log.limits`.
+        """Like `Log.limits`.
 
         Limits of the log in this process.
         """
@@ -442,11 +442,11 @@ class BlockingLog(BlockingLogBase):
         upto: int | None = None,
         limit: int = 500,
     ) -> Reading:
-        """As `Log.read`.
+        """Like `Log.read`.
 
-        Read a page of records after a cursor: of one or several partitions, of a stream, or of a lane.
+        Read a page of records after a cursor, from one or more partitions, a stream, or a lane.
 
-        Raises HistoryChangedError for a cursor of a different epoch, and for a cursor ahead of the log.
+        Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         return self._portal.call(
             self._log.read,
@@ -469,13 +469,13 @@ class BlockingLog(BlockingLogBase):
         after: int | Cursor | str = 0,
         consumer: str | None = None,
     ) -> Iterator[Record]:
-        """As `Log.follow`.
+        """Like `Log.follow`.
 
         Iterate over all records after a cursor, and over later records as they are committed, until the log is closed.
         Leave the loop with `break`.
 
-        Each record is returned once and in order. With `consumer`, the iterator starts at the stored cursor of that
-        consumer (`commit_cursor`).
+        Each record is returned once and in order. With `consumer`, the iterator starts at that consumer's stored cursor
+        (`commit_cursor`).
         """
         return self._iterate(
             self._portal.run(
@@ -492,7 +492,7 @@ class BlockingLog(BlockingLogBase):
     def lookup(
         self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str | None = None, client: str = ""
     ) -> Outcome:
-        """As `Log.lookup`.
+        """Like `Log.lookup`.
 
         Return the status of an identity and the reason for it.
 
@@ -503,54 +503,55 @@ class BlockingLog(BlockingLogBase):
         return self._portal.call(self._log.lookup, key, policy=policy, scope=scope, client=client)
 
     def prove(self, receipt: Receipt) -> Proven:
-        """As `Log.prove`.
+        """Like `Log.prove`.
 
-        Return the proof that a record is in the chain of blocks. Raises LookupError for a receipt of another log.
+        Return the proof that a record is in the chain of blocks. Raises LookupError for a receipt from a different
+        log.
         """
         return self._portal.call(self._log.prove, receipt)
 
     def heads(self) -> Mapping[int, LaneHead]:
-        """As `Log.heads`.
+        """Like `Log.heads`.
 
         Return the head of each lane.
         """
         return self._portal.call(self._log.heads)
 
     def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
-        """As `Log.cursor_of`.
+        """Like `Log.cursor_of`.
 
-        Return the stored cursor of a consumer, or None for an unknown consumer.
+        Return a consumer's stored cursor, or None for an unknown consumer.
         """
         return self._portal.call(self._log.cursor_of, consumer, stream)
 
     def consumers(self) -> list[Consumer]:
-        """As `Log.consumers`.
+        """Like `Log.consumers`.
 
         Return all named consumers, each with its cursor and lag.
         """
         return self._portal.call(self._log.consumers)
 
     def usage(self) -> list[tuple[Tenant, Usage]]:
-        """As `Log.usage`.
+        """Like `Log.usage`.
 
-        Return the tenants that have quotas, and the usage of each.
+        Return the tenants that have quotas, each with its usage.
         """
         return self._portal.call(self._log.usage)
 
     def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
-        """As `Log.audit`.
+        """Like `Log.audit`.
 
-        Return a page of the recorded acts of all lanes, by log time.
+        Return a page of the recorded acts in all lanes, by log time.
 
-        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for another text, and
-        HistoryChangedError for a cursor of a different epoch.
+        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other text, and
+        HistoryChangedError for a cursor from a different epoch.
         """
         return self._portal.call(self._log.audit, after, limit, wanted)
 
     def audit_cursor(self, page: AuditPage) -> str:
-        """As `Log.audit_cursor`.
+        """Like `Log.audit_cursor`.
 
-        Return the cursor after which the next page begins.
+        Return the cursor from which the next page continues.
         """
         return self._log.audit_cursor(page)
 

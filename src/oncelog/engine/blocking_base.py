@@ -1,6 +1,6 @@
-"""Bases of the blocking log and lease manager, for methods that cannot be generated.
+"""Base classes of the blocking log and lease manager, with the methods that cannot be generated.
 
-Closing the blocking log ends the iterators of its followers, and work runs in the caller's thread.
+Closing the blocking log ends its followers' iterators. Work runs in the caller's thread.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -49,13 +49,13 @@ class BlockingLeaseManagerBase(BlockingObject):
         self._lease_manager = lease_manager
 
     def recall(self, work: Work) -> WorkResult | None:
-        """As `LeaseManager.recall`, in the caller's thread."""
-        if self._portal.is_forked:  # a thread of the parent process may have held the lock of the cache
+        """Like `LeaseManager.recall`, but runs in the caller's thread."""
+        if self._portal.is_forked:  # a thread of the parent process may have held the cache's lock
             raise _build_closed_error()
         return self._lease_manager.recall(work)
 
     def begin(self, work: Work) -> WorkResult | HeldLease:
-        """As `LeaseManager.begin`. The active keys of the caller's thread are active in the event loop, too."""
+        """Like `LeaseManager.begin`. The active keys of the caller's thread are also active in the event loop."""
         results: list[WorkResult | HeldLease] = []
         active = active_keys.get()
 
@@ -72,7 +72,7 @@ class BlockingLeaseManagerBase(BlockingObject):
             raise
 
     def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[WorkResult, T]:
-        """As `LeaseManager.run`. `call` runs in the caller's thread."""
+        """Like `LeaseManager.run`, but `call` runs in the caller's thread."""
         try:
             with mark_active(lease):
                 body, value = call()
@@ -83,7 +83,7 @@ class BlockingLeaseManagerBase(BlockingObject):
 
 
 def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callable[P, B]:
-    """Return a function with the parameters of `open_log` that returns `build(log)`."""
+    """Return a function that takes the parameters of `open_log` and returns `build(log)`."""
 
     @wraps(open_log)
     def open_blocking(*args: P.args, **kwargs: P.kwargs) -> B:

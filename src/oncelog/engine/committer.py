@@ -1,9 +1,9 @@
 """The committer: forms batches (group commit), commits each to the store, and answers the submissions.
 
 While one transaction is being made durable, submissions queue for the next batch (`_form_batch`). A single submission
-commits at once. Equal submissions in flight share one outcome. When the queue is full, the committer refuses new writes
-as busy and still answers retries of known writes. If a batch fails because of one of its submissions, the committer
-bisects it until that submission fails alone. It refuses a write that the store cannot hold permanently.
+commits immediately. Equal submissions in flight share one outcome. When the queue is full, the committer refuses new
+writes as busy and still answers retries of known writes. If a batch fails because of one of its submissions, the
+committer bisects it until that submission fails alone. It refuses a write that the store cannot hold permanently.
 """
 
 import asyncio
@@ -62,9 +62,9 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class VerdictSink(Protocol[T_contra]):
-    """Receives the outcome of a submission: a future, or an object of a server.
+    """Receives the outcome of a submission. Implemented by futures and by the server.
 
-    No method may raise, because the committer has no caller to pass the error to.
+    No method may raise, because the committer cannot pass the error to any caller.
     """
 
     def done(self) -> bool:
@@ -74,7 +74,7 @@ class VerdictSink(Protocol[T_contra]):
         """Receive the verdict, which is durable."""
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Receive the error after which the outcome is unknown."""
+        """Receive an error. The outcome is unknown."""
 
 
 ItemSink = VerdictSink[Verdict]
@@ -87,24 +87,24 @@ class _QueueEntry(Struct, eq=False, gc=False):
     request: Item | Request
     """A single item, or a request of several items."""
     sink: VerdictSink[Any]
-    """An `ItemSink` for a single item, else a `RequestSink`."""
+    """An `ItemSink` for a single item, otherwise a `RequestSink`."""
     bytes: int
     identity: KeyIdentity | None = None
-    """Identity of a single submission, which equal submissions may join."""
+    """Identity of a single submission, by which equal submissions can join it."""
     joined_sinks: list[ItemSink] | None = None
     is_known_only: bool = False
-    """Whether the queue was full when it arrived: it is answered if it is known, and refused as busy otherwise."""
+    """Whether the queue was full when it arrived. If so, it is answered if known, and otherwise refused as busy."""
     is_settled: bool = False
-    """Whether its sinks have the outcome."""
+    """Whether its sinks have received the outcome."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The items, one or several."""
+        """The submitted items."""
         return self.request.items if isinstance(self.request, Request) else (self.request,)
 
 
 class _EntryQueue:
-    """Submissions that wait for a batch. `items` and `bytes` include submissions in flight, until they are settled."""
+    """Submissions that wait for a batch. `items` and `bytes` include submissions in flight until they are settled."""
 
     __slots__ = ("bytes", "entries", "items")
 
@@ -118,7 +118,7 @@ class _EntryQueue:
 
 
 class Committer:
-    """The committer of a log in one process. It runs on the event loop; only the store uses other threads."""
+    """A log's committer in one process. It runs on the event loop; only the store uses other threads."""
 
     def __init__(
         self,
@@ -151,15 +151,15 @@ class Committer:
         self._batch_bytes_target = min(limits.batch_bytes_max, limits.queue_bytes_max) // 2
         self._scheduler = BatchScheduler(self._queue.__len__, self._has_full_batch)
         self._failed_batches = 0
-        """Failed batches in a row. The committer logs the first failure and the end of the row."""
+        """How many batches have failed in a row. The committer logs the first failure and the recovery."""
         self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
         self.on_batch: Callable[[int, float], None] | None = None
-        """Called after every group commit with its number of items and its duration in seconds."""
+        """Called after every group commit with its item count and its duration in seconds."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a future of the log's event loop for use as a sink."""
+        """Create a future on the log's event loop, for use as a sink."""
         return (self._loop or self._get_loop()).create_future()
 
     @overload
@@ -169,15 +169,15 @@ class Committer:
     def submit(self, item: Item, sink: ItemSink) -> Verdict | None: ...
 
     def submit(self, item: Item, sink: ItemSink | None = None) -> Verdict | asyncio.Future[Verdict] | None:
-        """Return the verdict of an item if it is known now; else the sink gets it when it is durable.
+        """Return the verdict of an item if it is already known. Otherwise the sink receives it once it is durable.
 
-        Without a sink, an item that must wait gets a new future. Retries need none: they are the fastest path.
+        Without a sink, a future is created for an item that must wait. Retries, the fastest path, need none.
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
         identity, size = None, 0
         if isinstance(item, Submission):
-            # `count_payload_bytes` inlined for the usual write: this runs for every submission.
+            # `count_payload_bytes` is inlined for common writes, because this runs for every submission.
             size = count_payload_bytes(item) if item.operations or item.delta is not None else len(item.body)
             if size > self._body_bytes_max:
                 return self._refuse_too_large(size)
@@ -198,7 +198,7 @@ class Committer:
         return self._enqueue(_QueueEntry(item, sink, size, identity)) or future
 
     def _enqueue(self, entry: _QueueEntry, items: int = 1) -> Refused | None:
-        """Add an entry to the queue, or to the known-only queue if that is full. Refuse it if both are full.
+        """Add an entry to the queue, or to the known-only queue if the queue is full. Refuse it if both are full.
 
         Known-only entries are answered if `plan` knows them, and refused as busy otherwise.
         """
@@ -217,7 +217,7 @@ class Committer:
         queue.bytes += entry.bytes
         queue.entries.append(entry)
         if self._drain_task is None:
-            # The task starts in the next iteration of the loop: submissions of this iteration join its first batch.
+            # The task starts in the next iteration of the loop, so submissions of this iteration join its first batch.
             self._drain_task = self._get_loop().create_task(self._drain())
         elif self._scheduler.wakeup is not None:
             self._scheduler.notify_arrival()
@@ -225,7 +225,7 @@ class Committer:
 
     def _answer_from_cache(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
         """Return the cached answer of a retry, or None if the store must decide."""
-        # A caller that is not a member must not learn that the id is known, and a malformed item is refused first.
+        # A caller that is not a member must not learn that the id is known, and a malformed item must be refused first.
         if item.policy.members_only or check_item(item) is not None:
             return None
         remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
@@ -248,7 +248,8 @@ class Committer:
         in_flight.joined_sinks.append(sink)
 
     def submit_request(self, request: Request, sink: RequestSink) -> list[Verdict] | None:
-        """Return the verdicts of a request if they are known now; else the sink gets them when they are durable."""
+        """Return the verdicts of a request if they are already known. Otherwise the sink receives them once they are
+        durable."""
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not request.items:
@@ -277,7 +278,7 @@ class Committer:
         return None
 
     def _answer_all_from_cache(self, request: Request) -> list[Verdict] | None:
-        """Return the answers of a request, or None unless all are cached."""
+        """Return the answers to a request, or None unless all are cached."""
         if request.mode is not Mode.EACH:
             return None
         answers: list[Verdict] = []
@@ -291,7 +292,7 @@ class Committer:
         return answers
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
-        """Return the cached answers of keys, or None unless all are cached and may be shown to any caller."""
+        """Return the cached answers for keys, or None unless all are cached and any caller may see them."""
         if self._is_closing or policy.members_only or policy.client_sequence:
             return None
         now_ms = self._clock.wall_ms()
@@ -306,7 +307,7 @@ class Committer:
 
     @property
     def queue_length(self) -> int:
-        """Number of writes that are not settled."""
+        """Number of writes that are not yet settled."""
         return self._queue.items
 
     async def close(self) -> None:
@@ -327,7 +328,7 @@ class Committer:
 
     def _has_room(self, queue: _EntryQueue, size: int, items: int) -> bool:
         if not queue.items:
-            return True  # `_check_request_size` has checked the limits of a single request
+            return True  # `_check_request_size` has checked a single request
         return queue.items + items <= self._items_max and queue.bytes + size <= self._bytes_max
 
     def _refuse_busy(self) -> Refused:
@@ -364,7 +365,7 @@ class Committer:
                     self._batch = self._form_batch(self._known_only_queue)
                     await self._commit(self._batch)
         except BaseException:
-            # No other task will commit: settle all submissions, so that no caller waits forever.
+            # No other task will commit them, so settle all submissions: no caller may wait forever.
             waiting = [*self._batch, *self._queue.entries, *self._known_only_queue.entries]
             self._queue.entries.clear()
             self._known_only_queue.entries.clear()
@@ -376,11 +377,11 @@ class Committer:
             self._batch = []
 
     def _has_full_batch(self) -> bool:
-        """Return whether the queue holds a large enough batch, or is close to its limits."""
+        """Return whether the queue has enough for a large batch, or is close to its limits."""
         return self._queue.items >= self._batch_items_target or self._queue.bytes >= self._batch_bytes_target
 
     def _form_batch(self, queue: _EntryQueue) -> list[_QueueEntry]:
-        """Remove the next batch from a queue in the order of arrival: all entries, or as many as the limits allow."""
+        """Remove the next batch from a queue in order of arrival: all entries, or as many as the limits allow."""
         limits, entries = self._limits, queue.entries
         batch: list[_QueueEntry] = []
         if queue.items <= limits.batch_items_max and queue.bytes <= limits.batch_bytes_max:
@@ -425,7 +426,7 @@ class Committer:
                 await self._commit(batch[:middle], clock_error)
                 await self._commit(batch[middle:], clock_error)
             elif isinstance(error, UnstorableError):
-                # Leave out the details of the cause, which quote the rejected row.
+                # Omit the details of the cause, which quote the rejected row.
                 reason = str(error.__cause__ or "").partition("\n")[0]
                 logger.warning("a request cannot be stored: %s: %s", error, reason)
                 await self._commit_bisected(batch[0], requests[0], refusal)
@@ -443,7 +444,7 @@ class Committer:
             self._notify_subscribers(result)
 
     def _get_refusal(self, clock_error: ClockJumpedError | None) -> Refused | None:
-        """Return the verdict of new writes while the log refuses them: after a clock jump, or while it is read-only."""
+        """Return the verdict for new writes while the log refuses them, after a clock jump or while it is read-only."""
         if clock_error is not None:
             return Refused(Reason.BUSY, str(clock_error), retry_after_ms=RETRY_AFTER_MS_MIN)
         read_only_message = self._write_gate.refresh_message()
@@ -470,7 +471,7 @@ class Committer:
     async def _bisect_request(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
         """Bisect a request around items that the store cannot hold, and return the verdicts.
 
-        In the mode UNTIL_REFUSED the verdicts may end after the first refusal.
+        In mode UNTIL_REFUSED the verdicts may stop after the first refusal.
         """
         items = request.items
         if not is_known_bad:
@@ -491,7 +492,8 @@ class Committer:
         verdicts = verdicts + await self._bisect_request(replace(request, items=items[middle:]), is_known_bad=False)
         refusals = [verdict for verdict in verdicts if isinstance(verdict, Refused) and verdict.reason in LIMIT_REASONS]
         if request.is_admitted_whole and 0 < len(refusals) < len(verdicts):
-            # One half was committed before the other met a limit. A retry finds it, and is admitted as a whole.
+            # One half was committed before the other reached a limit. A retry finds that half and is admitted as a
+            # whole.
             raise StoreUnavailableError("a limit was reached while the request was being bisected; submit it again")
         return verdicts
 
@@ -512,10 +514,10 @@ class Committer:
         *,
         is_cacheable: bool = False,
     ) -> None:
-        """Send the verdicts of a batch to its sinks, and free the places of its entries in the queue.
+        """Send the verdicts of a batch to its sinks and release its space in the queue.
 
-        `refusal` replaces the verdict NOT_KNOWN, and for single items `clock_error` does. Without both, a known-only
-        entry arrived while the queue was full, and is refused as busy.
+        `refusal` replaces the verdict NOT_KNOWN; for single items, `clock_error` does. Without either, a known-only
+        entry arrived while the queue was full and is refused as busy.
         """
         remaining = iter(verdicts)
         for entry in batch:
@@ -542,7 +544,7 @@ class Committer:
         return (refusal or self._refuse_busy()) if _is_not_known(verdict) else verdict
 
     def _cache_answer(self, entry: _QueueEntry, verdict: Replayed) -> None:
-        """Cache an answer from the store for the next retry."""
+        """Cache an answer that came from the store for the next retry."""
         item = entry.request
         if entry.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
@@ -565,7 +567,7 @@ class Committer:
 
 
 def _send(sink: VerdictSink[T], outcome: T) -> None:
-    """Pass an outcome to a sink. A sink that raises must not affect the others."""
+    """Pass an outcome to a sink. A sink that raises does not affect the others."""
     try:
         if not sink.done():
             sink.set_result(outcome)
@@ -588,7 +590,7 @@ def _check_item(item: object) -> None:
 
 
 def count_payload_bytes(submission: Submission) -> int:
-    """Return the bytes of the body, values and columns of a submission, without names and keys."""
+    """Return the size of a submission's body, values and columns, without names and keys."""
     size = len(submission.body)
     for operation in submission.operations:
         if isinstance(operation, SetEntity):
@@ -614,7 +616,7 @@ def _can_be_known_only(entry: _QueueEntry) -> bool:
 
 
 def _to_known_only(request: Item | Request) -> Any:
-    """Return an item, or a request with its items, marked `known_only`."""
+    """Return the item, or the request with all its items, marked `known_only`."""
     if isinstance(request, Request):
         return replace(request, items=tuple(map(_to_known_only, request.items)))
     return replace(request, known_only=True) if can_be_known_only(request) else request
@@ -625,7 +627,7 @@ def _is_not_known(verdict: Verdict) -> bool:
 
 
 def _wrap_validate(validate: Validate) -> Validate:
-    """Return a validation that does not raise: the text of an error becomes the objection."""
+    """Return a validation that does not raise but reports the text of an error as the fault."""
 
     def validate_safely(submission: Submission) -> str | None:
         try:

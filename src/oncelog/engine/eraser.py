@@ -1,9 +1,9 @@
-"""Erases the bodies of records: of an identity, a stream or a partition, or of deltas that a compaction drops.
+"""Erases record bodies: those of an identity, a stream or a partition, or of deltas that a compaction drops.
 
-Each transaction erases at most `ERASE_RECORDS` bodies and records the act with its actor. Afterwards `scrub` waits
-until the erased bytes have left the disk.
+Each transaction erases at most `ERASE_RECORDS` bodies and adds an audit record with the actor. Afterwards `scrub` waits
+until the erased bytes are no longer on disk.
 
-After a compaction, the eraser reads the rows of the gateway and drops deleted rows that no reader needs anymore.
+After a compaction, the eraser reads the gateway's rows and drops deleted rows that readers no longer need.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ ERASE_RECORDS = 500
 """Maximum number of records that one transaction erases."""
 SCRUB_ATTEMPTS = 200
 SCRUB_PAUSE_S = 0.05
-"""Pause between the attempts: ten seconds in total for emptying the write-ahead log between commits."""
+"""Pause between attempts to empty the write-ahead log between commits, ten seconds in total."""
 COMPACTION_CONSUMER: Final = "oncelog.compaction"
 """Consumer whose cursor is the sequence up to which a stream is compacted."""
 _PAGE_BYTES_MAX: Final = 8 * 2**20
@@ -62,7 +62,7 @@ class Eraser:
         drop_buffered: Callable[[], None],
         clear_caches: Callable[[], None],
     ) -> None:
-        """`drop_buffered` is called after each transaction: subscribers must not get the erased bodies."""
+        """`drop_buffered` is called after each transaction, because subscribers must not receive erased bodies."""
         self._store = store
         self._submit = submit
         self._acts = acts
@@ -70,7 +70,7 @@ class Eraser:
         self._clear_caches = clear_caches
 
     async def erase_identity(self, identity: KeyIdentity, actor: str) -> int:
-        """Erase the bodies of an identity. Return how many were erased."""
+        """Erase the bodies under an identity. Return how many were erased."""
         async with self._purge():
             key_status = await self._store.get_key_status(identity)
             record = key_status.record
@@ -93,7 +93,7 @@ class Eraser:
             return await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
 
     async def erase_partition(self, partition: str, actor: str) -> int:
-        """Erase the bodies of a partition in all lanes, because it may contain records of streams, too."""
+        """Erase the bodies of a partition in all lanes, because it may also contain records of streams."""
         async with self._purge():
             partitions = normal_partitions((partition,))
             act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
@@ -153,7 +153,7 @@ class Eraser:
 
     @asynccontextmanager
     async def _purge(self) -> AsyncIterator[None]:
-        """Clear the caches after an erasure, also after a failed one, and wait until the bytes have left the disk."""
+        """Clear the caches after an erasure, even a failed one, and wait until the bytes are no longer on disk."""
         try:
             yield
         finally:
@@ -171,7 +171,7 @@ class Eraser:
             return erased
 
     async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
-        """Erase the bodies of all records of a query, or of its records of one policy. Return how many were erased."""
+        """Erase the bodies of all records in a query, or only those under one policy. Return how many were erased."""
         erased = 0
         while True:
             page = await self._store.read(query)
@@ -186,9 +186,10 @@ class Eraser:
             query = replace(query, after=page.next, upto=page.upto)
 
     async def _commit_fold(self, fold: FoldRows) -> None:
-        """Commit the digests of rows, before the bodies of their deltas are dropped.
+        """Commit the digests of rows before the bodies of their deltas are dropped.
 
-        The bodies are dropped even if this commit fails, as on a full disk. `verify` then cannot check these rows.
+        The bodies are dropped even if this commit fails, for example on a full disk. `verify` then cannot check these
+        rows.
         """
         if not fold.rows:
             return
@@ -196,10 +197,10 @@ class Eraser:
             await _apply(self._submit, fold)
 
     async def scrub(self) -> None:
-        """Wait until no erased bytes are on the disk, including bytes that an earlier call failed to remove.
+        """Wait until no erased bytes are left on disk, including bytes that an earlier call failed to remove.
 
         Raises:
-            StoreUnavailableError: a reader holds an old snapshot of the log.
+            StoreUnavailableError: a reader holds an old snapshot of the log open.
         """
         for _ in range(SCRUB_ATTEMPTS):
             if await self._store.scrub():
@@ -222,14 +223,14 @@ async def _apply(submit: Submit, item: FoldRows | DropTombstones) -> Applied:
 
 
 def build_fold(scope: str, records: Sequence[Record]) -> FoldRows:
-    """Return the fold of the rows that these deltas of a stream changed, before their bodies are dropped."""
+    """Build the fold of the rows that these deltas of a stream changed, before the bodies of the deltas are dropped."""
     rows: dict[tuple[str, str], None] = {}
     ranges: list[tuple[int, int]] = []
     for record in records:
         try:
             delta = decode_stored_delta(record.body)
         except (CanonicalError, msgspec.MsgspecError):
-            continue  # an application wrote it in another format: its row is unknown, and no fold covers it
+            continue  # an application wrote it in a different format: its row is unknown, and no fold covers it
         rows[delta.table, delta.row_id] = None
         if ranges and ranges[-1][1] == record.sequence - 1:
             ranges[-1] = (ranges[-1][0], record.sequence)
@@ -282,7 +283,7 @@ def _is_held(found: Sequence[Tombstone], slowest: Consumer | None, old_ms: int) 
 
 
 async def _list_tombstones(store: Store, scope: str, page: RowPage) -> list[Tombstone]:
-    """Return the deleted rows of a page whose DELETE the log still knows."""
+    """Return the deleted rows in a page whose DELETE the log still has."""
     deleted = [(place, list_delete_ids(*place)) for place in page.rows if not place[2].exists]
     ids = [identity for _, identities in deleted for identity in identities]
     known = await store.find_keys([(DELTAS.name, scope, "", identity) for identity in ids]) if ids else []

@@ -1,4 +1,4 @@
-"""Work that runs once: its identity, the lease that a caller holds, and the errors of a refusal."""
+"""Work that runs once: its identity, the lease that a caller holds, and the errors for refusals."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,15 +37,15 @@ class Work(Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     lease_ms: int = LEASE_MS_DEFAULT
     run_ms_max: int = RUN_MS_MAX_DEFAULT
-    """Maximum run time. The lease is not renewed after it."""
+    """Maximum run time, after which the lease is no longer renewed."""
     waits: bool = True
     """Whether to wait for a caller that is doing the work, or to raise InFlightError."""
     wait_ms: int | None = None
-    """Maximum time to wait; None for no limit."""
+    """Maximum time to wait, or None for no limit."""
 
     @property
     def identity(self) -> KeyIdentity:
-        """Identity of the work in the log: of its lease and of its result."""
+        """Identity of the work in the log, for both its lease and its result."""
         return (self.policy.name, self.scope, "", self.key)
 
 
@@ -60,13 +60,13 @@ class HeldLease:
         """Fields of the items that claim, renew, complete and release the lease."""
         self.fence = 0
         self.renewed_until_s = 0.0
-        """When the work reaches its maximum run time, by `time.monotonic`."""
+        """`time.monotonic` value at which the work reaches its maximum run time."""
         self.is_lost = False
-        """Whether another caller has taken over. The result of this caller will be refused."""
+        """Whether another caller has taken over. The log then refuses this caller's result."""
         self._outcome: asyncio.Future[WorkResult | None] | None = None
 
     async def wait_outcome(self) -> WorkResult | None:
-        """Wait for the holder's result. Return None if the lease ended without one: a waiting caller may try then.
+        """Wait for the holder's result. Return None if the lease ended without one, so that a waiting caller can try.
 
         Raises the error of the work if it failed.
         """
@@ -75,7 +75,7 @@ class HeldLease:
         return await asyncio.shield(self._outcome)
 
     def resolve(self, outcome: WorkResult | BaseException | None) -> None:
-        """Pass the outcome, or the error of the work, to the callers that wait in this process."""
+        """Pass the outcome, or the work's error, to the callers that wait in this process."""
         if self._outcome is None or self._outcome.done():
             return
         if not isinstance(outcome, BaseException):
@@ -84,7 +84,7 @@ class HeldLease:
         if isinstance(outcome, StopIteration):  # no future accepts it
             outcome = RuntimeError(f"the work raised {outcome!r}")
         self._outcome.set_exception(outcome)
-        self._outcome.exception()  # retrieve it: otherwise asyncio logs it when all waiting callers were cancelled
+        self._outcome.exception()  # retrieve it: asyncio logs unretrieved errors of futures
 
 
 active_keys: Final[ContextVar[tuple[KeyIdentity, ...]]] = ContextVar("active_keys", default=())
@@ -102,7 +102,7 @@ def mark_active(lease: HeldLease) -> Iterator[None]:
 
 
 def to_work_error(verdict: Verdict) -> WorkError:
-    """Return the exception for a refusal. Callers of functions do not see verdicts."""
+    """Convert a refusal to an exception, because callers of functions do not see verdicts."""
     if not isinstance(verdict, Refused):
         return WorkError(f"unexpected verdict: {verdict!r}")
     match verdict.reason:
@@ -125,17 +125,17 @@ def to_work_error(verdict: Verdict) -> WorkError:
 
 
 def build_in_flight_error() -> InFlightError:
-    """Return the error of a caller whose maximum wait is over."""
+    """Return the error for a caller whose maximum wait has passed."""
     return InFlightError("another caller is still doing this work")
 
 
 def build_erased_error() -> ResultErasedError:
-    """Return the error of a caller whose work was done earlier, and whose result has been erased."""
+    """Return the error for a caller whose work was done earlier but whose result has been erased."""
     return ResultErasedError("the work was done, but its result has been erased since")
 
 
 def build_lease_lost_error() -> LeaseLostError:
-    """Return the error of a caller that completes its work after it lost the lease."""
+    """Return the error for a caller that completes its work after losing the lease."""
     return LeaseLostError("another caller has taken over; the result of this call was not stored")
 
 

@@ -1,9 +1,9 @@
-"""Leases that this process holds, and their renewal while the event loop is blocked.
+"""Tracks the leases that this process holds, and renews them while the event loop is blocked.
 
 The event loop renews leases in rounds (`engine.leases`). A function that blocks the event loop also stops the rounds.
-The watchdog is a thread with a second event loop. It notices a late round and renews the leases through a second store
+The watchdog is a thread with a second event loop. It detects a late round and renews the leases through a second store
 on the same log. The thread runs only while leases are held, and opens the second store only while the first event loop
-is blocked. It ends when the first event loop is closed, because the work of a closed loop never completes.
+is blocked. It exits when the first event loop is closed, because work on a closed loop never completes.
 """
 
 import asyncio
@@ -23,19 +23,21 @@ logger: Final = logging.getLogger("oncelog.work")
 ROUNDS_PER_LEASE: Final = 4
 """Renewal rounds per lease duration."""
 LATE_ROUNDS: Final = 2
-"""The event loop counts as blocked after this many round intervals without a round. Half of the lease is left then."""
+"""The event loop counts as blocked after this many round intervals without a round. Half of the lease time is then
+left."""
 LATE_S_MIN: Final = 0.05
-"""Delay of a round that is normal on a busy machine. Leases below a tenth of a second are too short to be renewed."""
+"""Round delay that is normal on a busy machine. Leases below a tenth of a second are too short to renew."""
 RETRIES_PER_LEASE: Final = 8
 """Attempts per lease duration while the second store fails."""
 PAUSE_S_MIN: Final = 0.001
-"""Margin of the thread's sleep. Without it the thread could wake before the round is late, and see no blocked loop."""
+"""Margin added to the thread's sleep. Without it the thread could wake just before the round is late and see no blocked
+loop."""
 
 
 class LeaseGroup:
-    """Leases of one duration that this process holds. Any thread may use the group.
+    """The leases of one duration that this process holds. Any thread may use the group.
 
-    A lease is due from its second round on, when a quarter to a half of its duration is over.
+    A lease is due from its second round on, when a quarter to a half of its duration has passed.
     """
 
     def __init__(self, lease_ms: int) -> None:
@@ -43,7 +45,7 @@ class LeaseGroup:
         self.round_s = lease_ms / 1000 / ROUNDS_PER_LEASE
         self.timer: asyncio.TimerHandle
         self._leases: dict[HeldLease, bool] = {}
-        """Held leases; the value tells whether the lease is due in the next round."""
+        """Held leases, each with whether it is due in the next round."""
         self._lock = threading.Lock()
         self.renewed_s = time.monotonic()
         """Start of the last round."""
@@ -53,7 +55,7 @@ class LeaseGroup:
 
     @property
     def late_s(self) -> float:
-        """Moment at which the event loop starts to count as blocked."""
+        """Time from which the event loop counts as blocked."""
         return self.renewed_s + max(LATE_ROUNDS * self.round_s, LATE_S_MIN)
 
     def add(self, lease: HeldLease) -> None:
@@ -89,7 +91,8 @@ class LeaseGroup:
         return overrun
 
     def remove_lost(self, lease: HeldLease, verdict: Verdict) -> bool:
-        """Remove a lease if its renewal was refused because another caller has taken over. Return whether it was."""
+        """Remove a lease if its renewal was refused because another caller has taken over. Return whether it was
+        removed."""
         if not (isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST and self.remove(lease)):
             return False
         lease.is_lost = True
@@ -105,7 +108,7 @@ def build_renewal(lease: HeldLease) -> Renew:
 class LeaseWatchdog:
     """Renews leases from a thread while the event loop is blocked.
 
-    The blocked event loop later calls `on_lost` for each lease that was lost or has reached its maximum run time.
+    Once unblocked, the event loop calls `on_lost` for each lease that was lost or has reached its maximum run time.
     """
 
     def __init__(self, store: Store, on_lost: Callable[[HeldLease], None]) -> None:
@@ -113,22 +116,22 @@ class LeaseWatchdog:
         self._on_lost = on_lost
         self._groups: list[LeaseGroup] = []
         self._loop: asyncio.AbstractEventLoop
-        """Event loop that runs the renewal rounds, from the first group on."""
+        """Event loop that runs the renewal rounds. Set when the first group is watched."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        """Newest thread. It waits for the end of the previous one."""
+        """Newest thread. It waits for the previous one to finish."""
         self._thread_loop: asyncio.AbstractEventLoop | None = None
-        """Event loop of the newest thread; None until the thread runs."""
+        """Event loop of the newest thread, or None until the thread runs."""
         self._is_running = False
         self._is_closed = False
-        # Only the thread uses the following attributes.
+        # Only the watchdog thread uses the following attributes.
         self._wakeup = asyncio.Event()
         self._commit: asyncio.Task[BatchResult] | None = None
         self._second_store: Store | None = None
         self._retry_s = 0.0
-        """Earliest moment of the next attempt after a failure."""
+        """Earliest time of the next attempt after a failure."""
         self._failure_level = logging.WARNING
-        """Log level of the next failure: WARNING for the first failure in a row."""
+        """Log level for the next failure: WARNING for the first of several in a row."""
 
     def watch(self, group: LeaseGroup) -> None:
         """Watch the rounds of a group until `unwatch`. Called in the event loop."""
@@ -147,13 +150,13 @@ class LeaseWatchdog:
         self._notify()
 
     def unwatch(self, group: LeaseGroup) -> None:
-        """Stop watching a group. The thread ends when no group is left."""
+        """Stop watching a group. The thread exits when no group is left."""
         with self._lock, suppress(ValueError):
             self._groups.remove(group)
         self._notify()
 
     async def close(self) -> None:
-        """Cancel a running renewal, end the thread and close the second store."""
+        """Cancel a running renewal, stop the thread and close the second store."""
         with self._lock:
             self._is_closed = True
         self._notify()
@@ -163,7 +166,7 @@ class LeaseWatchdog:
     def _notify(self) -> None:
         """Wake the thread. A thread without an event loop reads the groups when it starts."""
         if self._thread_loop is not None:
-            with suppress(RuntimeError):  # the thread has ended
+            with suppress(RuntimeError):  # the thread has exited
                 self._thread_loop.call_soon_threadsafe(self._wake)
 
     # --- in the thread
@@ -194,7 +197,7 @@ class LeaseWatchdog:
             await self._close_second_store()
 
     def _list_groups(self) -> list[LeaseGroup]:
-        """Return the groups to watch. Without groups the thread ends, and the next `watch` starts another thread."""
+        """Return the groups to watch. Without groups the thread exits, and the next `watch` starts a new one."""
         with self._lock:
             if self._is_closed or self._loop.is_closed():
                 self._groups.clear()
@@ -205,7 +208,7 @@ class LeaseWatchdog:
         """Renew the leases whose round is late."""
         late = [group for group in groups if time.monotonic() >= group.late_s]
         if not late:
-            await self._close_second_store()  # the first event loop runs its rounds again
+            await self._close_second_store()  # the first event loop is running its rounds again
         for group in late:
             began_s = time.monotonic()
             try:
@@ -233,7 +236,7 @@ class LeaseWatchdog:
                 self._loop.call_soon_threadsafe(self._on_lost, lease)
 
     async def _commit_renewals(self, leases: Sequence[HeldLease]) -> BatchResult:
-        """Renew leases through the second store. The first renewal opens it."""
+        """Renew leases through the second store, which the first renewal opens."""
         if self._second_store is None:
             store = self._store.create_sibling()
             if store is None:

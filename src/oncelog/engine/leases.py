@@ -1,13 +1,13 @@
 """Acquires, renews and releases leases, and waits for the work of other callers.
 
-The lease manager claims the key before the work begins, so that one caller at a time does it, in all processes. It
-renews the lease while the work runs. It commits the result with the fence of the lease, so that the log refuses the
-result of a caller that lost its lease. `core.plan` decides; this module submits the claims, renewals and results.
+The lease manager claims the key before the work begins, so that only one caller in all processes does it at a time. It
+renews the lease while the work runs. It commits the result with the lease's fence, so that the log refuses the result
+of a caller that has lost its lease. `core.plan` decides; this module submits the claims, renewals and results.
 `core.rules.leases` decides when a lease expires. While a function blocks the event loop, `engine.lease_watchdog` renews
 the leases.
 
 Callers of one process that want the same key share one claim. Callers in other processes poll with growing pauses,
-because the log does not announce the end of a lease.
+because the log does not announce when a lease ends.
 """
 
 import asyncio
@@ -62,9 +62,9 @@ logger: Final = logging.getLogger("oncelog.work")
 
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
-"""Pause between two claims while another process does the work."""
+"""Maximum pause between two claims while another process does the work."""
 CLAIMS_MAX: Final = 3
-"""Maximum number of claims in a row while each lease may have expired before this process saw its grant."""
+"""Maximum number of consecutive claims whose leases may have expired before this process saw the grant."""
 RELEASE_WAIT_S: Final = 1.0
 """How long a caller waits for the release of its lease. The release is retried until the lease expires."""
 T = TypeVar("T")
@@ -72,7 +72,7 @@ Submit = Callable[[Item], Awaitable[Verdict]]
 
 
 class LeaseManager:
-    """All the work of one log in one process. It runs on the log's event loop; any thread may call `recall`."""
+    """Manages the leases of one log in one process. It runs on the log's event loop; any thread may call `recall`."""
 
     def __init__(
         self,
@@ -86,27 +86,28 @@ class LeaseManager:
         self._results = results
         self._cache_result = cache_result
         self._holder_prefix = secrets.token_hex(16)
-        """Random first part of all holder names, so that no other process can use one of them."""
+        """Random prefix of all holder names, so that no other process can use one of them."""
         self._numbers = itertools.count(1)
         self._local_leases: dict[KeyIdentity, HeldLease] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._groups: dict[int, LeaseGroup] = {}
-        """Groups of leases by their length in milliseconds."""
+        """Lease groups by lease duration in milliseconds."""
         self._watchdog = LeaseWatchdog(store, self._finish)
         self._is_closing = False
 
     def recall(self, work: Work) -> WorkResult | None:
-        """Return the cached result of the work; None also if the key is known with another fingerprint."""
+        """Return the cached result of the work, or None. Also returns None if the key is known with a different
+        fingerprint."""
         result = self._results.get(work.policy, work.identity)
         return result if result is not None and result.fingerprint == work.fingerprint else None
 
     async def begin(self, work: Work) -> WorkResult | HeldLease:
-        """Return the stored result, or a lease to do the work. End the lease with `complete`, `release` or `run`.
+        """Return the stored result, or a lease to do the work. Pass the lease to `complete`, `release` or `run`.
 
         Call `recall` first, because this method accesses the store.
 
         Raises ConflictError, InFlightError, RunFailedError, ResultErasedError and BusyError. If another caller in this
-        process did the work during the wait and failed, raises the error of that work.
+        process did the work during the wait and failed, raises that error.
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
@@ -127,7 +128,8 @@ class LeaseManager:
         try:
             return await self._complete(lease, body)
         except asyncio.CancelledError:
-            # The submission was sent before the cancellation. Repeated under the same identity, it gets its verdict.
+            # The submission was sent before the cancellation. Submitting it again under the same identity returns its
+            # verdict.
             self._start_task(self._complete(lease, body))
             raise
 
@@ -142,10 +144,10 @@ class LeaseManager:
         return await self.complete(lease, body), value
 
     async def release(self, lease: HeldLease, error: Exception | None = None) -> None:
-        """End a lease without a result.
+        """Release a lease without a result.
 
-        Callers that wait for the work get `error`. Without an error, one of them takes over. The release continues when
-        its caller is cancelled, or after `RELEASE_WAIT_S`.
+        Callers that wait for the work receive `error`. Without an error, one of them takes over. The release continues
+        in the background if its caller is cancelled, or after `RELEASE_WAIT_S`.
         """
         await asyncio.wait([self._start_task(self._release(lease, error))], timeout=RELEASE_WAIT_S)
 
@@ -170,7 +172,7 @@ class LeaseManager:
         try:
             result = await self._acquire(lease, deadline)
         except BaseException as error:
-            # Other errors concern this caller alone: one of the waiting callers tries next.
+            # Other errors concern only this caller, so one of the waiting callers tries next.
             self._finish(lease, error if isinstance(error, RunFailedError) else None)
             raise
         if result is None:
@@ -179,7 +181,8 @@ class LeaseManager:
         return result
 
     async def _acquire(self, lease: HeldLease, deadline: float | None) -> WorkResult | None:
-        """Claim the lease until it is granted. Return the result instead if another caller completes the work."""
+        """Claim the lease repeatedly until it is granted. Return the result instead if another caller completes the
+        work."""
         work = lease.work
         pause_s = PAUSE_S_MIN
         waited_for = 0
@@ -192,7 +195,8 @@ class LeaseManager:
                 lease.fence = verdict.fence
                 claims += 1
                 if claims < CLAIMS_MAX and monotonic() - claimed_s > work.lease_ms / 2000:
-                    # The event loop was blocked during the claim: another caller may have taken over and completed.
+                    # The event loop was blocked during the claim, so another caller may have taken over and completed
+                    # the work.
                     waited_for = 0
                     continue
                 self._track(lease)
@@ -215,7 +219,8 @@ class LeaseManager:
         try:
             return await self._submit(claim)
         except asyncio.CancelledError:
-            # The claim was sent before the cancellation. If it is granted, no caller would do the work.
+            # The claim was sent before the cancellation. If it is granted, no caller does the work, so release the
+            # lease.
             self._start_task(self._release_unused_claim(lease, claim))
             raise
 
@@ -264,7 +269,7 @@ class LeaseManager:
         return result
 
     async def _submit_with_retry(self, item: Submission | Release, timeout_ms: int) -> Verdict:
-        """Submit a result or a release, and retry until the timeout: a finished result would be lost otherwise."""
+        """Submit a result or a release, retrying until the timeout so that a finished result is not lost."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_ms / 1000
         pause_s = PAUSE_S_MIN
@@ -297,7 +302,7 @@ class LeaseManager:
             self._finish(lease, error)
 
     def _finish(self, lease: HeldLease, outcome: WorkResult | Exception | None = None) -> None:
-        """Stop renewing a lease, and pass its outcome to the callers that wait for it in this process.
+        """Stop renewing a lease and pass its outcome to the callers that wait for it in this process.
 
         Without an outcome, one of them claims the key.
         """
@@ -342,7 +347,7 @@ class LeaseManager:
         try:
             verdict = await self._submit(build_renewal(lease))
         except OncelogError as error:
-            logger.debug("a lease was not renewed; retrying: %s", error)  # the committer logs the cause
+            logger.debug("a lease was not renewed; retrying: %s", error)  # the committer has logged the cause
         else:
             if group.remove_lost(lease, verdict):
                 self._finish(lease)
@@ -361,7 +366,7 @@ class LeaseManager:
             logger.debug("background work ended with %r", task.exception())
 
     async def shield(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine that continues when the caller is cancelled, so that finished results are stored."""
+        """Await a coroutine that continues even if the caller is cancelled, so that finished results are stored."""
         return await asyncio.shield(self._start_task(coroutine))
 
 

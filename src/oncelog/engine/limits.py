@@ -1,4 +1,4 @@
-"""Limits of a running log. Each has a name and a default, and can be set."""
+"""Limits of a running log. Each has a default and can be changed."""
 
 from msgspec import Struct
 
@@ -8,51 +8,51 @@ _MIB = 2**20
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of a log in one process. A request beyond a limit gets an error that names the limit."""
+    """Limits of a log in one process. The error for a request that exceeds a limit contains the limit's name."""
 
     body_bytes_max: int = 16 * _MIB
-    """Bytes of one write."""
+    """Maximum bytes of one write."""
     request_items_max: int = 10_000
-    """Items of one `submit_many`."""
+    """Maximum items of one `submit_many`."""
     queue_items_max: int = 10_000
-    """Writes that wait for their commit. Further new writes are refused as busy."""
+    """Maximum writes that wait to be committed. Further new writes are refused as busy."""
     queue_bytes_max: int = 64 * _MIB
-    """Bytes of the writes that wait for their commit. Further new writes are refused as busy."""
+    """Maximum total bytes of the writes that wait to be committed. Further new writes are refused as busy."""
     batch_items_max: int = 1000
-    """Items of one group commit. A request is never divided."""
+    """Maximum items of one group commit. A request is never split."""
     batch_bytes_max: int = 8 * _MIB
-    """Bytes of one group commit."""
+    """Maximum bytes of one group commit."""
     cache_entries_max: int = 100_000
-    """Cached answers; the least recently used answer is dropped first. 0 disables the cache."""
+    """Maximum cached answers. The least recently used answer is evicted first. 0 disables the cache."""
     cache_ttl_ms: int = 86_400_000
-    """How long an answer stays in the cache."""
+    """How long an answer is kept in the cache."""
     results_bytes_max: int = 16 * _MIB
-    """Bytes of cached results of work (`once`, `Runs`, the middleware). 0 disables the cache."""
+    """Maximum bytes of cached work results (`once`, `Runs`, the middleware). 0 disables the cache."""
     page_records_max: int = 1000
-    """Records of a page. A larger `limit` of a read is reduced to this number."""
+    """Maximum records in a page. A read with a larger `limit` returns at most this many."""
     page_bytes_max: int = 8 * _MIB
-    """Bytes of a page. A page has at least one record."""
+    """Maximum bytes in a page. A page has at least one record, whatever its size."""
     subscriptions_max: int = 10_000
-    """Readers that follow the log."""
+    """Maximum readers that follow the log."""
     subscription_records_max: int = 1000
-    """Queued records of one reader. A reader is warned at half of this number, and closed above it."""
+    """Maximum queued records of one reader. A reader is warned at half of this number and closed above it."""
     subscription_bytes_max: int = 8 * _MIB
-    """Queued bytes of one reader, with the same effects."""
+    """Maximum queued bytes of one reader, with the same effects."""
     poll_ms: int = 50
-    """Interval at which a log with readers polls for commits of other processes."""
+    """Interval at which a log with readers polls for other processes' commits."""
     clock_jump_ms_max: int = 600_000
     """How far the wall clock may run ahead of the monotonic clock between two commits."""
     tombstone_age_ms: int = 30 * 86_400_000
-    """Age of the DELETE from which on compaction drops a deleted row. A client that was offline for longer may lose its
+    """Age of a DELETE from which compaction drops the deleted row. A client that was offline for longer may lose its
     earlier edits."""
     postgres_connect_ms: int = 5_000
-    """Timeout for opening a session with a database."""
+    """Timeout for opening a database session."""
     postgres_lane_ms: int = 5_000
-    """Time after which a silent server loses a lane that it has locked."""
+    """How long a server can be silent before it loses a lane that it has locked."""
     postgres_commit_ms: int = 30_000
-    """Timeout of a COMMIT. Afterwards another session finds out its outcome."""
+    """Timeout for a COMMIT, after which a different session determines its outcome."""
     postgres_patience_ms: int = 15_000
-    """How long a batch whose session was lost is retried on other sessions. Afterwards its callers get the error."""
+    """How long a batch whose session was lost is retried on other sessions before its callers receive the error."""
 
     def __post_init__(self) -> None:
         may_be_zero = ("cache_entries_max", "results_bytes_max", "tombstone_age_ms")
@@ -60,5 +60,5 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 def clamp_limit(limit: int, limits: Limits) -> int:
-    """Return the number of entries of a page: at least one, at most as many as the limits allow."""
+    """Return the page size for a requested limit: at least one, and at most what the limits allow."""
     return max(1, min(limit, limits.page_records_max))

@@ -161,7 +161,7 @@ class Log(LogReader):
 
     @property
     def leases(self) -> LeaseManager:
-        """Leases for work that runs once. `oncelog.once`, `Runs` and the middleware use them."""
+        """Leases for work that runs once, as used by `oncelog.once`, `Runs` and the middleware."""
         return self._lease_manager
 
     @property
@@ -186,17 +186,17 @@ class Log(LogReader):
 
     @property
     def evictions(self) -> int:
-        """Number of evictions that this process has made with its commits. For servers."""
+        """How many evictions this process's commits have made. For servers."""
         return self._evictions
 
     @property
     def client_evictions(self) -> int:
-        """Number of client entries that this process has evicted with its commits. For servers."""
+        """How many client entries this process's commits have evicted. For servers."""
         return self._evicted_clients
 
     @property
     def read_only(self) -> str:
-        """Why this process refuses new writes; empty if it accepts them."""
+        """Why this process refuses new writes, or an empty string if it accepts them."""
         return self._write_gate.message
 
     def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
@@ -208,7 +208,7 @@ class Log(LogReader):
         self.record(RecordAct(act=act, actor=actor or LOG_ACTOR, details=canonical({"reason": reason})))
 
     def record(self, act: RecordAct) -> None:
-        """Add an audit record of an act outside the log. The record waits in memory while the log is not writable."""
+        """Add an audit record for an act outside the log. The record waits in memory while the log is not writable."""
         self._act_queue.put(act)
 
     async def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
@@ -275,7 +275,7 @@ class Log(LogReader):
         return self._committer.submit_request(Request(items, mode, is_admitted_whole), receiver)
 
     async def _submit_work(self, item: Item) -> Verdict:
-        """Like `submit`, but works while the log is closing too, so that running work can finish."""
+        """Like `submit`, but also works while the log is closing, so that running work can finish."""
         if not self._was_opened:
             self._check_open()
         if not self._policies.knows(item):
@@ -445,7 +445,7 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     `:memory:` is a log that is lost when it is closed. An address such as `postgresql://user@host/database` selects a
     log in a database (`pip install oncelog[postgres]`).
 
-    `policies` are the policies of the application, and `validate` checks its new writes. `settings` only applies to a
+    `policies` are the policies of the application, and `validate` checks its new writes. `settings` applies only to a
     new log. `room` limits disk usage. `tenants` replaces the quotas of the log (None keeps them), and `actor` is
     recorded as the author of that change. `file_mode` is the mode of a new file: 0o600, or 0o640 or 0o660 to give a
     group access.

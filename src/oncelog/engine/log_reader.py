@@ -1,4 +1,4 @@
-"""Reads of a log: pages, followers, look-ups, proofs and recorded acts."""
+"""The read methods of a log: pages, followers, look-ups, proofs and recorded acts."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -24,7 +24,7 @@ FOLLOW_RECORDS: Final = 500
 
 
 class LogReader:
-    """Base of `Log`: everything that reads."""
+    """Base class of `Log` with all read methods."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class LogReader:
 
     @property
     def settings(self) -> Settings:
-        """Settings with which the log was created."""
+        """The settings with which the log was created."""
         return self._store.settings
 
     @property
@@ -64,9 +64,9 @@ class LogReader:
         upto: int | None = None,
         limit: int = 500,
     ) -> Reading:
-        """Read a page of records after a cursor: of one or several partitions, of a stream, or of a lane.
+        """Read a page of records after a cursor, from one or more partitions, a stream, or a lane.
 
-        Raises HistoryChangedError for a cursor of a different epoch, and for a cursor ahead of the log.
+        Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         check_lane(lane, self._open_store.settings)
         page = await self._store.read(
@@ -90,7 +90,7 @@ class LogReader:
     async def read_views(
         self, show: EncodeViews, *, partitions: Sequence[str], after: int = 0, upto: int | None = None, limit: int = 500
     ) -> RecordViewPage:
-        """Read a page of events of partitions as views, which `show` encodes. For servers."""
+        """Read a page of the events in some partitions as views, which `show` encodes. For servers."""
         query = Query(
             partitions=normalize_partitions(None, partitions, None),
             after=after,
@@ -110,10 +110,10 @@ class LogReader:
         after: int | Cursor | str = 0,
         consumer: str | None = None,
     ) -> Follower:
-        """Iterate over all records after a cursor, and over later records as they are committed, until it is closed.
+        """Iterate over all records after a cursor, and over later records as they are committed, until closed.
 
-        Each record is returned once and in order. With `consumer`, the iterator starts at the stored cursor of that
-        consumer (`commit_cursor`).
+        Each record is returned once and in order. With `consumer`, the iterator starts at that consumer's stored cursor
+        (`commit_cursor`).
         """
         partitions = normalize_partitions(partition, partitions, stream)
         return Follower(_flatten(self._follow_batches(partitions, stream, after, lane, consumer)))
@@ -165,7 +165,8 @@ class LogReader:
     async def subscribe(
         self, *, partitions: Sequence[str] = (), stream: str | None = None, lane: int = 0
     ) -> Subscription:
-        """Subscribe to later records only. The caller empties the bounded queue of the subscription. For servers."""
+        """Subscribe to later records only. The caller must keep emptying the subscription's bounded queue. For
+        servers."""
         check_lane(lane, self._open_store.settings)
         if stream is not None:
             lane = compute_lane(stream, self.settings.lanes)
@@ -174,18 +175,18 @@ class LogReader:
     async def listen(self, listener: RecordListener, lane: int = 0) -> int:
         """Deliver all records of a lane after the returned position to a listener, in order and as they are committed.
 
-        For servers that distribute records themselves: the delivery has no queue and no task, and loses nothing.
-        `unlisten` ends it.
+        For servers that distribute records themselves: delivery uses no queue and no task, and loses nothing.
+        `unlisten` stops it.
         """
         check_lane(lane, self._open_store.settings)
         return await self._tailers.listen(lane, listener)
 
     def unlisten(self, listener: RecordListener, lane: int = 0) -> None:
-        """End the delivery to a listener."""
+        """Stop delivery to a listener."""
         self._tailers.unlisten(lane, listener)
 
     async def listen_members(self, listener: MemberListener) -> None:
-        """Deliver all later changes and acknowledgements of members, of all streams, to a listener.
+        """Deliver all later membership changes and acknowledgements, in all streams, to a listener.
 
         Changes by this process are delivered immediately, before the records of the same commit. Changes by other
         processes are delivered after the next poll.
@@ -217,7 +218,8 @@ class LogReader:
             )
 
     async def prove(self, receipt: Receipt) -> Proven:
-        """Return the proof that a record is in the chain of blocks. Raises LookupError for a receipt of another log."""
+        """Return the proof that a record is in the chain of blocks. Raises LookupError for a receipt from a different
+        log."""
         block, evidence = await self._open_store.block(receipt.lane, receipt.height)
         proven = prove_position(block, evidence, receipt.position)
         if proven is None or proven.record.receipt != receipt:
@@ -229,7 +231,7 @@ class LogReader:
         return await self._open_store.heads()
 
     async def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
-        """Return the stored cursor of a consumer, or None for an unknown consumer."""
+        """Return a consumer's stored cursor, or None for an unknown consumer."""
         for known_consumer in await self.consumers():
             if (known_consumer.name, known_consumer.scope) == (consumer, stream):
                 return Cursor(known_consumer.cursor, self.epoch, format_order(stream or None, 0))
@@ -240,14 +242,14 @@ class LogReader:
         return await self._open_store.consumers()
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
-        """Return the tenants that have quotas, and the usage of each."""
+        """Return the tenants that have quotas, each with its usage."""
         return await self._open_store.usage()
 
     async def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
-        """Return a page of the recorded acts of all lanes, by log time.
+        """Return a page of the recorded acts in all lanes, by log time.
 
-        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for another text, and
-        HistoryChangedError for a cursor of a different epoch.
+        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other text, and
+        HistoryChangedError for a cursor from a different epoch.
         """
         self._check_open()
         scan = AuditScan(decode_cursor(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
@@ -257,7 +259,7 @@ class LogReader:
         return page
 
     def audit_cursor(self, page: AuditPage) -> str:
-        """Return the cursor after which the next page begins."""
+        """Return the cursor from which the next page continues."""
         return encode_cursor(self.epoch, page.after)
 
     @property
@@ -337,7 +339,7 @@ def check_integer(number: object, name: str) -> int:
 
 
 def build_identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
-    """Return the identity of a key. Raises TypeError, ValueError or CanonicalError for a wrong argument."""
+    """Return the identity of a key. Raises TypeError, ValueError or CanonicalError for an invalid argument."""
     raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
     if type(raw) is not bytes:
         raise TypeError(f"a key must be bytes or a UUID, not {type(key).__name__}")

@@ -1,7 +1,7 @@
-"""Delivers changes of members in a lane by revision, as the tailer delivers records by position.
+"""Delivers the membership changes of a lane by revision, as the tailer delivers records by position.
 
-Changes by this process are delivered immediately. A poll finds changes by other processes: it compares the revision of
-the lane, and the member tailer reads the new changes from the store.
+Changes by this process are delivered immediately. A poll detects changes by other processes by comparing the lane's
+revision, and the member tailer then reads them from the store.
 """
 
 import asyncio
@@ -20,31 +20,31 @@ PAGE_CHANGES: Final = 500
 
 
 class MemberListener(Protocol):
-    """Receives changes of members."""
+    """Receives membership changes."""
 
     def deliver_changes(self, changes: Sequence[MemberChange]) -> None:
-        """Handle changes, each with the state after it. A change may arrive twice. Must not raise, and must be fast."""
+        """Handle changes, each with the resulting state. A change may arrive twice. Must be fast and must not raise."""
 
 
 class LaneReader(ABC):
-    """Reads new records or changes of a lane. Its task runs while the store has more than was delivered."""
+    """Reads new records or changes of a lane. Its task runs while the store has any that are not delivered."""
 
     def __init__(self, lane: int, name: str) -> None:
         self.lane = lane
         self._name = name
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
-        """Error of the newest read. The next poll of a `Tailer` counts it."""
+        """Error of the latest read. The next poll of a `Tailer` counts it."""
         self._failed_polls = 0
 
     @property
     @abstractmethod
     def _has_more(self) -> bool:
-        """Whether something is left to read."""
+        """Whether there is more to read."""
 
     @abstractmethod
     async def _read_next(self) -> bool:
-        """Read and deliver. Return False if the store does not have the announced records or changes."""
+        """Read and deliver once. Return False if the store does not have the announced records or changes."""
 
     def _wake(self) -> None:
         if self._task is None and self._has_more:
@@ -64,7 +64,7 @@ class LaneReader(ABC):
 
 
 class MemberTailer(LaneReader):
-    """Reader of the member changes of a lane. It is idle without listeners."""
+    """Reads the membership changes of a lane. It is idle without listeners."""
 
     def __init__(self, store: Store, lane: int) -> None:
         super().__init__(lane, f"members of lane {lane}")
@@ -75,7 +75,7 @@ class MemberTailer(LaneReader):
         self._newest = 0
 
     def is_behind(self, revision: int) -> bool:
-        """Whether a change up to this revision is not delivered yet."""
+        """Return whether a change up to this revision is not yet delivered."""
         return bool(self.listeners) and self.revision < revision
 
     @property
@@ -83,11 +83,11 @@ class MemberTailer(LaneReader):
         return self.is_behind(self._newest)
 
     def reset(self, revision: int) -> None:
-        """Continue after a revision: after a rewind of the lane, or at the start of the first listener."""
+        """Continue after a revision, because the lane was rewound or the first listener starts."""
         self.revision = self._newest = revision
 
     async def wait_for_revision(self, revision: int) -> None:
-        """Wait until all changes up to a revision are delivered. Raises the error of the store."""
+        """Wait until all changes up to a revision are delivered. Raises the store's error."""
         while self.is_behind(revision):
             self.poll(revision)
             if self._task is not None:
@@ -96,7 +96,7 @@ class MemberTailer(LaneReader):
                 raise self._error
 
     def notify_commit(self, changes: Changes, head: LaneHead) -> None:
-        """Deliver changes of a commit by this process, or poll if another process committed in between."""
+        """Deliver the changes of a commit by this process, or poll if another process committed in between."""
         if self._task is None and head.revision == self.revision + 1:
             self.revision = head.revision
             self._newest = max(self._newest, head.revision)
@@ -122,12 +122,12 @@ class MemberTailer(LaneReader):
             listener.deliver_changes(changes)
 
     def poll(self, newest: int) -> None:
-        """Read up to a revision of the lane."""
+        """Read changes up to a revision of the lane."""
         self._newest = max(self._newest, newest)
         self._wake()
 
     async def close(self) -> None:
-        """End the delivery."""
+        """Stop delivery."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -145,6 +145,6 @@ class MemberTailer(LaneReader):
             if len(changes) < PAGE_CHANGES:
                 break
         # A full page may end within a revision; the last page completes its revisions.
-        if self.revision == start_revision:  # not reset meanwhile
+        if self.revision == start_revision:  # not reset in the meantime
             self.revision = max(newest, place[0] - (0 if changes else 1))
         return True

@@ -19,11 +19,11 @@ class Status(Enum):
     COMMITTED = "committed"
     """Its write is in the log, and a retry gets its answer."""
     FORGOTTEN = "forgotten"
-    """Its write is in the log, but the identity has been forgotten: a retry would be a new write."""
+    """Its write is in the log, but the identity has been forgotten: a retry is a new write."""
     LEASED = "leased"
     """A caller holds or held a lease on it, and has stored no result."""
     UNKNOWN = "unknown"
-    """The log has neither a record nor a lease of it."""
+    """The log has neither a record nor a lease for it."""
 
 
 class Outcome(Struct, frozen=True):
@@ -54,7 +54,7 @@ def describe_outcome(policy: Policy, key_status: KeyStatus) -> Outcome:
 
 
 def describe_stored(record: Record, found: Outcome | None) -> Outcome:
-    """Return the outcome of a stored record. `found` is that of its identity; None for a record without a key."""
+    """Return the outcome of a stored record. `found` is that of its identity, or None if the record has no key."""
     if found is None:
         why = "committed without a key: it is known by its client's sequence alone"
         return Outcome(Status.COMMITTED, why, record, record.receipt)
@@ -77,7 +77,8 @@ def _describe_forgotten(policy: Policy, record: Record, key_status: KeyStatus) -
 
 
 def _describe_sequence_retry(policy: Policy, sequence: int, key_status: KeyStatus) -> str:
-    """Describe the answer to a retry whose key is unknown. Its client sequence decides (core.sequences)."""
+    """Describe the answer to a retry whose key is unknown, which depends on its client sequence
+    (`core.rules.sequences`)."""
     entry = key_status.client_entry
     if entry is not None and not policy.retention.remembers(entry.last_seen_ms, 0, key_status.head.eviction_time_ms):
         entry = None

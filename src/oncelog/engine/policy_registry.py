@@ -1,4 +1,4 @@
-"""Policies of a log: built-in policies, policies of the application, and policies that the log has stored."""
+"""The policies of a log: built-in, declared by the application, or stored in the log."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ class PolicyRegistry:
         self.by_name: Mapping[str, Policy] = {}
 
     async def declare_all(self) -> None:
-        """Declare the policies when the log is opened. The time to live of its ledgers never changes.
+        """Declare the policies when the log is opened. A log's ledger time to live never changes.
 
         Raises:
-            PolicyError: the log has another policy with one of the names.
-            SettingsError: the requested ledger policy has another time to live than that of the log.
+            PolicyError: the log has a different policy with one of the names.
+            SettingsError: the requested ledger policy's time to live differs from the log's.
         """
         requested = self._requested_ledger
         known = await self._store.declare([policy for policy in self._initial if policy is not requested])
@@ -46,7 +46,7 @@ class PolicyRegistry:
         return known is policy or known == policy
 
     async def declare(self, item: Any) -> None:
-        """Declare the policy of an item at its first use. Raises PolicyError if the name is taken."""
+        """Declare the policy of an item on first use. Raises PolicyError if the name is taken."""
         policy: Policy = item.policy
         known = await self._store.declare([policy])
         self.by_name = {**known, **self.by_name, policy.name: policy}

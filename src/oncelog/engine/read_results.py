@@ -15,19 +15,19 @@ __all__ = ["Compacted", "Cursor", "Follower", "Proven", "Reading", "format_order
 
 
 class Reading(Struct, frozen=True):
-    """A page of records, and the cursor after which the next page begins."""
+    """A page of records, and the cursor from which the next page continues."""
 
     records: list[Record]
     cursor: Cursor
     """Start of the next page. After the last page it is `upto`, even if no record matched."""
     upto: int
-    """Position at which paging ends. Pass it with the cursor: paging then ends although the log grows."""
+    """Position at which paging ends. Pass it with the cursor, so that paging ends even if the log grows."""
     has_more: bool
     newest: int
 
 
 class Follower:
-    """Async iterator over records. Close it after an early end of the loop: `async with log.follow(…) as records`."""
+    """Async iterator over records. If the loop may end early, close it: `async with log.follow(…) as records`."""
 
     def __init__(self, records: AsyncGenerator[Record, None]) -> None:
         self._records = records
@@ -56,14 +56,14 @@ class Proven(Struct, frozen=True):
 
     record: Record
     salt: bytes
-    """Empty for an erased record: check `verify_header` with the body hash instead."""
+    """Empty for an erased record. Use `verify_header` with the body hash instead."""
     body_hash: bytes
     proof: Proof
     block: Block
 
 
 def prove_position(block: Block, evidence: Sequence[Evidence], position: int) -> Proven | None:
-    """Return the proof of the record at a position, or None if the block does not contain the position."""
+    """Prove the record at a position. Returns None if the block does not contain the position."""
     index = position - block.first_position
     if not 0 <= index < len(evidence):
         return None
@@ -73,20 +73,20 @@ def prove_position(block: Block, evidence: Sequence[Evidence], position: int) ->
 
 
 class Compacted(Struct, frozen=True):
-    """Result of a compaction of a stream."""
+    """Result of compacting a stream."""
 
     deltas: int
-    """Number of deltas whose bodies this call dropped."""
+    """How many delta bodies this call dropped."""
     upto: int
-    """Sequence up to which all bodies of deltas are dropped."""
+    """Sequence up to which all delta bodies have been dropped."""
     has_more: bool = False
     """Whether the call stopped at its limit."""
     dropped: int = 0
-    """Number of deleted rows that this call dropped, with their tombstones."""
+    """How many tombstones of deleted rows this call dropped."""
     next_row: tuple[str, str] | None = None
-    """Table and row id after which the next call should read rows (`after_row`); None if all rows were read."""
+    """Table and row id from which the next call should continue (`after_row`), or None if all rows were read."""
     held_by: Consumer | None = None
-    """The named consumer that has read least, if it keeps deleted rows from being dropped."""
+    """The named consumer that is furthest behind, if it prevents deleted rows from being dropped."""
 
 
 def format_order(stream: str | None, lane: int) -> str:

@@ -1,4 +1,4 @@
-"""Reads the state that records left: clients, entities, relationships, and the blocks of a lane."""
+"""Reads the state derived from records: clients, entities, relationships, and the blocks of a lane."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ BLOCKS_PER_PAGE: Final = 100
 
 
 class StateReader:
-    """Reads of `Log.state`. Each read sees all commits, by this process and by others."""
+    """The read methods of `Log.state`. Each read sees all commits, by this process and by others."""
 
     def __init__(
         self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, get_open_store: Callable[[], Store]
@@ -79,7 +79,7 @@ class StateReader:
         )
 
     async def newest(self, scope: str) -> int:
-        """Return the newest sequence of a stream; 0 if it is empty."""
+        """Return the newest sequence of a stream, or 0 if it is empty."""
         return (await self._load(ReadSet(lanes={self.lane(scope)}, streams={scope}))).streams.get(scope, 0)
 
     async def horizon(self, scope: str) -> int | None:
@@ -93,7 +93,7 @@ class StateReader:
         return found.streams.get(scope, 0), found.horizons.get(scope)
 
     async def sequence_before(self, scope: str, upto: int, count: int) -> int:
-        """Return the sequence `count` records back in a stream, counted from `upto`; 0 if there are fewer."""
+        """Return the sequence `count` records before `upto` in a stream, or 0 if there are fewer."""
         return await self._get_open_store().sequence_before(scope, upto, max(1, count))
 
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
@@ -124,7 +124,7 @@ class StateReader:
     # --- members
 
     async def find_membership(self, scope: str, member: str) -> Membership | None:
-        """Return the membership of a member in a stream, from one snapshot, or None if it is not a member."""
+        """Return a member's membership in a stream, from one snapshot, or None if it is not a member."""
         identity = (scope, member)
         read_set = ReadSet(
             lanes={self.lane(scope)},
@@ -141,17 +141,17 @@ class StateReader:
         return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0), role)
 
     async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
-        """Return the pairs of stream and name that are memberships, from one snapshot."""
+        """Return the given pairs of stream and name that are memberships, from one snapshot."""
         wanted = set(identities)
         read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
         return set((await self._load(read_set)).members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
-        """Return members of a stream by name, each with its role and its acknowledged sequence."""
+        """Return members of a stream by name, each with its role and acknowledged sequence."""
         return await self._get_open_store().members(scope, after, clamp_limit(limit, self._limits))
 
     async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
-        """Return the streams of a member whose names have a prefix, by name."""
+        """Return a member's streams whose names start with a prefix, by name."""
         if not prefix:
             raise ValueError("prefix must not be empty")
         return await self._get_open_store().memberships(member, prefix, after, clamp_limit(limit, self._limits))
@@ -165,9 +165,9 @@ class StateReader:
         return page.records[0] if page.records else None  # a leap skipped the position
 
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
-        """Return the proof of a record if its block is cached in this process.
+        """Return the attestation of a record if this process has its block in the cache.
 
-        With `now_ms`, return None also for a record older than `limits.cache_ttl_ms`, as for answers to retries.
+        If `now_ms` is given, also return None for a record older than `limits.cache_ttl_ms`, as for answers to retries.
         """
         return self._cache.find_attestation(receipt, now_ms)
 
@@ -178,7 +178,8 @@ class StateReader:
         return await self._get_open_store().blocks(self.lane(scope), after, limit, scope)
 
     async def follow_blocks(self, scope: str, after: int = 0) -> AsyncGenerator[Sequence[ScopedBlock], None]:
-        """Iterate over all blocks above a height and all later ones, each once, in order. Close it (`aclosing`)."""
+        """Iterate over all blocks above a height and all later ones, each once, in order. Close the iterator with
+        `aclosing`."""
         lane = self.lane(scope)
         commit_signal = _CommitSignal()
         await self._tailers.listen(lane, commit_signal)
@@ -210,7 +211,7 @@ class _CommitSignal:
         self.fail(ClosedError("the log is closed"))
 
     async def wait(self) -> None:
-        """Wait for new records. Raises the error that ends the delivery."""
+        """Wait for new records. Raises the error that stops delivery."""
         await self._signal.wait()
         self._signal.clear()
         if self._error is not None:

@@ -1,8 +1,8 @@
 """Delivers records by position, never by verdict.
 
-One tailer per lane reads the store from the last delivered position. The committer wakes it, or a poll that finds
-commits by other processes. The tailer delivers each record to all subscriptions that include it. Therefore a commit
-whose answer was lost is delivered once, and a retry is not delivered again.
+One tailer per lane reads the store from the last delivered position. It is woken by the committer, or by a poll that
+detects commits by other processes. The tailer delivers each record to all subscriptions that include it. A commit whose
+answer was lost is therefore still delivered once, and a retry is not delivered again.
 """
 
 import asyncio
@@ -26,28 +26,29 @@ from oncelog.storage.store import Query, Store
 PAGE_RECORDS: Final = 500
 BUFFERED_RECORDS_MAX: Final = 5_000
 BUFFERED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Limit of the commits that are buffered during a read. Above it the buffer is dropped, and the store is read."""
+"""Limit on the commits that are buffered during a read. Above it the buffer is dropped and the store is read
+instead."""
 FAILED_POLLS_MAX: Final = 100
-"""Failed polls in a row after which the readers get the error. Earlier failures are only logged."""
+"""Number of failed polls in a row after which readers receive the error. Earlier failures are only logged."""
 
 
 class RecordListener(Protocol):
     """Receives the records of a lane without a queue."""
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Handle the next records, in order and without gaps. Must not raise, and must be fast."""
+        """Handle the next records, in order and without gaps. Must be fast and must not raise."""
 
     def fail(self, error: Exception) -> None:
-        """Handle the error that ends the delivery."""
+        """Handle the error that stops delivery."""
 
     def close(self) -> None:
-        """Handle the end of the delivery: the log is being closed."""
+        """Handle the end of delivery, because the log is being closed."""
 
 
 class Tailer(LaneReader):
     """The only reader of a lane. It runs while there are subscriptions or listeners.
 
-    It delivers a record only after all earlier changes of members, so that a removed member gets no record that was
+    It delivers a record only after all earlier membership changes, so that a removed member receives no record that was
     committed after its removal.
     """
 
@@ -64,13 +65,13 @@ class Tailer(LaneReader):
         self.listeners: list[RecordListener] = []
         self._newest = position
         self._revision = 0
-        """Revision of the newest position. Changes of members up to it are delivered first."""
+        """Revision at the newest position. Membership changes up to it are delivered first."""
         self._buffered: list[tuple[Sequence[Record], LaneHead]] = []
-        """Commits by this process during a read."""
+        """Commits that this process made during a read."""
         self._buffered_records = 0
         self._buffered_bytes = 0
         self._rewinds = 0
-        """Number of times that the lane went back."""
+        """How often the lane has been rewound."""
 
     def __len__(self) -> int:
         return len(self._subscriptions) + len(self.listeners)
@@ -80,7 +81,7 @@ class Tailer(LaneReader):
         return len(self) > 0 and self.position < self._newest
 
     def subscribe(self, partitions: frozenset[str], stream: str | None) -> Subscription:
-        """Return a subscription to all later records of some partitions, of a stream, or of the lane."""
+        """Return a subscription to all later records in some partitions, in a stream, or in the lane."""
         if not self._subscriptions:
             self._error, self._failed_polls = None, 0
         start = Cursor(self.position, self._store.epoch, format_order(None, self.lane))
@@ -98,17 +99,17 @@ class Tailer(LaneReader):
                 del self._groups[key]
 
     def wake(self, newest: int, revision: int = 0) -> None:
-        """Read up to a position and revision of the lane, unless both are delivered."""
+        """Read up to a position and revision of the lane, unless both are already delivered."""
         self._newest = max(self._newest, newest)
         self._revision = max(self._revision, revision)
         self._wake()
 
     def notify_commit(self, records: Sequence[Record], head: LaneHead) -> None:
-        """Handle records that this process made durable, and the head after them.
+        """Handle records that this process made durable, and the resulting head.
 
         Records that follow the last delivered position are delivered without a read. If another process committed in
-        between, the tailer reads the store. During a read the records are buffered: under a steady load the tailer
-        would otherwise never catch up.
+        between, the tailer reads the store. During a read the records are buffered, because otherwise the tailer would
+        never catch up under a steady load.
         """
         if self._task is not None:
             if records:
@@ -132,22 +133,23 @@ class Tailer(LaneReader):
             self._deliver_next(records, head)
 
     def take_buffered(self) -> list[tuple[Sequence[Record], LaneHead]]:
-        """Return the buffered commits and empty the buffer. Records that are not delivered are read from the store."""
+        """Return the buffered commits and empty the buffer. Records that are not delivered from it are read from the
+        store."""
         buffered, self._buffered = self._buffered, []
         self._buffered_records = self._buffered_bytes = 0
         return buffered
 
     def _deliver_next(self, records: Sequence[Record], head: LaneHead) -> None:
-        """Deliver records that follow the last delivered position, if all earlier changes of members are delivered."""
+        """Deliver records that follow the last delivered position, if all earlier membership changes are delivered."""
         is_next = bool(records) and records[0].position == self.position + 1
         if is_next and not self.members.is_behind(head.revision):
             self._newest = max(self._newest, head.position)
             self._deliver(records)
 
     def poll(self, newest: int, revision: int = 0) -> None:
-        """As `wake`, at regular intervals. Counts failed reads.
+        """Like `wake`, but called at regular intervals. Counts failed reads.
 
-        Failures are counted per poll: per read, a high rate of commits would reach the limit at once.
+        Failures are counted per poll. Counted per read, a high commit rate would reach the limit immediately.
         """
         if self._error is not None:
             self.count_failed_poll(self._error)
@@ -156,14 +158,14 @@ class Tailer(LaneReader):
         self.wake(newest, revision)
 
     def count_failed_poll(self, error: Exception) -> None:
-        """Count a failed read. After `FAILED_POLLS_MAX` in a row, the readers get the error."""
+        """Count a failed read. After `FAILED_POLLS_MAX` in a row, readers receive the error."""
         self._error = None
         self._failed_polls += 1
         if self._failed_polls >= FAILED_POLLS_MAX:
             self._fail(error)
 
     def rewind(self, head: LaneHead) -> None:
-        """End the delivery, because the lane lost records that its readers have. They must start again."""
+        """Stop delivery, because the lane has lost records that its readers have. The readers must start again."""
         message = f"lane {self.lane} went back to revision {head.revision}: it has lost records that were read"
         self._fail(HistoryChangedError(message, self._store.epoch, head.position))
         self.position = self._newest = head.position
@@ -196,13 +198,13 @@ class Tailer(LaneReader):
             self.take_buffered()
 
     async def _read_next(self) -> bool:
-        # Not beyond the newest position: a commit during the read may follow a change of members.
+        # Do not read beyond the newest position: a commit during the read may follow a membership change.
         query = Query(lane=self.lane, after=self.position, upto=self._newest, limit=PAGE_RECORDS)
         history = self._rewinds
         await self.members.wait_for_revision(self._revision)
         try:
             page = await self._store.read(query)
-        except HistoryChangedError as error:  # a later read fails as well
+        except HistoryChangedError as error:  # later reads would fail as well
             self._fail(error)
             return False
         if history != self._rewinds:
@@ -231,7 +233,7 @@ class Tailer(LaneReader):
 
 
 class Tailers:
-    """Tailers of all lanes, and the poll that finds commits by other processes."""
+    """The tailers of all lanes, and the poll that detects commits by other processes."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
@@ -243,26 +245,26 @@ class Tailers:
         self._is_closed = False
 
     async def subscribe(self, lane: int, partitions: Iterable[str] = (), stream: str | None = None) -> Subscription:
-        """Return a subscription to a lane, to some partitions of it, or to a stream in it."""
+        """Return a subscription to a lane, to some of its partitions, or to one of its streams."""
         tailer = await self._get_tailer(lane)
         if sum(map(len, self._tailers.values())) >= self._limits.subscriptions_max:
             raise LimitExceededError("subscriptions_max", self._limits.subscriptions_max)
         return tailer.subscribe(frozenset(partitions), stream)
 
     async def listen(self, lane: int, listener: RecordListener) -> int:
-        """Deliver to a listener all records after the returned position."""
+        """Deliver all records after the returned position to a listener."""
         tailer = await self._get_tailer(lane)
         tailer.listeners.append(listener)
         return tailer.position
 
     def unlisten(self, lane: int, listener: RecordListener) -> None:
-        """End the delivery to a listener."""
+        """Stop delivery to a listener."""
         if lane in self._tailers:
             with suppress(ValueError):
                 self._tailers[lane].listeners.remove(listener)
 
     async def listen_members(self, listener: MemberListener) -> None:
-        """Deliver to a listener all later changes and acknowledgements of members, in the streams of all lanes."""
+        """Deliver all later membership changes and acknowledgements, in the streams of all lanes, to a listener."""
         heads = await self._get_heads()
         for lane in range(1, self._store.settings.lanes + 1):
             head = heads.get(lane) or LaneHead()
@@ -281,9 +283,9 @@ class Tailers:
         return heads
 
     async def _get_tailer(self, lane: int) -> Tailer:
-        """Return the tailer of a lane, which is watched from now on; add a reader before any `await`.
+        """Return the tailer of a lane and start watching it. The caller must add a reader before any `await`.
 
-        Without readers it starts at the newest position.
+        A tailer without readers starts at the newest position.
         """
         tailer = self._tailers.get(lane)
         if tailer is None or not len(tailer):
@@ -295,7 +297,7 @@ class Tailers:
         return tailer
 
     def _add_tailer(self, lane: int, head: LaneHead) -> Tailer:
-        """Return the tailer of a lane, which another caller may have added meanwhile."""
+        """Return the tailer of a lane, adding it unless another caller has done so in the meantime."""
         return self._tailers.setdefault(lane, Tailer(self._store, lane, head.position, self._limits))
 
     def _start_watching(self) -> None:
@@ -307,7 +309,7 @@ class Tailers:
         """Yield all records of a query in batches: first from the store, then as they are committed.
 
         A slow reader continues from the store, so it needs no more memory than other readers and misses nothing. The
-        iterator ends when the log is closed. Raises the error of the store after `FAILED_POLLS_MAX` failed polls.
+        iterator ends when the log is closed. Raises the store's error after `FAILED_POLLS_MAX` failed polls.
         """
         query = await build_query()
         lane = query.lane if query.stream is None else compute_lane(query.stream, self._store.settings.lanes)
@@ -354,13 +356,14 @@ class Tailers:
         for lane, head in changes.heads.items():
             tailer = self._tailers.get(lane)
             if tailer is not None:
-                # Changes of members first: a removed member must not get records of the commit that removed it.
+                # Deliver membership changes first: a removed member must not receive records of the commit that removed
+                # it.
                 tailer.members.notify_commit(changes, head)
                 if len(tailer):
                     tailer.notify_commit(by_lane[lane], head)
 
     def drop_buffered(self) -> None:
-        """Drop the buffers, because records were erased. The store is read instead."""
+        """Drop the buffers, because records were erased. Tailers read the store instead."""
         for tailer in self._tailers.values():
             tailer.take_buffered()
 
@@ -378,7 +381,8 @@ class Tailers:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wakeup.wait(), self._limits.poll_ms / 1000)
             self._wakeup.clear()
-            # Taken before the poll: a commit during the poll may be newer than the heads that the poll returns.
+            # Read the revisions before the poll: a commit during the poll may be newer than the heads that the poll
+            # returns.
             revisions = {lane: tailer.members.revision for lane, tailer in self._tailers.items()}
             try:
                 heads = await self._store.heads()

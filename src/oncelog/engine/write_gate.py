@@ -1,4 +1,4 @@
-"""Decides whether the log accepts new writes: the disk has space, and no operator has set the log read-only.
+"""Decides whether the log accepts new writes: the disk must have space, and no operator may have set the log read-only.
 
 A read-only log still serves reads and answers retries. It also accepts writes that end or free something: completions
 of leased work, cursors, erasures, and members that leave or are removed. The disk limits leave space for these.
@@ -20,30 +20,31 @@ from oncelog.storage.store import Store
 PAUSE_MS_MAX: Final = 10_000
 """Maximum pause between two probes of a disk that was found full repeatedly."""
 PROBE_FREE_BYTES_MIN: Final = 2**20
-"""Free bytes below which a disk still counts as full: the small write of a probe fits where no commit does."""
+"""Free bytes below which a disk still counts as full: a probe's small write can succeed where a commit cannot."""
 RETRY_AFTER_MS: Final = 5000
-"""Delay that a refused client should wait before it sends the write again."""
+"""How long a refused client should wait before it sends the write again."""
 HYSTERESIS_PERCENT: Final = 10
-"""Default distance from a limit at which the log accepts new writes again."""
+"""Default distance from a limit at which the log accepts new writes again, in percent of the limit."""
 
 
 class DiskLimits(Struct, frozen=True, kw_only=True):
     """Limits at which a log refuses new writes because its disk is nearly full. 0 disables a limit."""
 
     free_bytes_min: int = 0
-    """Free bytes of the file system of a log in a file, minus its -wal. Below this the log refuses new writes."""
+    """Minimum free bytes of a log file's file system, minus the size of its -wal. Below this the log refuses new
+    writes."""
     free_again_bytes_min: int = 0
-    """Free bytes from which on the log accepts new writes again, at least `free_bytes_min`. 0 is a tenth more than
+    """Free bytes from which the log accepts new writes again, at least `free_bytes_min`. 0 means a tenth more than
     `free_bytes_min`."""
     store_bytes_max: int = 0
-    """Bytes of the database or the file. Above this the log refuses new writes."""
+    """Maximum size of the database or file. Above this the log refuses new writes."""
     store_again_bytes_max: int = 0
-    """Bytes up to which the log accepts new writes again, at most `store_bytes_max`. 0 is a tenth less than
+    """Size up to which the log accepts new writes again, at most `store_bytes_max`. 0 means a tenth less than
     `store_bytes_max`."""
     look_ms: int = 1000
     """Interval between polls of the free bytes, and minimum interval between probes of a full disk."""
     store_look_ms: int = 10_000
-    """Interval between measurements of the store. Adding up the bytes of a large database takes a while."""
+    """Interval between measurements of the store's size, which take a while for a large database."""
 
     def __post_init__(self) -> None:
         may_be_zero = [name for name in self.__struct_fields__ if "bytes" in name]
@@ -51,13 +52,13 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def free_again_bytes(self) -> int:
-        """Free bytes from which on the log accepts new writes again."""
+        """Free bytes from which the log accepts new writes again."""
         margin = self.free_bytes_min * HYSTERESIS_PERCENT // 100
         return max(self.free_again_bytes_min or self.free_bytes_min + margin, self.free_bytes_min)
 
     @property
     def store_again_bytes(self) -> int:
-        """Bytes of the store up to which the log accepts new writes again."""
+        """Store size up to which the log accepts new writes again."""
         margin = self.store_bytes_max * HYSTERESIS_PERCENT // 100
         return min(self.store_again_bytes_max or self.store_bytes_max - margin, self.store_bytes_max)
 
@@ -75,7 +76,7 @@ class ReadOnlyReason(Enum):
 
 
 class WriteGate:
-    """Accepts or refuses the new writes of one log in one process. Used in the event loop only."""
+    """Accepts or refuses new writes to one log in one process. Used only in the event loop."""
 
     def __init__(self, store: Store, disk_limits: DiskLimits | None) -> None:
         self._store = store
@@ -83,39 +84,40 @@ class WriteGate:
         """None disables polling: only an operator can then set the log read-only."""
         self._reasons: dict[ReadOnlyReason, str] = {}
         self.on_change: Callable[[bool, str, str], None] | None = None
-        """Called when the log starts or stops to refuse new writes: with whether it does, why, and the actor."""
+        """Called when the log starts or stops refusing new writes, with whether it refuses them, the reason, and the
+        actor."""
         self._poll_task: asyncio.Task[None] | None = None
         self._since_store_poll_ms = 0
-        """Time since the last measurement of the store."""
+        """Time since the store was last measured."""
         self._pause_ms = 0
         """Pause before the next probe of a full disk."""
         self._waited_ms = 0
         """Time since the disk was found full, or since the last probe."""
         self._not_full_ms = PAUSE_MS_MAX
-        """How long the disk has not been full."""
+        """Time since the disk was last found full."""
         self.free_bytes: int | None = None
         """Free bytes at the last poll."""
         self.store_bytes: int | None = None
-        """Bytes of the store at the last measurement."""
+        """Size of the store at the last measurement."""
 
     @property
     def message(self) -> str:
-        """Why the log refuses new writes, in words; empty if it accepts them."""
+        """Why the log refuses new writes, as a message. Empty if it accepts them."""
         return "; ".join(self._reasons.values())
 
     @property
     def reasons(self) -> frozenset[ReadOnlyReason]:
-        """Why the log refuses new writes, for programs."""
+        """Why the log refuses new writes, as values for programs."""
         return frozenset(self._reasons)
 
     def refresh_message(self) -> str:
-        """Poll the free bytes before a commit, and return the message."""
+        """Measure the free bytes before a commit, and return the message."""
         if self.disk_limits is not None and self.disk_limits.free_bytes_min:
             self._poll_disk()
         return self.message if self._reasons else ""
 
     def set_read_only(self, *, is_read_only: bool, actor: str = "") -> None:
-        """Set the log read-only by an operator, or end that."""
+        """Make the log read-only on behalf of an operator, or writable again."""
         self._set_reason(ReadOnlyReason.OPERATOR, is_read_only, "an operator has set it so", actor)
 
     def set_limits(self, disk_limits: DiskLimits | None) -> None:
@@ -133,7 +135,7 @@ class WriteGate:
         """Refuse new writes after a commit that failed because the disk is full."""
         if self.disk_limits is not None and isinstance(error, DiskFullError):
             if ReadOnlyReason.FULL not in self._reasons:
-                # A probe is small and may succeed where a large commit fails. Pauses grow if that happens repeatedly.
+                # A probe is small and may succeed where a large commit fails. If that happens repeatedly, pauses grow.
                 self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX) if self._not_full_ms < PAUSE_MS_MAX else 0
                 self._pause_ms = max(self._pause_ms, self.disk_limits.look_ms)
                 self._waited_ms = 0
@@ -142,7 +144,7 @@ class WriteGate:
     # --- polling
 
     async def start(self) -> None:
-        """Check all limits, and start to poll."""
+        """Check all limits and start polling."""
         if self.disk_limits is not None:
             self._poll_disk()
             await self._poll_store()
@@ -168,7 +170,7 @@ class WriteGate:
             if disk_limits is not None and self._since_store_poll_ms >= disk_limits.store_look_ms:
                 self._since_store_poll_ms = 0
                 await self._poll_store()
-            # The write-ahead log occupies space, and no commit arrives to empty it.
+            # The write-ahead log uses space, and no commit arrives that would empty it.
             if ReadOnlyReason.FREE in self._reasons and await self._try_call(self._store.scrub, "scrubbing failed"):
                 self._poll_disk()
             if ReadOnlyReason.FULL not in self._reasons:
@@ -205,7 +207,8 @@ class WriteGate:
         resume_limit: int,
         message: str,
     ) -> None:
-        """Set or clear a reason. Once it is set, `resume_limit` applies, so that it does not change with every poll."""
+        """Set or clear a reason. Once set, it is cleared at `resume_limit`, so that it does not change with every
+        poll."""
         if not limit:
             self._set_reason(reason, False)
         elif found is not None:
@@ -213,7 +216,7 @@ class WriteGate:
             self._set_reason(reason, is_active, message)
 
     async def _poll_store(self) -> None:
-        # A slow reader may have kept bytes in the write-ahead log, and no commit arrives to remove them.
+        # A slow reader may have kept bytes in the write-ahead log, and no commit arrives that would remove them.
         if ReadOnlyReason.SIZE in self._reasons and not await self._try_call(self._store.scrub, "scrubbing failed"):
             return
         await self._try_call(self._measure_store, "measuring the store failed")
@@ -232,7 +235,7 @@ class WriteGate:
             self._set_reason(ReadOnlyReason.FULL, False)
 
     async def _try_call(self, call: Callable[[], Awaitable[object]], failure: str) -> bool:
-        """Return whether the call succeeded. No error may end the polling."""
+        """Return whether the call succeeded. Errors are only logged, so that polling continues."""
         try:
             await call()
         except OncelogError as error:

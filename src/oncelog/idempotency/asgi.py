@@ -2,14 +2,14 @@
 
     app.add_middleware(IdempotencyMiddleware, log="app.db", scope=lambda connection: str(connection["user"].id))
 
-The middleware stores the first response under a key, with status, headers and body, before it sends it. A retry gets
-the stored response, marked with `Idempotent-Replayed: true`, and does not reach the application. Several worker
-processes may share one file.
+The middleware stores the first response under a key (status, headers and body) before sending it. A retry gets the
+stored response, marked with `Idempotent-Replayed: true`, and does not reach the application. Several worker processes
+may share one file.
 
-Install it behind the authentication: `scope` returns the user to whom the key belongs, so that no user gets the
-response of another user. The middleware does not store responses after which a retry may succeed (429, 5xx; see
-`store_status`). It stores nothing if the application raises: the application then handles the retry.
-docs/guides/idempotency-key.md has the details.
+Install it behind authentication: `scope` returns the user to whom the key belongs, so that no user gets another user's
+response. The middleware does not store responses after which a retry may succeed (429, 5xx; see `store_status`). If the
+application raises, nothing is stored and the application handles the retry. docs/guides/idempotency-key.md has the
+details.
 """
 
 import asyncio
@@ -61,24 +61,26 @@ METHODS: Final = ("POST", "PATCH")
 STATUSES: Final = range(200, 600)
 """Statuses of final responses."""
 STORED_STATUSES: Final = frozenset(STATUSES) - {401, 403, 408, 425, 429} - frozenset(range(500, 600))
-"""Statuses that are stored by default. Other responses depend on credentials, time or faults: a retry may succeed."""
+"""Statuses that are stored by default. Other responses depend on credentials, timing or faults, so a retry may
+succeed."""
 RETRY_AFTER_MS: Final = 1000
-"""Retry delay while another request with the key runs. The end of its lease is not used, because it is renewed."""
+"""Retry delay while another request with the key runs. The expiry of its lease says little, because the lease is
+renewed."""
 _MIB: Final = 2**20
 _BYPASS_EXTENSIONS: Final = frozenset(
     {"http.response.trailers", "http.response.pathsend", "http.response.zerocopysend"}
 )
-"""Extensions that send a response without passing its body to the middleware."""
+"""Server extensions that send a response body without passing it through the middleware."""
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
-"""Headers of a connection (RFC 9110, 7.6.1), which a retry on another connection must not get."""
+"""Connection-specific headers (RFC 9110, 7.6.1), which a retry on a different connection must not receive."""
 _KEY: Final = re.compile(
     rb'"(?P<quoted>(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"|(?P<bare>[\x21\x23-\x7e][\x21-\x7e]*)'
 )
-"""Value of the header: a string of RFC 8941, or visible ASCII characters without quotes around them."""
+"""Value of the header: an RFC 8941 string, or visible ASCII characters without surrounding quotes."""
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
-"""Escaped character in a string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
+"""Escape sequence in an RFC 8941 string, which is printable ASCII with a backslash before quotes and backslashes."""
 _PROBLEM: Final = "urn:oncelog:problem:"
 _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] = {
     ConflictError: (
@@ -90,18 +92,18 @@ _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] 
     InFlightError: (409, "in-flight", "A request with this Idempotency-Key is being carried out.", RETRY_AFTER_MS),
     ResultErasedError: (410, "answer-erased", "The request was carried out; its answer has been erased since.", None),
 }
-"""Problem for each error with which the log refuses a request."""
+"""The problem response for each error with which the log refuses a request."""
 _BUSY_RESPONSES: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
     "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
     "read_only": (503, "read-only", "No new requests are carried out for now. Try again later."),
     "quota_exceeded": (507, "quota-exceeded", "There is no more room for new requests. Try again later."),
 }
-"""Problem for each reason of a `BusyError`: the application does not see the request."""
+"""The problem response for each reason of a `BusyError`. The application does not see the request."""
 
 
 class _StoredResponse(Struct):
-    """Head of a stored response. The body follows after a zero byte, which JSON does not contain."""
+    """Head of a stored response, in JSON. The body follows a zero byte, which JSON cannot contain."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -111,7 +113,7 @@ class _StoredResponse(Struct):
 
 @dataclass(eq=False)
 class _Problem(Exception):  # noqa: N818 - it never leaves this module
-    """Error response of the middleware itself, as application/problem+json."""
+    """An error response from the middleware itself, as application/problem+json."""
 
     status: int
     kind: str
@@ -120,7 +122,7 @@ class _Problem(Exception):  # noqa: N818 - it never leaves this module
 
 
 class IdempotencyMiddleware:
-    """ASGI middleware that answers a repeated request from the log; see the module's docstring."""
+    """ASGI middleware that answers repeated requests from the log. See the module docstring."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, all but two with a safe default
         self,
@@ -143,20 +145,20 @@ class IdempotencyMiddleware:
     ) -> None:
         """Store the responses of `app` in `log`: an open log, a function that returns one, or the path of a log.
 
-        The middleware opens a log that is given by its path before the application's lifespan, or with the first
-        request, and closes it after the lifespan.
+        A log given by its path is opened before the application's lifespan or with the first request, and closed after
+        the lifespan.
 
-        `scope` returns the authenticated user from the ASGI scope of a connection; None passes the request on without
-        a check of its key. With `required`, requests of `methods` without a key are refused with 400. While another
-        request with the key runs, the response is 409, or with `in_flight="wait"` the response to that request, after a
-        wait of at most `wait_s`. Requests with a key and more than `request_bytes_max` are refused with 413. A response
-        of more than `answer_bytes_max` is sent but not stored: a retry gets 409, which says that the request was
-        carried out.
+        `scope` returns the authenticated user from a connection's ASGI scope. If it returns None, the request is passed
+        on without checking its key. With `required`, requests of `methods` without a key are refused with 400. While
+        another request with the key runs, the response is 409, or with `in_flight="wait"` the response to that request,
+        after at most `wait_s`. Requests with a key and a body larger than `request_bytes_max` are refused with 413. A
+        response larger than `answer_bytes_max` is sent but not stored: a retry gets a 409 that explains that the
+        request was carried out.
 
-        `store_status` contains the statuses whose responses are stored, or is a function that returns whether to store
-        a status. After any other response, the application handles the next request with the key. `fingerprint` is a
-        function, sync or async, that returns 1 to 64 bytes for an `HttpRequest`: requests with one key count as equal
-        if these bytes are equal.
+        `store_status` is a collection of the statuses whose responses are stored, or a function that returns whether to
+        store a status. After any other response, the application handles the next request with the key. `fingerprint`
+        is a sync or async function that returns 1 to 64 bytes for an `HttpRequest`. Requests with the same key are
+        equal if these bytes are equal.
         """
         self._wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
         if not isinstance(log, Log | str | os.PathLike) and not callable(log):
@@ -240,7 +242,8 @@ class IdempotencyMiddleware:
             raise _Problem(*_REFUSALS[type(error)]) from error
 
     async def _run_app(self, log: Log, lease: HeldLease, scope: Scope, receive: Receive, send: Send) -> None:
-        # Change the scope in place: outer middleware may read what the application adds to it, such as the route.
+        # Change the scope in place, because outer middleware may read what the application adds to it, such as the
+        # route.
         extensions = scope.get("extensions") or {}
         if not _BYPASS_EXTENSIONS.isdisjoint(extensions):
             scope["extensions"] = {
@@ -250,7 +253,7 @@ class IdempotencyMiddleware:
         try:
             await self._app(scope, receive, answer)
         finally:
-            # Waiting requests must not wait for a response that will not come. A stored response remains stored.
+            # Waiting requests must not wait for a response that never comes. A stored response remains stored.
             if not answer.is_settled:
                 await log.leases.release(lease)
 
@@ -299,7 +302,7 @@ class IdempotencyMiddleware:
 
 
 def _replay_message(message: Message, receive: Receive) -> Receive:
-    """Return a `receive` that first returns a message that was already received."""
+    """Return a `receive` that first returns an already received message."""
     messages = [message]
 
     async def replay() -> Message:
@@ -309,7 +312,7 @@ def _replay_message(message: Message, receive: Receive) -> Receive:
 
 
 class _ResponseRecorder:
-    """Collects the application's response, stores it, and then sends it."""
+    """Collects the application's response, stores it and then sends it."""
 
     def __init__(self, log: Log, lease: HeldLease, send: Send, stored_statuses: frozenset[int], bytes_max: int) -> None:
         self._log = log
@@ -320,9 +323,9 @@ class _ResponseRecorder:
         self._start: Message | None = None
         self._buffer = bytearray()
         self.is_settled = False
-        """Whether the lease has ended: further messages of the application are sent directly."""
+        """Whether the lease has ended. Further messages from the application are then sent directly."""
         self._is_replaced = False
-        """Whether the client got a problem instead of the response."""
+        """Whether the client was sent a problem instead of the response."""
 
     async def __call__(self, message: Message) -> None:
         if self._is_replaced:
@@ -364,7 +367,7 @@ class _ResponseRecorder:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def _store_response(self, start: Message, body: bytes | None) -> None:
-        """Store the response. None stands for a body that is too large: only the status is stored then."""
+        """Store the response, or only its status if the body is None because it is too large."""
         encoded = _encode_response(start, body)
         if len(encoded) > self._log.limits.body_bytes_max:
             encoded = _encode_response(start, None)
@@ -400,7 +403,7 @@ def _parse_key(values: Sequence[bytes]) -> bytes:
 
 
 def _build_stream_name(user: str) -> str:
-    """Return the stream of a user. A user name that cannot be part of a stream name is hashed instead of refused."""
+    """Return a user's stream. A user name that cannot be part of a stream name is hashed instead of refused."""
     stream = scope_of("http", user)
     if len(stream) <= NAME_CHARACTERS_MAX and stream.isprintable():
         return stream
@@ -408,7 +411,7 @@ def _build_stream_name(user: str) -> str:
 
 
 def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
-    """Return the statuses to store. Calls a function for all statuses, so that its faults show at the start."""
+    """Return the statuses to store. Calls a function for every status, so that its faults surface at startup."""
     if callable(store_status):
         found = {status: store_status(status) for status in STATUSES}
         for status, is_stored in found.items():
@@ -428,7 +431,7 @@ def _collect_stored_statuses(store_status: StoreStatus) -> frozenset[int]:
 
 
 async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """Return the body of a request, or None if the client disconnected before it sent all of it."""
+    """Return the body of a request, or None if the client disconnected before sending all of it."""
     body = bytearray()
     while True:
         message = await receive()

@@ -1,4 +1,4 @@
-"""Identity of a call: the name of its function, and its arguments in canonical form. Options for waiting callers."""
+"""The identity of a call (its function's name and canonical arguments), and the options for waiting callers."""
 
 import dataclasses
 import inspect
@@ -18,20 +18,20 @@ from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Ord
 from oncelog.errors import CanonicalError
 
 KEY_BYTES: Final = 16
-"""Length of a key that is computed from arguments."""
+"""Length of a key computed from arguments."""
 
 Key = bytes | str | UUID
 InFlight = Literal["wait", "raise"]
 NAME_MAX: Final = 256
-"""Maximum characters of a function's name, which is part of the name of its stream."""
+"""Maximum length of a function's name, which is part of its stream's name."""
 _EXACT_MAX: Final = 2**53 - 1
 _MAIN: Final = ("__main__", "__mp_main__")
-"""Names of a script's main module. Workers of multiprocessing use the second one."""
+"""Names of a script's main module. Multiprocessing workers use the second one."""
 _NON_NAME_CHARACTERS: Final = re.compile(r"[^a-z0-9_.-]+")
 
 
 class WaitOptions(TypedDict):
-    """Fields of `Work` that options of the caller set."""
+    """Fields of `Work` that the caller's options set."""
 
     waits: bool
     wait_ms: int | None
@@ -40,7 +40,7 @@ class WaitOptions(TypedDict):
 
 
 def check_name(name: object) -> str:
-    """Return the name of a function. Raises ValueError if a log cannot store it."""
+    """Return a function name. Raises ValueError if a log cannot store it."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable():
         raise ValueError(f"name must be a text of 1 to {NAME_MAX} printable characters, not {name!r}"[:200])
     return name
@@ -69,7 +69,7 @@ def get_module_name(module: str) -> str:
 
 
 def build_policy(kind: str, name: str, retention: Retention) -> Policy:
-    """Return the policy for calls of a function. Each function has a policy, so the log refuses a changed retention."""
+    """Build the policy for a function's calls. Each function has its policy, so the log refuses a changed retention."""
     plain = _NON_NAME_CHARACTERS.sub("-", name.lower())
     policy = f"{kind}.{plain}"
     if plain != name or len(policy) > NAME_CHARACTERS_MAX:
@@ -79,7 +79,7 @@ def build_policy(kind: str, name: str, retention: Retention) -> Policy:
 
 
 def build_leased_policy(name: str, retention: Retention) -> Policy:
-    """Return a policy for work that runs once, under a lease."""
+    """Build a policy for work that runs once, under a lease."""
     return Policy(
         name=name,
         key_bytes=(1, KEY_BYTES_MAX),
@@ -91,7 +91,8 @@ def build_leased_policy(name: str, retention: Retention) -> Policy:
 
 
 def check_wait_options(in_flight: str, wait_s: float | None, lease_s: float, run_s_max: float) -> WaitOptions:
-    """Return the options of a caller in milliseconds. Raises ValueError for an option that is out of range."""
+    """Check a caller's options and convert them to milliseconds. Raises ValueError for an option that is out of
+    range."""
     if in_flight not in ("wait", "raise"):
         raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
     return {
@@ -130,7 +131,7 @@ class Arguments:
             ]
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Return the canonical text of the arguments of a call.
+        """Return the canonical text of a call's arguments.
 
         Raises TypeError for arguments that the function does not accept, and CanonicalError for values that cannot be
         encoded.
@@ -142,7 +143,7 @@ class Arguments:
         return self._encode_tagged(values) if encoded is None else encoded
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value of each parameter. Simple calls, which are the most, avoid the slower `inspect`."""
+        """Return the value of each parameter. Simple calls, the most common, avoid the slower `inspect`."""
         if self._positional is not None and len(args) <= len(self._positional):
             values = dict(zip(self._positional, args, strict=False))
             if values.keys().isdisjoint(kwargs):
@@ -154,7 +155,8 @@ class Arguments:
         return dict(bound.arguments)
 
     def _encode_tagged(self, values: dict[str, Any]) -> bytes:
-        """Encode arguments with tagged values. Raises CanonicalError with the name of the argument at fault."""
+        """Encode arguments, tagging values that are not JSON. Raises CanonicalError with the name of the argument at
+        fault."""
         forms = {}
         for name, value in values.items():
             try:
@@ -173,7 +175,7 @@ _PLAIN: Final = (str, float, bool, type(None))
 def _tag(value: Any) -> Any:
     """Tag values that are not JSON with their class name, so that `Refund(5)` differs from `Charge(5)`.
 
-    `map` takes less of the stack of a deeply nested value than a comprehension.
+    For deeply nested values, `map` uses less stack than a comprehension.
     """
     if isinstance(value, list | tuple):
         return [*map(_tag, value)]
@@ -199,14 +201,14 @@ def _to_builtins(value: Any) -> Any:
 
 
 def to_json_arrays(value: Any) -> Any:
-    """Return a value with lists instead of tuples, which JSON does not have."""
+    """Convert the tuples in a value to lists, because JSON has no tuples."""
     if isinstance(value, dict):
         return dict(zip(value, map(to_json_arrays, value.values()), strict=True))
     return [*map(to_json_arrays, value)] if isinstance(value, list | tuple) else value
 
 
 def encode_key(key: object) -> bytes:
-    """Return the bytes of a caller's key: a text in UTF-8, or the 16 bytes of a UUID."""
+    """Encode a caller's key: a text in UTF-8, or a UUID as its 16 bytes."""
     try:
         raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Requests with an `Idempotency-Key`, and the fingerprints that tell whether two requests are equal."""
+"""HTTP requests with an `Idempotency-Key`, and the fingerprints by which they are compared."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,23 +12,23 @@ from oncelog.core.limits import FINGERPRINT_BYTES_MAX
 
 
 class HttpRequest(Struct, frozen=True):
-    """Request that the middleware passes to its fingerprint function."""
+    """A request, as the middleware passes it to its fingerprint function."""
 
     method: str
     path: bytes
-    """The path with its percent-encoding, if the server provides that."""
+    """The percent-encoded path, if the server provides it."""
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
-    """Headers in the order of the request. Names are in lower case."""
+    """Headers in request order. Names are in lower case."""
     body: bytes
 
     def header(self, name: str) -> bytes:
-        """Return the value of a header, joined with commas if it is repeated; empty if it is missing."""
+        """Return the value of a header, joined with commas if it is repeated, or empty if it is missing."""
         wanted = name.lower().encode()
         return b", ".join(value for found, value in self.headers if found == wanted)
 
     def fingerprint(self) -> bytes:
-        """Return the fingerprint that the middleware uses by default: SHA-256 of method, path, query and body."""
+        """Return the middleware's default fingerprint: the SHA-256 of method, path, query and body."""
         fields = (
             (b"method", self.method.encode()),
             (b"path", self.path),
@@ -42,7 +42,7 @@ Fingerprint = Callable[[HttpRequest], bytes | Awaitable[bytes]]
 
 
 def build_http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
-    """Return the request of an ASGI scope."""
+    """Build the request from an ASGI scope and its body."""
     return HttpRequest(
         method=scope["method"],
         path=scope.get("raw_path") or str(scope["path"]).encode("utf-8", "surrogatepass"),
@@ -53,7 +53,7 @@ def build_http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
 
 
 async def compute_fingerprint(request: HttpRequest, replacement: Fingerprint | None) -> bytes:
-    """Return the fingerprint of a request, by the application's function if there is one.
+    """Return the fingerprint of a request, computed by the application's function if it has one.
 
     Raises TypeError or ValueError unless that function returns 1 to 64 bytes.
     """

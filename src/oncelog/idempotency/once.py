@@ -1,12 +1,12 @@
-"""`once`: a decorator for functions that run once per key, however often they are called.
+"""`once`: a decorator that makes a function run once per key, however often it is called.
 
     log = oncelog.open_blocking("app.db")
 
     @oncelog.once(log, key=lambda order_id, amount: order_id)
     def charge(order_id: str, amount: int) -> Receipt: ...
 
-The first call with a key runs the function and stores its result. Later calls return the stored result, in all
-processes and after restarts, until the log forgets it. Concurrent calls wait for the running one.
+The first call with a key runs the function and stores its result. Later calls return the stored result, in any process
+and after restarts, until the log forgets it. Concurrent calls wait for the running one.
 """
 
 import functools
@@ -62,17 +62,19 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     ignore: Sequence[str] = (),
     result: Any = NO_RESULT,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function idempotent: an async one with a `Log`, any other with a `BlockingLog`, or with a `share`d log.
+    """Make a function idempotent: an async function with a `Log`, any other with a `BlockingLog`, or either with a
+    `share`d log.
 
     `log` may also be a function that returns the log. Calls with equal arguments count as one call. With `key`, calls
-    with equal keys do, and the same key with different arguments raises ConflictError. `ignore` lists parameters that
-    do not identify the call (`self`, a connection). `scope` separates keys that may be equal, such as the keys of two
+    with equal keys do, and reusing a key with different arguments raises ConflictError. `ignore` lists parameters that
+    do not identify the call (`self`, a connection). `scope` separates keys that may coincide, such as those of two
     users.
 
     Exceptions in `remember` are stored like results. After any other exception the next call runs the function again.
-    While another call runs, a call waits for at most `wait_s`; with `in_flight="raise"` it raises InFlightError.
-    `lease_s` is how long other processes wait after the running process died. The lease is renewed while the function
-    runs, for at most `run_s_max`. `name` replaces the function's name; under a new name all results are unknown.
+    While another call runs, a call waits for at most `wait_s`, or with `in_flight="raise"` raises InFlightError.
+    `lease_s` is how long other processes wait after the running process has died. The lease is renewed while the
+    function runs, for at most `run_s_max`. `name` replaces the function's name; under a new name, earlier results are
+    not found.
     """
     wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
     _check_log(log)
@@ -111,7 +113,8 @@ def _check_log(log: object) -> None:
 
 
 def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
-    """Return the work of a call of a decorated function, with its scope and key for `Log.lookup` and `Log.erase`."""
+    """Return the work that a call of a decorated function stands for, with its scope and key for `Log.lookup` and
+    `Log.erase`."""
     calls = getattr(function, "__oncelog__", None)
     if not isinstance(calls, _OnceOptions):
         raise TypeError(f"{function!r} is not decorated with once")
@@ -119,7 +122,7 @@ def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Wo
 
 
 class _OnceOptions(Struct, frozen=True, kw_only=True):
-    """Options of a decorated function."""
+    """The options of a decorated function."""
 
     policy: Policy
     arguments: Arguments
@@ -148,7 +151,7 @@ class _OnceOptions(Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache(maxsize=1024)
 def _build_stream_name(name: str, scope: str | None) -> str:
-    """Return the name of a separate stream for the function's results, which are numbered 1, 2, 3…"""
+    """Return the name of the function's own stream, in which its results are numbered 1, 2, 3…"""
     return scope_of("once", name) if scope is None else scope_of("once", name, scope)
 
 

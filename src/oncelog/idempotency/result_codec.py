@@ -1,4 +1,4 @@
-"""Encodes the outcome of a call as JSON, by the annotated return type of the function."""
+"""Encodes the outcome of a call as JSON, according to the function's annotated return type."""
 
 import inspect
 import typing
@@ -14,11 +14,11 @@ from oncelog.idempotency.call_key import get_module_name
 R = TypeVar("R")
 
 NO_RESULT: Final = object()
-"""Default of a result type: use the function's annotation."""
+"""Default result type: use the function's annotation."""
 
 
 class _StoredError(Struct):
-    """Stored exception: its name in `remember`, and the arguments and attributes to rebuild it."""
+    """Stored exception: its name in `remember`, and the arguments and attributes needed to rebuild it."""
 
     kind: str
     arguments: list[Any] = []
@@ -37,7 +37,8 @@ class _StoredOutcome(Struct, Generic[R], omit_defaults=True):
 
 
 class ResultCodec:
-    """Codec for the outcomes of a function. The decorator creates it, and reports types that cannot be encoded."""
+    """Codec for a function's outcomes. The decorator creates it when the function is defined, which reports types that
+    cannot be encoded."""
 
     def __init__(self, function: Callable[..., Any], result: Any, remembered_errors: Sequence[type[Exception]]) -> None:
         self._type = _get_result_type(function) if result is NO_RESULT else result
@@ -50,7 +51,7 @@ class ResultCodec:
         self._errors_by_name = {_get_error_name(error): error for error in self.remembered_errors}
 
     def encode_result(self, value: Any) -> tuple[bytes, Any]:
-        """Return the body for a value, and the value as all callers get it, decoded from the body.
+        """Return the body for a value, and the value decoded from that body, which all callers get.
 
         Raises ResultError if the value does not have the annotated type.
         """
@@ -67,7 +68,8 @@ class ResultCodec:
         return body, stored.result
 
     def encode_error(self, error: Exception) -> tuple[bytes, RaisedOutcome]:
-        """Return the body for a listed exception. If its arguments cannot be encoded, only its text is stored."""
+        """Return the body for an exception in `remember`. If its arguments cannot be encoded, only its text is
+        stored."""
         kind = next(kind for kind, listed in self._errors_by_name.items() if isinstance(error, listed))
         try:
             raised = _StoredError(kind, list(error.args), dict(vars(error)))
@@ -93,7 +95,7 @@ class ResultCodec:
         return stored.result
 
     def _rebuild_error(self, raised: _StoredError) -> Exception:
-        """Return a stored exception, without a call of `__init__`, whose parameters may differ from `args`."""
+        """Rebuild a stored exception without calling `__init__`, whose parameters may differ from `args`."""
         listed = self._errors_by_name.get(raised.kind)
         if listed is None:
             return ResultError(f"the call raised {raised.kind}, which is no longer listed in remember=…")

@@ -1,4 +1,4 @@
-"""Runs: a named tool runs once for its inputs, and its result is an event of a campaign.
+"""Runs: a named tool runs once for its inputs, and its result is stored as an event of a campaign.
 
     runs = oncelog.Runs(log)
     run = await runs.execute(
@@ -8,7 +8,7 @@
     run.event.output, run.event.ordinal, run.reused
     await runs.look_up(12, run.event.key)
 
-These six fields alone identify the run (RU-5). Events of a campaign are numbered 1, 2, 3…
+The six fields other than `tool` identify the run (RU-5). The events of a campaign are numbered 1, 2, 3…
 """
 
 import asyncio
@@ -39,15 +39,15 @@ from oncelog.idempotency.once import RUN_S_MAX
 logger: Final = logging.getLogger("oncelog.runs")
 
 SHADOW_VERSION: Final = 2
-"""Version of shadow keys that equal the keys of the original system. Earlier shadow keys have no version: their fields
-are in the order of key v2, so they cannot be compared with the keys of the original system."""
+"""Version of shadow keys that match the original system's keys. Earlier shadow keys have no version: their fields are
+in the order of key v2, so they cannot be compared with the original system's keys."""
 
 Tool = Callable[..., Any]
-"""Called with the members of `args` by name. Sync or async."""
+"""Function, sync or async, that is called with the members of `args` as keyword arguments."""
 
 
 class Shadow(Struct, frozen=True, kw_only=True):
-    """Fields of a key before v2, for observing a migration."""
+    """Fields of a key from before v2, for observing a migration."""
 
     execution_request_id: str | None
     replay_ordinal: int
@@ -55,7 +55,7 @@ class Shadow(Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(Struct, frozen=True, kw_only=True):
-    """Event of a run in its campaign, equal for all callers."""
+    """The event of a run in its campaign, identical for all callers."""
 
     type: str
     plan_id: str | None
@@ -66,11 +66,11 @@ class RunEvent(Struct, frozen=True, kw_only=True):
     """Arguments in canonical form, as in the key."""
     output: Any
     args_given: dict[str, Any] | None = None
-    """Arguments as the tool got them, if they differ from the canonical form."""
+    """Arguments as passed to the tool, if they differ from the canonical form."""
     shadow_key: str | None = None
-    """Key before v2 in hex, if the caller passed its fields."""
+    """Key from before v2 in hex, if the caller passed its fields."""
     shadow_version: int | None = None
-    """`SHADOW_VERSION`; None for a shadow key that an earlier version of Oncelog computed by another rule."""
+    """`SHADOW_VERSION`, or None for a shadow key that an earlier version of Oncelog computed by a different rule."""
     key: str = ""
     """Key of the run in hex."""
     ordinal: int = 0
@@ -86,17 +86,17 @@ class Run(Struct, frozen=True):
 
 
 class RunCounters(Struct, frozen=True):
-    """Outcomes of the calls in this process."""
+    """Counts the outcomes of calls in this process."""
 
     executed: int = 0
     reused: int = 0
     failed: int = 0
     shadow_mismatches: int = 0
-    """Reused runs that would have been executed again under their key before v2."""
+    """Reused runs that would have been executed again under their key from before v2."""
 
 
 class _BaseRuns:
-    """Base of `Runs` and `BlockingRuns`: counts the outcomes."""
+    """Base of `Runs` and `BlockingRuns` that counts outcomes."""
 
     def __init__(self) -> None:
         self._counters = RunCounters()
@@ -104,7 +104,7 @@ class _BaseRuns:
 
     @property
     def counters(self) -> RunCounters:
-        """Outcomes of the calls so far."""
+        """The outcomes of calls so far."""
         return self._counters
 
     def _count(self, **increments: int) -> None:
@@ -131,7 +131,7 @@ class _BaseRuns:
 
 
 class Runs(_BaseRuns):
-    """Runs of a log. Create one object per process and keep it, because it counts the calls."""
+    """The runs of a log. Create one object per process and keep it, because it counts calls."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -154,14 +154,14 @@ class Runs(_BaseRuns):
         lease_s: float = 30,
         run_s_max: float = RUN_S_MAX,
     ) -> Run:
-        """Execute the run with these fields, or reuse its result, and return its event.
+        """Execute the run with these fields or reuse its result, and return its event.
 
-        If the tool raises, nothing is stored: this caller and all waiting callers get the error, and the next call
-        executes the tool again. A tool that is not async runs in a thread and cannot be cancelled: if its caller is
-        cancelled, the tool continues and its result is stored.
+        If the tool raises, nothing is stored: the error is raised in this caller and all waiting callers, and the next
+        call executes the tool again. A sync tool runs in a thread and cannot be cancelled: if its caller is cancelled,
+        the tool continues and its result is stored.
 
-        Raises CanonicalError for fields that cannot be part of a key, and LimitExceededError for arguments that are too
-        large for the log, both before the tool runs.
+        Before the tool runs, raises CanonicalError for fields that cannot be part of a key, and LimitExceededError for
+        arguments that are too large for the log.
         """
         given = _check_args(args)
         event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
@@ -173,9 +173,9 @@ class Runs(_BaseRuns):
         return await (running if inspect.iscoroutinefunction(tool) else self._lease_manager.shield(running))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
-        """Return the event of the run with this key (v2, 16 bytes or in hex), or None for an unknown run.
+        """Return the event of the run with this key (v2, as 16 bytes or in hex), or None for an unknown run.
 
-        Raises ResultErasedError if the body of the event has been erased.
+        Raises ResultErasedError if the event's body has been erased.
         """
         raw = _parse_key(key)
         return _decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
@@ -221,7 +221,7 @@ class BlockingRuns(_BaseRuns):
         lease_s: float = 30,
         run_s_max: float = RUN_S_MAX,
     ) -> Run:
-        """As `Runs.execute`."""
+        """Like `Runs.execute`."""
         if inspect.iscoroutinefunction(tool):
             raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
         given = _check_args(args)
@@ -241,13 +241,13 @@ class BlockingRuns(_BaseRuns):
         return self._finish(event, result, reused=False)
 
     def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
-        """As `Runs.look_up`."""
+        """Like `Runs.look_up`."""
         raw = _parse_key(key)
         return _decode_outcome(raw, self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
 
 
 def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
-    """Call a tool in a thread. Returns an error as a value, because a future does not accept every exception."""
+    """Call a tool in a thread. Returns errors as values, because a future does not accept every exception."""
     try:
         return tool(**args), None
     except Exception as error:  # noqa: BLE001 - the caller raises it
@@ -266,7 +266,7 @@ def _build_event(
     args: dict[str, Any],
     shadow: Shadow | None,
 ) -> RunEvent:
-    """Return the event of a run, without its output. Raises CanonicalError, with the path, for a malformed field."""
+    """Build the event of a run, without its output. Raises CanonicalError with the path for a malformed field."""
     key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, args)
     canonical = msgspec.json.decode(canonical_args(args))
     shadow_key = None
@@ -294,7 +294,7 @@ def _build_work(event: RunEvent, options: WaitOptions) -> Work:
 
 
 def _check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments as the tool gets them. Raises CanonicalError if they are not an object."""
+    """Return the arguments to pass to the tool. Raises CanonicalError if they are not an object."""
     if args is None:
         return {}
     plain_args = dict(args) if isinstance(args, Mapping) else args
@@ -328,9 +328,10 @@ def _is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
 
 
 def _encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
-    """Return the stored members besides the output. Called before the tool runs, which may change its arguments.
+    """Encode the stored members other than the output. Called before the tool runs, because the tool may change its
+    arguments.
 
-    Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large even without an output.
+    Arguments may include 64-bit integers. Raises LimitExceededError if the event is too large even without an output.
     """
     members: dict[str, Any] = {
         "args": Raw(canonical_args(event.args)),
@@ -355,7 +356,7 @@ def _encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
 
 
 def _encode_body(inputs: dict[str, Any], output: Any) -> bytes:
-    """Return the body of the event. The output may have integers of 64 bits."""
+    """Encode the body of the event. The output may include 64-bit integers."""
     try:
         plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
         encoded = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()

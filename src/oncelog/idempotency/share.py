@@ -1,4 +1,4 @@
-"""`share`: stores the result of a call in the same transaction as the application's rows."""
+"""`share`: stores a call's result in the same transaction as the application's rows."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,25 +22,25 @@ class SharedTransaction(Struct):
     """A piece of work inside its transaction."""
 
     result: bytes | None
-    """Stored result of an earlier call; None if the function must run."""
+    """Stored result of an earlier call, or None if the function must run."""
     guard_function: Callable[[], Any]
-    """Returns a context for the caller's function, blocking or async.
+    """Returns a context manager, blocking or async, in which the caller's function runs.
 
-    The function cannot end the transaction; an error undoes its writes.
+    The function cannot end the transaction, and an error undoes its writes.
     """
     body: bytes | None = None
-    """Result of the work. The transaction commits it together with the caller's writes."""
+    """Result of the work, committed together with the caller's writes."""
 
 
 class SharedLog:
-    """The log in the file of the caller's own connection, for `once`. Made by `oncelog.share`."""
+    """The log in the file of the caller's own connection, for `once`. Created by `oncelog.share`."""
 
     def __init__(self, connection: sqlite3.Connection, *, clock: Clock | None = None) -> None:
         self._borrowed = BorrowedTransaction(connection, clock=clock)
 
     @contextmanager
     def transaction(self, work: Work) -> Iterator["SharedTransaction"]:
-        """Hold the write lock of the file while the work is done, and commit its result."""
+        """Hold the file's write lock while the work is done, and commit its result."""
         submission = _build_submission(work)
         with self._borrowed.transaction() as borrowed:
             borrowed.declare(work.policy)
@@ -53,7 +53,7 @@ class SharedLog:
 
 
 class AsyncSharedLog:
-    """The log in the database of the caller's own connection of asyncpg, for `once`. Made by `oncelog.share`."""
+    """The log in the database of the caller's own asyncpg connection, for `once`. Created by `oncelog.share`."""
 
     def __init__(self, connection: Any, *, clock: Clock | None = None) -> None:
         module = import_module("oncelog.storage.postgres.borrowed_transaction")
@@ -81,7 +81,7 @@ def _build_submission(work: Work) -> Submission:
 
 
 def _check_receipt(verdict: Verdict) -> Receipt | None:
-    """Return the receipt of work that is done, None if it must be done, or raise the error of another refusal."""
+    """Return the receipt if the work is done, or None if it must be done. Raises the error for any other refusal."""
     if isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN:
         return None
     if not isinstance(verdict, Replayed) or verdict.receipt is None:
@@ -111,8 +111,9 @@ def share(connection: Any, *, clock: Clock | None = None) -> AsyncSharedLog: ...
 def share(connection: Any, *, clock: Clock | None = None) -> SharedLog | AsyncSharedLog:
     """Return the log behind a connection, for `once`: the function's rows and its stored result commit together.
 
-    The connection is one of sqlite3 to the log's file, or one of asyncpg (or of its pool) to the log's database. A
-    shared log is cheap: create one per connection or per call. Raises NotALogError if the file is not a log.
+    The connection is a sqlite3 connection to the log's file, or an asyncpg connection (pooled or not) to the log's
+    database. A shared log is cheap, so create one per connection or per call. Raises NotALogError if the file is not a
+    log.
     """
     if type(connection).__module__.partition(".")[0] == "asyncpg":
         return AsyncSharedLog(connection, clock=clock)

@@ -45,7 +45,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def client_message_id(self) -> str:
-        """As `Pending.client_message_id`.
+        """Like `Pending.client_message_id`.
 
         Id of the message, which never changes.
         """
@@ -53,7 +53,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def chat_id(self) -> str:
-        """As `Pending.chat_id`.
+        """Like `Pending.chat_id`.
 
         Chat of the message.
         """
@@ -61,7 +61,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def content(self) -> str:
-        """As `Pending.content`.
+        """Like `Pending.content`.
 
         The content, for example to display it before it is sent.
         """
@@ -69,7 +69,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def content_type(self) -> str:
-        """As `Pending.content_type`.
+        """Like `Pending.content_type`.
 
         Media type of the content.
         """
@@ -78,7 +78,7 @@ class BlockingPending(BlockingObject):
     sent = alias_method("BlockingPending.sent", "outcome")
 
     def delivered(self, timeout_s: float | None = None) -> Outcome:
-        """As `Pending.delivered`.
+        """Like `Pending.delivered`.
 
         Wait until all other members of the chat have acknowledged the message, or until it is refused.
 
@@ -88,14 +88,14 @@ class BlockingPending(BlockingObject):
 
     @property
     def result(self) -> Outcome | None:
-        """As `Pending.result`.
+        """Like `Pending.result`.
 
         The outcome, or None until it is known.
         """
         return self._pending.result
 
     def outcome(self, timeout_s: float | None = None) -> Outcome:
-        """As `Pending.outcome`.
+        """Like `Pending.outcome`.
 
         Wait for the outcome without a time limit. Raises ClosedError if the client is closed.
 
@@ -144,7 +144,7 @@ class BlockingChatClient(BlockingBaseClient):
     def send(
         self, chat_id: str, content: str, *, content_type: str = TEXT_PLAIN, client_message_id: UUID | str | None = None
     ) -> BlockingPending:
-        """As `ChatClient.send`.
+        """Like `ChatClient.send`.
 
         Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
@@ -161,7 +161,7 @@ class BlockingChatClient(BlockingBaseClient):
         )
 
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
-        """As `ChatClient.pending`.
+        """Like `ChatClient.pending`.
 
         Return the messages without an outcome, in order, of one chat or of all, including earlier runs.
         """
@@ -169,14 +169,14 @@ class BlockingChatClient(BlockingBaseClient):
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending, chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
-        """As `ChatClient.refused`.
+        """Like `ChatClient.refused`.
 
         Return the refused messages, oldest first. `send_again` and `forget_refused` remove them.
         """
         return self._portal.run(self._client.refused)
 
     def send_again(self, client_message_id: UUID | str) -> BlockingPending:
-        """As `ChatClient.send_again`.
+        """Like `ChatClient.send_again`.
 
         Return a refused message to the outbox, under its id. Raises ClientError if none has this id.
         """
@@ -184,14 +184,14 @@ class BlockingChatClient(BlockingBaseClient):
         return BlockingPending(portal.call(self._client.send_again, client_message_id), portal)
 
     def forget_refused(self, *client_message_ids: UUID | str) -> None:
-        """As `ChatClient.forget_refused`.
+        """Like `ChatClient.forget_refused`.
 
         Remove refused messages that the application has handled, or all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *client_message_ids)
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> Iterator[Message]:
-        """As `ChatClient.messages`.
+        """Like `ChatClient.messages`.
 
         Iterate over the messages of one chat or of all as they arrive, in chat order, including the user's own.
 
@@ -202,7 +202,7 @@ class BlockingChatClient(BlockingBaseClient):
         return self._iterate(self._portal.run(self._client.messages, chat_id, after=after))
 
     def received(self, chat_id: str, sequence: int) -> None:
-        """As `ChatClient.received`.
+        """Like `ChatClient.received`.
 
         Acknowledge all messages up to a sequence. For applications that display `lines` instead of using `messages`.
 
@@ -211,7 +211,7 @@ class BlockingChatClient(BlockingBaseClient):
         self._portal.run(self._client.received, chat_id, sequence)
 
     def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
-        """As `ChatClient.lines`.
+        """Like `ChatClient.lines`.
 
         Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
@@ -221,14 +221,14 @@ class BlockingChatClient(BlockingBaseClient):
         return self._portal.call(self._client.lines, chat_id, before=before, count=count)
 
     def forget_messages(self, chat_id: str, up_to: int) -> None:
-        """As `ChatClient.forget_messages`.
+        """Like `ChatClient.forget_messages`.
 
         Remove received messages up to a sequence from the file. The server keeps them (`history`).
         """
         self._portal.call(self._client.forget_messages, chat_id, up_to)
 
     def updates(self) -> Iterator[Update]:
-        """As `ChatClient.updates`.
+        """Like `ChatClient.updates`.
 
         Iterate over updates from now on: `Arrived`, `Progress`, `Delivery`, `Membership` and `HistoryChange`.
 
@@ -237,14 +237,14 @@ class BlockingChatClient(BlockingBaseClient):
         return self._iterate(self._portal.run(self._client.updates))
 
     def chats(self) -> list[ChatSummary]:
-        """As `ChatClient.chats`.
+        """Like `ChatClient.chats`.
 
         Return the chats that the client knows, ordered by id.
         """
         return self._portal.run(self._client.chats)
 
     def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
-        """As `ChatClient.create`.
+        """Like `ChatClient.create`.
 
         Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
 
@@ -254,14 +254,14 @@ class BlockingChatClient(BlockingBaseClient):
         return self._portal.call(self._client.create, chat_id, members=members)
 
     def details(self, chat_id: str) -> ChatDetails:
-        """As `ChatClient.details`.
+        """Like `ChatClient.details`.
 
         Return the server's state of a chat, with its members.
         """
         return self._portal.call(self._client.details, chat_id)
 
     def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
-        """As `ChatClient.add_member`.
+        """Like `ChatClient.add_member`.
 
         Add a member (`user:bob`), or set a member's role (`OWNER` or `MEMBER`). Only owners may do so.
 
@@ -272,14 +272,14 @@ class BlockingChatClient(BlockingBaseClient):
         self._portal.call(self._client.add_member, chat_id, user_id, role=role)
 
     def set_role(self, chat_id: str, user_id: str, role: str) -> None:
-        """As `ChatClient.set_role`.
+        """Like `ChatClient.set_role`.
 
         Set a member's role. Raises ServerRefusedError with the code `NOT_A_MEMBER` if `user_id` is not a member.
         """
         self._portal.call(self._client.set_role, chat_id, user_id, role)
 
     def remove_member(self, chat_id: str, user_id: str) -> None:
-        """As `ChatClient.remove_member`.
+        """Like `ChatClient.remove_member`.
 
         Remove a member, which only owners may do, or leave the chat. The client keeps the chat's messages.
         """
@@ -288,35 +288,35 @@ class BlockingChatClient(BlockingBaseClient):
     def history(
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> list[Message]:
-        """As `ChatClient.history`.
+        """Like `ChatClient.history`.
 
         Return messages from the server, in order: the first after a sequence, or the last before one.
         """
         return self._portal.call(self._client.history, chat_id, after=after, before=before, limit=limit)
 
     def watermarks(self, chat_id: str) -> dict[str, int]:
-        """As `ChatClient.watermarks`.
+        """Like `ChatClient.watermarks`.
 
         Return the watermark of each member. The client requests them once per connection.
         """
         return self._portal.call(self._client.watermarks, chat_id)
 
     def status(self) -> Status:
-        """As `ChatClient.status`.
+        """Like `ChatClient.status`.
 
         Return the current status, for example for a user interface. `until_status` waits for a particular one.
         """
         return self._client.status()
 
     def reconnect_now(self) -> None:
-        """As `ChatClient.reconnect_now`.
+        """Like `ChatClient.reconnect_now`.
 
         Skip the pause before the next connection attempt, for example because the network is back.
         """
         self._portal.run(self._client.reconnect_now)
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `ChatClient.until_status`.
+        """Like `ChatClient.until_status`.
 
         Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
         if the client is closed.

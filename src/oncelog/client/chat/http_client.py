@@ -67,11 +67,11 @@ class ChatHttpClient(HttpClient):
     """One user's access to a server: a WebSocket for messages, and HTTP requests for everything else."""
 
     async def connect(self) -> Socket:
-        """As `ChatTransport.connect`."""
+        """Like `ChatTransport.connect`."""
         return await self.open_websocket(PATH)
 
     async def list_chats(self) -> list[ListedChat]:
-        """As `ChatTransport.list_chats`."""
+        """Like `ChatTransport.list_chats`."""
         return [chat async for page in self._load_pages("/v1/chats", _ChatsPage) for chat in page.chats]
 
     async def create(self, chat_id: str, members: Iterable[str]) -> ChatDetails:

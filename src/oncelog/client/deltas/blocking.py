@@ -73,7 +73,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         super().__init__(self._client, "deltas")
 
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
-        """As `DeltasClient.put`.
+        """Like `DeltasClient.put`.
 
         Set some columns of a row and keep the others. Create the row if it does not exist.
 
@@ -83,7 +83,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         return self._portal.call(self._client.put, table, row_id, columns)
 
     def delete(self, table: str, row_id: str) -> str | None:
-        """As `DeltasClient.delete`.
+        """Like `DeltasClient.delete`.
 
         Delete a row. Return the delta id, or None if the row does not exist. Raises the same errors as `put`.
         """
@@ -95,7 +95,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         row_id: str,
         function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | Deletion],
     ) -> str | None:
-        """As `DeltasClient.edit`.
+        """Like `DeltasClient.edit`.
 
         Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
 
@@ -105,7 +105,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         return self._portal.call(self._client.edit, table, row_id, self._forbid_reentry(function))
 
     def transact(self, function: Callable[[Edits], T]) -> T:
-        """As `DeltasClient.transact`.
+        """Like `DeltasClient.transact`.
 
         Call the function with `edits`, whose `row`, `put` and `delete` form one transaction, and return its result.
 
@@ -115,28 +115,28 @@ class BlockingDeltasClient(BlockingDeltasBase):
         return self._portal.call(self._client.transact, self._forbid_reentry(function))
 
     def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
-        """As `DeltasClient.row`.
+        """Like `DeltasClient.row`.
 
         Return the columns of a local row, or None if it does not exist.
         """
         return self._portal.call(self._client.row, table, row_id)
 
     def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
-        """As `DeltasClient.rows`.
+        """Like `DeltasClient.rows`.
 
         Return a page of a table's local rows, in the code point order of `row_id`. Deleted rows are left out.
         """
         return self._portal.call(self._client.rows, table, after=after, limit=limit)
 
     def each_row(self, table: str) -> Iterator[LocalRow]:
-        """As `DeltasClient.each_row`.
+        """Like `DeltasClient.each_row`.
 
         Yield all local rows of a table, page by page.
         """
         return self._iterate(self._client.each_row(table))
 
     def changes(self, table: str | None = None) -> Iterator[Change]:
-        """As `DeltasClient.changes`.
+        """Like `DeltasClient.changes`.
 
         Stream all changes from now on, in one table or in all: `for change in client.changes()`.
 
@@ -146,7 +146,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         return self._iterate(self._portal.run(self._client.changes, table))
 
     def synced(self, timeout_s: float | None = None) -> None:
-        """As `DeltasClient.synced`.
+        """Like `DeltasClient.synced`.
 
         Wait until the gateway has acknowledged all earlier edits and its current deltas have arrived here.
 
@@ -155,21 +155,21 @@ class BlockingDeltasClient(BlockingDeltasBase):
         self._portal.call(self._client.synced, timeout_s)
 
     def pending(self) -> list[PendingDelta]:
-        """As `DeltasClient.pending`.
+        """Like `DeltasClient.pending`.
 
         Return the deltas in the outbox, in the order in which they will be sent.
         """
         return self._portal.call(self._client.pending)
 
     def status(self) -> Status:
-        """As `DeltasClient.status`.
+        """Like `DeltasClient.status`.
 
         Return the current status, for example for a user interface. `until_status` waits for a particular one.
         """
         return self._client.status()
 
     def refusals(self) -> Iterator[Refusal]:
-        """As `DeltasClient.refusals`.
+        """Like `DeltasClient.refusals`.
 
         Yield the current refusal and each later one.
 
@@ -178,7 +178,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         return self._iterate(self._portal.run(self._client.refusals))
 
     def history_changes(self) -> Iterator[HistoryChange]:
-        """As `DeltasClient.history_changes`.
+        """Like `DeltasClient.history_changes`.
 
         Yield each change of the gateway's history, once the rows of the new history have replaced the local ones.
 
@@ -187,21 +187,21 @@ class BlockingDeltasClient(BlockingDeltasBase):
         return self._iterate(self._portal.run(self._client.history_changes))
 
     def refused(self) -> list[Refusal]:
-        """As `DeltasClient.refused`.
+        """Like `DeltasClient.refused`.
 
         Return the refused delta, if any. The outbox stops at a refused delta, so there is at most one.
         """
         return self._portal.run(self._client.refused)
 
     def send_again(self, delta_id: str) -> None:
-        """As `DeltasClient.send_again`.
+        """Like `DeltasClient.send_again`.
 
         Resend a refused delta immediately. Raises ClientError if the delta is not refused.
         """
         self._portal.call(self._client.send_again, delta_id)
 
     def forget_refused(self, *delta_ids: str) -> None:
-        """As `DeltasClient.forget_refused`.
+        """Like `DeltasClient.forget_refused`.
 
         Withdraw refused deltas that the application has handled. Without an id, withdraw all of them.
 
@@ -210,7 +210,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
         self._portal.call(self._client.forget_refused, *delta_ids)
 
     def withdraw(self, *delta_ids: str) -> None:
-        """As `DeltasClient.withdraw`.
+        """Like `DeltasClient.withdraw`.
 
         Remove pending deltas from the outbox. The client then fetches all rows again and reapplies the other deltas.
 
@@ -222,7 +222,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     discard = alias_method("BlockingDeltasClient.discard", "withdraw")
 
     def reconnect_now(self) -> None:
-        """As `DeltasClient.reconnect_now`.
+        """Like `DeltasClient.reconnect_now`.
 
         Skip all pauses: retry a refused delta or an unreachable gateway immediately.
         """
@@ -231,7 +231,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     retry = alias_method("BlockingDeltasClient.retry", "reconnect_now")
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `DeltasClient.until_status`.
+        """Like `DeltasClient.until_status`.
 
         Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
         if the client is closed.

@@ -37,7 +37,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def id(self) -> str:
-        """As `Pending.id`.
+        """Like `Pending.id`.
 
         Id of the event.
         """
@@ -45,7 +45,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """As `Pending.partitions`.
+        """Like `Pending.partitions`.
 
         Partitions of the event.
         """
@@ -53,7 +53,7 @@ class BlockingPending(BlockingObject):
 
     @property
     def event(self) -> dict[str, Any]:
-        """As `Pending.event`.
+        """Like `Pending.event`.
 
         A copy of the event, for example to display it before it is committed.
         """
@@ -61,14 +61,14 @@ class BlockingPending(BlockingObject):
 
     @property
     def result(self) -> Outcome | None:
-        """As `Pending.result`.
+        """Like `Pending.result`.
 
         The outcome, or None until it is known.
         """
         return self._pending.result
 
     def outcome(self, timeout_s: float | None = None) -> Outcome:
-        """As `Pending.outcome`.
+        """Like `Pending.outcome`.
 
         Wait for the outcome without a time limit. Raises ClosedError if the client is closed.
 
@@ -124,7 +124,7 @@ class BlockingClient(BlockingEventsBase):
 
     @property
     def client_id(self) -> str:
-        """As `Client.client_id`.
+        """Like `Client.client_id`.
 
         Id of the client on the server.
         """
@@ -138,7 +138,7 @@ class BlockingClient(BlockingEventsBase):
         id: UUID | str | None = None,
         expected_committed_id: int | None = None,
     ) -> BlockingPending:
-        """As `Client.submit`.
+        """Like `Client.submit`.
 
         Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
@@ -153,7 +153,7 @@ class BlockingClient(BlockingEventsBase):
         )
 
     def submit_many(self, drafts: Iterable[Draft]) -> list[BlockingPending]:
-        """As `Client.submit_many`.
+        """Like `Client.submit_many`.
 
         Add several events to the outbox, in this order, all or none. Raises the errors of `submit`.
         """
@@ -161,7 +161,7 @@ class BlockingClient(BlockingEventsBase):
         return [BlockingPending(pending, portal) for pending in portal.call(self._client.submit_many, drafts)]
 
     def pending(self) -> list[BlockingPending]:
-        """As `Client.pending`.
+        """Like `Client.pending`.
 
         Return the submissions without an outcome, including those from earlier runs of the program.
         """
@@ -169,21 +169,21 @@ class BlockingClient(BlockingEventsBase):
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending)]
 
     def refused(self) -> list[RefusedEvent]:
-        """As `Client.refused`.
+        """Like `Client.refused`.
 
         Return the submissions that the server has refused, oldest first. `forget_refused` removes them.
         """
         return self._portal.call(self._client.refused)
 
     def forget_refused(self, *ids: UUID | str) -> None:
-        """As `Client.forget_refused`.
+        """Like `Client.forget_refused`.
 
         Remove refused submissions that the application has handled, or all of them if no id is given.
         """
         self._portal.call(self._client.forget_refused, *ids)
 
     def send_again(self, id: UUID | str) -> BlockingPending:
-        """As `Client.send_again`.
+        """Like `Client.send_again`.
 
         Return a refused event to the outbox, under its id and without an expected committed id.
 
@@ -197,7 +197,7 @@ class BlockingClient(BlockingEventsBase):
     forget_all_rejected = alias_method("BlockingClient.forget_all_rejected", "forget_refused")
 
     def on_event(self, handler: Callable[[Event], None], *, name: str | None = None) -> Callable[[Event], None]:
-        """As `Client.on_event`.
+        """Like `Client.on_event`.
 
         Call `handler` with every event, in order. It must not be async; it is called in a thread. Can be used as a
         decorator.
@@ -210,7 +210,7 @@ class BlockingClient(BlockingEventsBase):
         return handler
 
     def events(self) -> Iterator[Event]:
-        """As `Client.events`.
+        """Like `Client.events`.
 
         Iterate over the events after the cursor, in order.
 
@@ -220,21 +220,21 @@ class BlockingClient(BlockingEventsBase):
         return self._iterate(self._client.events())
 
     def set_aside(self) -> list[SetAside]:
-        """As `Client.set_aside`.
+        """Like `Client.set_aside`.
 
         Return the events for which `apply` or a handler raised an error, in order.
         """
         return self._portal.call(self._client.set_aside)
 
     def forget_set_aside(self, *committed_ids: int) -> None:
-        """As `Client.forget_set_aside`.
+        """Like `Client.forget_set_aside`.
 
         Remove events that were set aside. The client will not deliver them again.
         """
         self._portal.call(self._client.forget_set_aside, *committed_ids)
 
     def hand_over_set_aside(self) -> list[SetAside]:
-        """As `Client.hand_over_set_aside`.
+        """Like `Client.hand_over_set_aside`.
 
         Redeliver the events that were set aside. Return the ones that fail again, with their errors.
 
@@ -243,7 +243,7 @@ class BlockingClient(BlockingEventsBase):
         return self._portal.call(self._client.hand_over_set_aside)
 
     def reached(self, committed_id: int, timeout_s: float | None = None) -> None:
-        """As `Client.reached`.
+        """Like `Client.reached`.
 
         Wait until all events up to a committed id have been delivered. Raises ClosedError if the client is closed.
 
@@ -254,21 +254,21 @@ class BlockingClient(BlockingEventsBase):
         self._portal.call_with_timeout(timeout_s, self._client.reached, committed_id)
 
     def status(self) -> Status:
-        """As `Client.status`.
+        """Like `Client.status`.
 
         Return the current status, for example for a user interface.
         """
         return self._client.status()
 
     def on_status(self, handler: Callable[[Status], None]) -> None:
-        """As `Client.on_status`.
+        """Like `Client.on_status`.
 
         Call `handler` with each new status.
         """
         self._run_any_time(self._client.on_status, wrap_handler(handler))
 
     def on_history_changed(self, handler: Callable[[HistoryChange], None]) -> None:
-        """As `Client.on_history_changed`.
+        """Like `Client.on_history_changed`.
 
         Call `handler` when the server has a different history. The client then waits for `start_over`.
         """
@@ -276,14 +276,14 @@ class BlockingClient(BlockingEventsBase):
 
     @property
     def history_change(self) -> HistoryChange | None:
-        """As `Client.history_change`.
+        """Like `Client.history_change`.
 
         How the server's history has changed, while the client waits for `start_over`; otherwise None.
         """
         return self._client.history_change
 
     def start_over(self, since: int = 0, *, reset: Reset | None = None) -> None:
-        """As `Client.start_over`.
+        """Like `Client.start_over`.
 
         Continue with the server's current history from the cursor `since`.
 
@@ -294,14 +294,14 @@ class BlockingClient(BlockingEventsBase):
         self._portal.call(self._client.start_over, since, reset=reset)
 
     def reconnect_now(self) -> None:
-        """As `Client.reconnect_now`.
+        """Like `Client.reconnect_now`.
 
         Skip the pause before the next connection attempt, for example because the network is back.
         """
         self._run_any_time(self._client.reconnect_now)
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `Client.until_status`.
+        """Like `Client.until_status`.
 
         Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
         if the client is closed.

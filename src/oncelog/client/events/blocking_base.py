@@ -28,7 +28,7 @@ class BlockingEventsBase(BlockingBaseClient):
 
     @abstractmethod
     def forget_refused(self, *ids: UUID | str) -> None:
-        """As `Client.forget_refused`."""
+        """Like `Client.forget_refused`."""
 
     def forget_rejected(self, *ids: UUID | str) -> None:
         """Deprecated: use `forget_refused`. Without an id this method forgets nothing; `forget_refused` forgets all."""

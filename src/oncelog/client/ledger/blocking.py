@@ -43,12 +43,12 @@ class BlockingLedgerScope(BlockingStatusSource):
 
     @property
     def organization(self) -> str:
-        """As `LedgerScope.organization`."""
+        """Like `LedgerScope.organization`."""
         return self._scope.organization
 
     @property
     def vault(self) -> str:
-        """As `LedgerScope.vault`."""
+        """Like `LedgerScope.vault`."""
         return self._scope.vault
 
     def write(
@@ -58,7 +58,7 @@ class BlockingLedgerScope(BlockingStatusSource):
         key: UUID | bytes | None = None,
         timeout_s: float | None = None,
     ) -> Outcome:
-        """As `LedgerScope.write`.
+        """Like `LedgerScope.write`.
 
         Commit operations as one atomic transaction, exactly once, and wait for the outcome.
 
@@ -78,7 +78,7 @@ class BlockingLedgerScope(BlockingStatusSource):
         return self._portal.call(self._scope.write, operations, key=key, timeout_s=timeout_s)
 
     def recovered(self) -> list[Recovered]:
-        """As `LedgerScope.recovered`.
+        """Like `LedgerScope.recovered`.
 
         Wait for the outcomes of the writes that an earlier run left pending, and return these writes in order.
 
@@ -88,7 +88,7 @@ class BlockingLedgerScope(BlockingStatusSource):
         return self._portal.call(self._scope.recovered)
 
     def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
-        """As `LedgerScope.resume`.
+        """Like `LedgerScope.resume`.
 
         Continue after a ForgottenError. Resend the chosen pending writes and return their outcomes.
 
@@ -98,7 +98,7 @@ class BlockingLedgerScope(BlockingStatusSource):
         return self._portal.call(self._scope.resume, resend=resend)
 
     def withdraw(self, key: UUID | bytes) -> bool:
-        """As `LedgerScope.withdraw`.
+        """Like `LedgerScope.withdraw`.
 
         Stop sending a pending write, so that later writes of the scope can proceed. Return once that is saved.
 
@@ -109,21 +109,21 @@ class BlockingLedgerScope(BlockingStatusSource):
         return self._portal.call(self._scope.withdraw, key)
 
     def pending(self) -> list[PendingWrite]:
-        """As `LedgerScope.pending`.
+        """Like `LedgerScope.pending`.
 
         Return the writes without an outcome, in order, including writes of earlier runs.
         """
         return self._portal.call(self._scope.pending)
 
     def status(self) -> Status:
-        """As `LedgerScope.status`.
+        """Like `LedgerScope.status`.
 
         Return the scope's current status, for example for a user interface.
         """
         return self._portal.run(self._scope.status)
 
     def reconnect_now(self) -> None:
-        """As `LedgerScope.reconnect_now`.
+        """Like `LedgerScope.reconnect_now`.
 
         Skip the pause before the next attempt, for example because the network is back.
         """
@@ -131,7 +131,7 @@ class BlockingLedgerScope(BlockingStatusSource):
 
     @property
     def last_error(self) -> str | None:
-        """As `LedgerScope.last_error`.
+        """Like `LedgerScope.last_error`.
 
         Why pending writes have no outcome yet: the last refusal, or the reason why the server cannot be reached.
 
@@ -140,21 +140,21 @@ class BlockingLedgerScope(BlockingStatusSource):
         return self._scope.last_error
 
     def client_state(self) -> ClientState:
-        """As `LedgerScope.client_state`.
+        """Like `LedgerScope.client_state`.
 
         Return the state that the server stores for this client in this scope.
         """
         return self._portal.call(self._scope.client_state)
 
     def get_entity(self, key: str) -> LedgerEntity | None:
-        """As `LedgerScope.get_entity`.
+        """Like `LedgerScope.get_entity`.
 
         Return an entity, or None if it does not exist.
         """
         return self._portal.call(self._scope.get_entity, key)
 
     def list_entities(self, prefix: str = "", *, page_size: int = 0) -> Iterator[LedgerEntity]:
-        """As `LedgerScope.list_entities`.
+        """Like `LedgerScope.list_entities`.
 
         Yield the entities whose keys begin with a prefix, ordered by key.
 
@@ -165,7 +165,7 @@ class BlockingLedgerScope(BlockingStatusSource):
     def list_relationships(
         self, *, resource: str = "", relation: str = "", subject: str = "", page_size: int = 0
     ) -> Iterator[LedgerRelationship]:
-        """As `LedgerScope.list_relationships`.
+        """Like `LedgerScope.list_relationships`.
 
         Yield the relationships that match, in order, page by page. An empty argument matches any value.
         """
@@ -174,28 +174,28 @@ class BlockingLedgerScope(BlockingStatusSource):
         )
 
     def check_relationship(self, resource: str, relation: str, subject: str) -> bool:
-        """As `LedgerScope.check_relationship`.
+        """Like `LedgerScope.check_relationship`.
 
         Return whether a relationship exists.
         """
         return self._portal.call(self._scope.check_relationship, resource, relation, subject)
 
     def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
-        """As `LedgerScope.get_transaction`.
+        """Like `LedgerScope.get_transaction`.
 
         Return a transaction of the scope, or None if it does not exist.
         """
         return self._portal.call(self._scope.get_transaction, tx_id)
 
     def get_block(self, height: int) -> LedgerBlock | None:
-        """As `LedgerScope.get_block`.
+        """Like `LedgerScope.get_block`.
 
         Return a block of the scope's lane, or None if it does not exist.
         """
         return self._portal.call(self._scope.get_block, height)
 
     def get_proof(self, tx_id: str) -> TransactionProof | None:
-        """As `LedgerScope.get_proof`.
+        """Like `LedgerScope.get_proof`.
 
         Return the proof of a transaction, or None if the transaction does not exist. `is_valid` checks the proof.
         """
@@ -204,7 +204,7 @@ class BlockingLedgerScope(BlockingStatusSource):
     def watch_blocks(
         self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
     ) -> Iterator[LedgerBlock]:
-        """As `LedgerScope.watch_blocks`.
+        """Like `LedgerScope.watch_blocks`.
 
         Yield the blocks of the scope's lane above a height, and then each new block, in order and exactly once.
 
@@ -217,7 +217,7 @@ class BlockingLedgerScope(BlockingStatusSource):
         )
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `LedgerScope.until_status`.
+        """Like `LedgerScope.until_status`.
 
         Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
         if the client is closed.
@@ -267,7 +267,7 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         super().__init__(self._client, "ledger")
 
     def scope(self, organization: str, vault: str = "") -> BlockingLedgerScope:
-        """As `LedgerClient.scope`.
+        """Like `LedgerClient.scope`.
 
         Return a scope of this client. Each scope has separate sequences in the same file.
         """
@@ -275,7 +275,7 @@ class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
         return BlockingLedgerScope(portal.run(self._client.scope, organization, vault), portal)
 
     def until_status(self, condition: Callable[[Status], bool]) -> Status:
-        """As `LedgerClient.until_status`.
+        """Like `LedgerClient.until_status`.
 
         Wait for a status that meets a condition, which is called in another thread, and return it. Raises ClosedError
         if the client is closed.

@@ -16,7 +16,7 @@ class BlockingStatusSource(BlockingObject):
         self._status_source = status_source
 
     def until_live(self, timeout_s: float | None = None) -> None:
-        """As `StatusSource.until_live`.
+        """Like `StatusSource.until_live`.
 
         Wait until all data on the server has arrived. Raises ClosedError if the client is closed.
 
@@ -25,7 +25,7 @@ class BlockingStatusSource(BlockingObject):
         self._portal.call_with_timeout(timeout_s, self._status_source.until_live)
 
     def until_settled(self, timeout_s: float | None = None) -> None:
-        """As `StatusSource.until_settled`.
+        """Like `StatusSource.until_settled`.
 
         Wait until all writes have outcomes. Raises ClosedError if the client is closed.
 

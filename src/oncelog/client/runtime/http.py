@@ -138,7 +138,7 @@ class WebSocket:
             await self._socket.send_frame(data, self._text)
 
     async def receive(self) -> str:
-        """As `Socket.receive`."""
+        """Like `Socket.receive`."""
         with translate_errors(self.url):
             message = await self._socket.receive()
         if message.type is self._text:
@@ -266,11 +266,11 @@ class WebSocketTransport:
         self._http = HttpClient(url, token=None, limits=limits, headers=headers, tls=tls)
 
     async def connect(self) -> WebSocket:
-        """As `Transport.connect`."""
+        """Like `Transport.connect`."""
         return await self._http.open_websocket(EVENTS_PATH)
 
     async def close(self) -> None:
-        """As `Transport.close`."""
+        """Like `Transport.close`."""
         await self._http.close()
 
 
