@@ -27,7 +27,7 @@ from oncelog.server.messages import (
 )
 
 SERVER_ACTOR: Final = "system:server"
-"""Actor of acts that the server detects in its settings and files."""
+"""Actor of the acts that the server finds in its settings and files."""
 PAGE_ACTS_DEFAULT: Final = 100
 PAGE_ACTS_MAX: Final = 500
 _FILTERS: Final = {
@@ -36,7 +36,7 @@ _FILTERS: Final = {
     "stream": (NAME_CHARACTERS_MAX, "Only acts that concern this stream."),
     "target": (TARGET_CHARACTERS_MAX, "Only acts on this target."),
 }
-"""Longest value and description of the parameters that select acts by a text."""
+"""Longest value and description of each parameter that filters acts by a text."""
 _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The grant `audit` must name the stream, or be `*` where no \
 stream is named. A page can be empty although more pages follow. Request the next page with `after` set to \
@@ -93,7 +93,7 @@ async def _get_page(log: Log, call: Call) -> Mapping[str, Any]:
 
 
 def to_record_act(event: CredentialEvent) -> RecordAct | None:
-    """Return the act that ended a key, or None for a key that has expired."""
+    """Return the act that made a key invalid, or None if the key has expired."""
     if event.act == "api_key_expired":
         return None
     kind, _, ending = event.act.rpartition("_")
@@ -141,7 +141,7 @@ def _parse_limit(text: str, name: str) -> int:
 
 
 def build_schemas() -> dict[str, Schema]:
-    """Return the schemas of the answers."""
+    """Return the schemas of the Audit API's answers."""
     act = object_schema(
         time_ms=TIMESTAMP,
         act={**TEXT_SCHEMA, "maxLength": ACT_CHARACTERS_MAX},

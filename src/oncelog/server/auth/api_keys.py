@@ -1,7 +1,7 @@
-"""API keys: credentials of programs, valid until they are revoked or expire. A file contains only their hashes.
+"""API keys: credentials for programs, valid until they are revoked or expire. The key file contains only their hashes.
 
-A secret has 32 random bytes. It cannot be guessed, so it needs no slow hash: the file contains its SHA-256, which the
-server compares at every request.
+A secret has 32 random bytes. It cannot be guessed, so a slow hash is unnecessary: the file contains its SHA-256, which
+the server compares on every request.
 """
 
 import base64
@@ -43,11 +43,13 @@ from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
 
 KEY_PREFIX: Final = "olk_"
-"""Distinguishes keys from tokens, and helps scanners to find leaked keys."""
+"""Distinguishes keys from tokens, and helps scanners find leaked keys."""
 FILE_VERSION: Final = 1
 FILE_VERSION_WITH_EXPIRY: Final = 2
-"""Version of a file in which a key expires. Versions of Oncelog without expiry refuse the file; they read version 1."""
-# The last character carries four bits. The pattern allows only its canonical forms, so a secret has one text.
+"""File version used as soon as one key expires. Versions of Oncelog that do not support expiry refuse such a file; they
+read version 1."""
+# The last character carries only four bits. The pattern allows only canonical last characters, so that each secret has
+# exactly one spelling.
 _KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
 
 
@@ -61,10 +63,10 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     created_ms: int
     revoked_ms: int | None = None
     expires_ms: int | None = None
-    """Time from which on the key is refused. None: the key does not expire."""
+    """Time from which the key is refused. None means that it does not expire."""
 
     def find_end(self, now_ms: int) -> "_KeyEnd | None":
-        """Return the act that ended the key, and its time, or None for a valid key."""
+        """Return how and when the key became invalid, or None for a valid key."""
         if self.revoked_ms is not None:
             return "api_key_revoked", self.revoked_ms
         if self.expires_ms is not None and now_ms >= self.expires_ms:
@@ -73,7 +75,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
 
 
 class CreatedKey(Struct, frozen=True):
-    """A new key and its text, which is not stored. The repr does not contain the text."""
+    """A new key and its text. The text is neither stored nor part of the repr."""
 
     key: ApiKey
     text: str
@@ -110,29 +112,29 @@ KeysById = Mapping[str, _StoredKey]
 
 
 _UNKNOWN_KEY_HASH: Final = secrets.token_bytes(32)
-"""Compared with the secret of an unknown id, so that its refusal takes the same time as that of a wrong secret."""
+"""Compared with the secret sent for an unknown id, so that refusing it takes as long as refusing a wrong secret."""
 _KeyEnd = tuple[CredentialAct, int]
-"""The act that ended a key, and its time."""
+"""The act that made a key invalid, and its time."""
 
 
 class ApiKeys(CredentialUser):
-    """The keys of a file. They are unknown before the file is loaded."""
+    """The keys of one file. Until the file is loaded, every key is unknown."""
 
     def __init__(self, path: str | Path, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER) -> None:
         super().__init__(now_ms, check)
         self._path = Path(path)
         self._keys: KeysById = {}
         self._warned_ids: set[str] = set()
-        """Ids of keys that a warning was logged for."""
+        """Ids of keys for which a warning was logged."""
         self._ends: dict[str, _KeyEnd] | None = None
-        """Ends that were reported, by the id of the key. None before the file is read for the first time."""
+        """The reported revocations and expiries, by key id. None until the file is first read."""
         self._next_expiry_ms: float = math.inf
-        """Time at which the next key expires."""
+        """The earliest time at which a key expires."""
 
     # --- authentication --------------------------------------------------------------------------------
 
     def authenticate(self, text: str) -> Principal:
-        """Return the principal of a key. Raises AuthError if the key is unknown, was revoked or has expired."""
+        """Return the principal of a key. Raises AuthError if the key is unknown, revoked or expired."""
         parts = _KEY_PATTERN.fullmatch(text)
         if parts is None:
             raise AuthError("API key: malformed")
@@ -147,7 +149,7 @@ class ApiKeys(CredentialUser):
         return _to_principal(stored.key)
 
     def find_principal(self, key_id: str, now_ms: int) -> Principal | None:
-        """Return a key's principal and its current grants, or None if the key was revoked, was removed or expired."""
+        """Return a key's principal with its current grants, or None if the key is revoked, removed or expired."""
         stored = self._keys.get(key_id)
         if stored is None or stored.key.find_end(now_ms) is not None:
             return None
@@ -161,7 +163,7 @@ class ApiKeys(CredentialUser):
         return [CredentialFile("api_keys", str(path), API_KEYS_FILE_BYTES_MAX, self._parse, self, path)]
 
     def load_keys(self) -> KeysById:
-        """Return the keys in the file. Raises SettingsError, and changes nothing."""
+        """Read the keys in the file without using them. Raises SettingsError if the file is malformed or unreadable."""
         keys: KeysById = self._parse(secret_files.read_file(str(self._path), API_KEYS_FILE_BYTES_MAX)).keys
         return keys
 
@@ -184,9 +186,9 @@ class ApiKeys(CredentialUser):
         return None if keys == self._keys else LoadedKeys(keys, content.modified_ns)
 
     def use(self, contents: Mapping[Path, LoadedKeys]) -> None:
-        """Accept the keys of the file, and report keys that have ended.
+        """Start using the keys of the file, and report keys that are no longer valid.
 
-        A warning is logged once for each key whose client id looks like another principal.
+        Logs a warning, once per key, if its client id looks like a different principal.
         """
         for content in contents.values():
             self.report_expired()
@@ -212,7 +214,7 @@ class ApiKeys(CredentialUser):
             self._report_ended()
 
     def _report_ended(self) -> None:
-        """Report the keys that were revoked or have expired since the last call, and find the next expiry."""
+        """Report keys that were revoked or have expired since the last call, and determine the next expiry."""
         now_ms, reported = self._now_ms(), self._ends
         self._ends, self._next_expiry_ms = {}, math.inf
         for id_, stored in self._keys.items():
@@ -239,11 +241,11 @@ class ApiKeys(CredentialUser):
         )
 
     def list(self) -> Sequence[ApiKey]:
-        """Return the keys of the file, including revoked ones, the oldest first."""
+        """Return the keys in the file, including revoked ones, oldest first."""
         return [stored.key for stored in self.load_keys().values()]
 
     def create(self, client_id: str, name: str, grants: Grants, expires_ms: int | None = None) -> CreatedKey:
-        """Create a key, and the file if it is missing. The key is on the disk when this returns.
+        """Create a key, and the file if it is missing. The key is on disk when this method returns.
 
         Raises CanonicalError for a malformed name, LimitExceededError if the file is full, and SettingsError if the
         file is malformed or cannot be written.
@@ -263,7 +265,7 @@ class ApiKeys(CredentialUser):
         return CreatedKey(key, f"{KEY_PREFIX}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}")
 
     def revoke(self, key_id: str) -> ApiKey | None:
-        """Revoke a key; its entry stays in the file. Returns None for an unknown id. A revoked key stays as it is."""
+        """Revoke a key, but keep its entry. Returns None for an unknown id. Does not change a revoked key."""
         with secret_files.lock_file(self._path) as path:
             keys = self.load_keys()
             stored = keys.get(key_id)
@@ -287,7 +289,10 @@ def _to_principal(key: ApiKey) -> Principal:
 
 
 def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
-    """Return a key with the rights that both entries grant. It is revoked if one is, and expires with the first."""
+    """Return a key with the rights that both entries grant.
+
+    It is revoked if one of them is, and expires with the first of them.
+    """
     key = msgspec.structs.replace(
         stored.key,
         grants=stored.key.grants.intersect(new.key.grants),

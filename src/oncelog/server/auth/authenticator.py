@@ -1,7 +1,8 @@
-"""Authentication of callers by their credentials.
+"""Authenticates callers by their credentials.
 
-An API calls `authenticate` once for each connection or request, and checks the grants of the principal for every
-partition before it reads the log (CO-22). The client receives the text of an `AuthError`; the log gets its `reason`.
+An API calls `authenticate` once for each connection or request, and checks the principal's grants for every partition
+before it reads the log (CO-22). The client receives the text of an `AuthError`; the server's log output gets its
+`reason`.
 """
 
 import re
@@ -39,20 +40,23 @@ class CredentialVerifier(Protocol):
     """Verifies the credentials of callers."""
 
     is_open: ClassVar[bool]
-    """Whether every caller is accepted. Such a server binds to loopback only, and logs a warning (CO-21)."""
+    """Whether every caller is accepted. Such a server binds to loopback addresses only and logs a warning (CO-21)."""
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return the principal of a credential. Raises AuthError if it is not valid."""
+        """Return the principal of a credential. Raises AuthError if the credential is invalid."""
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
         """Return the principal with its current rights, or None if its connections must be closed."""
 
     def reload(self) -> None:
-        """Load every credential file. Raises SettingsError at the end if files are bad; they keep their content."""
+        """Load every credential file.
+
+        Raises SettingsError at the end if any file is invalid. An invalid file keeps its previous content.
+        """
 
 
 class Authenticator:
-    """Verifies tokens, API keys or both. Call `reload` before the first use, and after a change of the files."""
+    """Verifies tokens, API keys or both. Call `reload` before the first use and after the files have changed."""
 
     is_open: ClassVar = False
 
@@ -74,7 +78,7 @@ class Authenticator:
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """See `CredentialVerifier`. The connections end when the credential expires, or is revoked or removed."""
+        """See `CredentialVerifier`. Connections are closed once the credential expires or is revoked or removed."""
         if principal.key_id is None:
             has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
             return principal if has_key and not principal.has_expired(now_ms) else None
@@ -86,12 +90,12 @@ class Authenticator:
         self.files.reload()
 
     def report_expired(self) -> None:
-        """Report the API keys that have expired since the last call to the listeners."""
+        """Notify the listeners of API keys that have expired since the last call."""
         for user in self._users:
             user.report_expired()
 
     def subscribe(self, listener: CredentialListener) -> None:
-        """Call the listener when a key has been revoked or removed, or has expired."""
+        """Call the listener whenever a key has been revoked or removed, or has expired."""
         for user in self._users:
             user.subscribe(listener)
 
@@ -103,7 +107,7 @@ _USER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 class DevelopmentAuthenticator(Authenticator):
-    """Grants every right to every caller. For a server that only its own machine can reach."""
+    """Grants every right to every caller, for a server that is reachable only from its own machine."""
 
     is_open: ClassVar = True
 
@@ -112,7 +116,7 @@ class DevelopmentAuthenticator(Authenticator):
         self.files = CredentialFiles()
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return the developer; for a plain name, the user of that name."""
+        """Return a user of that name if the credential is a plain name, and the developer otherwise."""
         if credential is None or _USER_NAME.fullmatch(credential) is None:
             return DEVELOPER
         return Principal(actor=f"user:{credential}", client_id=None, grants=EVERYTHING)

@@ -1,9 +1,9 @@
-"""Polling of credential files: each file is reloaded independently, and keeps its last good content (CO-28).
+"""Polls credential files. Each file is reloaded independently and keeps its last valid content (CO-28).
 
-A `CredentialUser` uses the keys of one or several files, and reports the keys that were revoked, removed or expired.
+A `CredentialUser` uses the keys of one or several files, and reports keys that were revoked, were removed or expired.
 
-`load_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` puts the new content into use, on
-the event loop's thread.
+`load_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` runs on the event loop's thread
+and puts the new content into use.
 """
 
 import os
@@ -27,58 +27,62 @@ from oncelog.server.auth import secret_files
 from oncelog.server.auth.secret_files import FileContents, InsecureFileError, SecretCheck
 
 SETTLE_NS: Final = 1_000_000_000
-"""A file that changed within this time before a read is read again: the clock of the file system may be too coarse to
-show a second change."""
+"""A file that changed this shortly before a read is read again: the file system's clock may be too coarse to show a
+second change."""
 RETRY_POLLS: Final = 10
-"""Every tenth poll also reads files that failed and have not changed since."""
+"""Every tenth poll also retries files that failed and have not changed since."""
 POLL_TIMEOUT_S: Final = 2.0
 """Longest wait of a poll for a file, for example on a network file system that hangs. The read continues, and later
 polls use its result without waiting."""
 RELOAD_TIMEOUT_S: Final = 5.0
-"""Longest wait of a complete reload."""
+"""Longest wait for a complete reload."""
 
 FileChanges = tuple[int, "Sequence[FileRead]"]
-"""Generation of a poll, and the files that have changed."""
+"""The generation of a poll, and the files that have changed."""
 FileVersion = tuple[int, ...]
-"""State of a file that changes with every write, replacement, and change of owner or mode."""
+"""File metadata that differs after every write, replacement, or change of owner or mode."""
 
 
 CredentialAct = Literal["api_key_revoked", "api_key_removed", "api_key_expired", "signing_key_removed"]
 
 
 class CredentialEvent(Struct, frozen=True, kw_only=True):
-    """The end of a key. It holds no secret. All servers of a file notice the same `act` and `id`."""
+    """Reports that a key was revoked, was removed or has expired.
+
+    The event contains no secret. All servers that share a file report the same `act` and `id`.
+    """
 
     act: CredentialAct
     id: str
-    """Id of an API key; algorithm and `kid` of a signing key: `EdDSA/2026-11`, or `HS256/` without a `kid`."""
+    """Id of an API key, or algorithm and `kid` of a signing key: `EdDSA/2026-11`, or `HS256/` without a `kid`."""
     path: str
-    """The file that the key is or was in."""
+    """The file that contains or contained the key."""
     at_ms: int
-    """Time at which the key was revoked or expired; of a removed key, time at which the server noticed it."""
+    """Time at which the key was revoked or expired. For a removed key, the time at which the server noticed the
+    removal."""
     changed_ns: int = 0
-    """Time of the last change of the file of a removed key, which distinguishes removals. All servers that read the
-    file find the same time."""
+    """Modification time of the file that a key was removed from, which distinguishes removals. All servers that read
+    the file find the same time."""
     client_id: str | None = None
     """Client id of an API key."""
     fingerprint: str | None = None
     """Thumbprint of a public signing key (RFC 7638)."""
     is_initial: bool = False
-    """Whether the key had ended before the server read the file for the first time."""
+    """Whether the key was already invalid when the server first read the file."""
 
 
 CredentialListener = Callable[[CredentialEvent], None]
 
 
 class LoadedKeys(Struct, frozen=True):
-    """The keys of a file, and the time of the last change of the file."""
+    """The keys of a file, and the file's modification time."""
 
     keys: Any
     modified_ns: int
 
 
 class CredentialUser(ABC):
-    """Base of the users of credential files. The `source` of a file identifies its contents."""
+    """Base class of components that use credential files. The `source` of a file identifies its contents."""
 
     def __init__(self, now_ms: Callable[[], int], check: SecretCheck) -> None:
         self._now_ms = now_ms
@@ -87,28 +91,31 @@ class CredentialUser(ABC):
 
     @abstractmethod
     def list_files(self) -> "Sequence[CredentialFile]":
-        """Return the files of keys, for polling."""
+        """Return the key files to poll."""
 
     @abstractmethod
     def use(self, contents: Mapping[Any, LoadedKeys]) -> None:
-        """Replace the contents of these files, and report the keys that have ended."""
+        """Replace the contents of these files, and report keys that are no longer valid."""
 
     @abstractmethod
     def restrict(self, source: Any, content: LoadedKeys) -> LoadedKeys | None:
-        """Return the active content minus the keys and rights that the new content lacks, or None if it lacks none."""
+        """Return the content in use without the keys and rights that the new content lacks.
 
-    def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - a single file has no conflicts
-        """Raise SettingsError if these contents conflict with each other, or with the other contents in use."""
+        Returns None if the new content lacks none.
+        """
 
-    def report_expired(self) -> None:  # noqa: B027 - keys of tokens do not expire
-        """Report the keys that have expired since the last call."""
+    def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - a single file cannot conflict
+        """Raise SettingsError if these contents conflict with each other or with the other contents in use."""
+
+    def report_expired(self) -> None:  # noqa: B027 - signing keys do not expire
+        """Report keys that have expired since the last call."""
 
     def subscribe(self, listener: CredentialListener) -> None:
-        """Call the listener for every further event, in the thread that reloads the files."""
+        """Call the listener for every subsequent event, in the thread that reloads the files."""
         self._listeners.append(listener)
 
     def _publish(self, event: CredentialEvent) -> None:
-        """Call all listeners. The error of a listener is logged, and does not keep the key in use."""
+        """Call all listeners. An error in a listener is logged and does not keep the key valid."""
         for listener in self._listeners:
             try:
                 listener(event)
@@ -117,7 +124,7 @@ class CredentialUser(ABC):
 
 
 class CredentialFile(Struct, eq=False):
-    """A polled file: how to parse it, the user of its content, and the state of its last reload."""
+    """A polled file: how to parse it, which component uses its content, and the result of its last reload."""
 
     kind: str
     path: str
@@ -126,14 +133,14 @@ class CredentialFile(Struct, eq=False):
     user: CredentialUser
     source: Hashable
     version: FileVersion | None = None
-    """The state of the file when it was last read; None if it was missing."""
+    """File metadata at the last read, or None if the file was missing."""
     is_settled: bool = False
     digest: bytes | None = None
-    """Hash of the content in use; None if the newest content is not in use."""
+    """Hash of the content in use, or None if the newest content is not in use."""
     error: str | None = None
     """Why the newest content is not in use."""
     reported: tuple[FileVersion | None, str] | None = None
-    """Version and error of the last failure that was reported."""
+    """Version and error of the last reported failure."""
 
 
 class FileRead(Struct, frozen=True, eq=False):
@@ -146,36 +153,36 @@ class FileRead(Struct, frozen=True, eq=False):
     content: Any = None
     error: str | None = None
     is_new: bool = True
-    """False if the content is in use already."""
+    """False if the content is already in use."""
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other users may read or change the file. Such a file only removes keys and rights."""
+        """Whether other users may read or change the file. Such a file can only remove keys and rights."""
         return self.error is not None and self.content is not None
 
 
 class CredentialFiles:
-    """All credential files of a server. The first `reload` loads them."""
+    """All credential files of a server. They are loaded by the first `reload`."""
 
     def __init__(self, files: Iterable[CredentialFile] = ()) -> None:
         self._files = tuple(files)
         self._generation = 0
-        """Counts complete reloads, so that `apply` ignores reads from before the last one."""
+        """Number of complete reloads, so that `apply` can ignore reads from before the last one."""
         self._polls = 0
         self._pending_reads: dict[CredentialFile, tuple[int, Future[FileRead | None]]] = {}
-        """Reads that took longer than a poll waits, with their generation. Used by `load_changes` only."""
+        """Reads that did not finish within their poll, with their generation. Only `load_changes` uses it."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
 
     def count_failed(self) -> Mapping[str, int]:
-        """Return how many files of each kind have a newest content that is not in use."""
+        """Return for how many files of each kind the newest content is not in use."""
         counts = Counter({file.kind: 0 for file in self._files})
         counts.update(file.kind for file in self._files if file.error is not None)
         return counts
 
     def reload(self) -> None:
-        """Load every file. Raises SettingsError with all failures after the other files are loaded."""
+        """Load every file. Raises SettingsError with all failures once the other files are loaded."""
         self._generation += 1
         started = {file: _start_read(partial(_load, file)) for file in self._files}
         wait(started.values(), RELOAD_TIMEOUT_S)
@@ -187,7 +194,7 @@ class CredentialFiles:
             raise SettingsError("; ".join(errors))
 
     def load_changes(self) -> FileChanges:
-        """Read changed files. Read failed files too if a file has changed, and at every `RETRY_POLLS`-th poll."""
+        """Read changed files. If any file has changed, and at every `RETRY_POLLS`-th poll, retry failed files too."""
         generation = self._generation
         self._polls += 1
         is_retry = self._polls % RETRY_POLLS == 0
@@ -199,7 +206,7 @@ class CredentialFiles:
         return generation, reads
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
-        """Use the contents of changed files. Return whether any file was used, and the failures not returned before."""
+        """Use the contents of changed files. Returns whether any was used, and the failures not returned before."""
         generation, reads = changes
         if generation != self._generation:
             return False, []
@@ -210,7 +217,7 @@ class CredentialFiles:
         return bool(used), _take_new_failures(reads)
 
     def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
-        """Read changed files, each in a thread. A file that hangs delays the others once."""
+        """Read changed files, each in a separate thread. A file that hangs delays the others only once."""
         pending = self._pending_reads
         reads: dict[CredentialFile, Future[FileRead | None]] = {}
         for file in files:
@@ -241,13 +248,13 @@ class CredentialFiles:
                 used += _use_together(user, user_reads)
             except Exception as error:
                 logger.exception("changed credential files could not be put into use")
-                for file_read in user_reads:  # read again, although the files have not changed since
+                for file_read in user_reads:  # retried although the files have not changed since
                     _record_failure(file_read.file, f"{file_read.file.path} cannot be used: {type(error).__name__}")
         return used
 
 
 def _use_together(user: CredentialUser, changes: Sequence[FileRead]) -> list[CredentialFile]:
-    """Use the contents of the files of one user. Return the files whose content was accepted."""
+    """Use the contents of one component's files. Returns the files whose content was accepted."""
     pending = []
     for file_read in changes:
         content = (
@@ -270,9 +277,9 @@ def _use_together(user: CredentialUser, changes: Sequence[FileRead]) -> list[Cre
 def _choose_compatible(
     user: CredentialUser, pending: Sequence[FileRead]
 ) -> tuple[list[FileRead], list[tuple[FileRead, str]]]:
-    """Return the contents that can be used together, and the other contents with the reasons of their refusal.
+    """Return the contents that can be used together, and the refused contents with the reasons.
 
-    In most cases all contents fit together, also if two files exchange their keys. Otherwise one file may be wrong.
+    Usually all contents fit together, even if two files swap their keys. Otherwise at least one file is wrong.
     """
 
     def problem(reads: Iterable[FileRead]) -> str | None:
@@ -294,7 +301,7 @@ def _choose_compatible(
 
 
 def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
-    """Return the failures of these files that were not returned before, one for each change of a file."""
+    """Return the failures of these files that were not returned before, at most one per change of a file."""
     failures = []
     for found in changes:
         file = found.file
@@ -318,7 +325,7 @@ def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
     def run() -> None:
         try:
             result.set_result(load())
-        except BaseException as error:  # noqa: BLE001 - raised by the reader of the result
+        except BaseException as error:  # noqa: BLE001 - re-raised where the result is read
             result.set_exception(error)
 
     threading.Thread(target=run, name="oncelog-credential-file", daemon=True).start()
@@ -326,7 +333,7 @@ def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
 
 
 def _get_results(reads: Mapping[CredentialFile, Future[FileRead | None]]) -> list[FileRead]:
-    """Return the contents of changed files. An unfinished or failed read counts as a failure."""
+    """Return the contents of changed files. An unfinished or failed read is recorded as a failure."""
     results = [_get_result(file, result) for file, result in reads.items()]
     return [file_read for file_read in results if file_read is not None]
 
@@ -343,14 +350,14 @@ def _get_result(file: CredentialFile, result: Future[FileRead | None]) -> FileRe
 
 
 def _load_change(file: CredentialFile, *, is_retry: bool) -> FileRead | None:
-    """Read the file if it has changed or its failed read is due again; otherwise return None."""
+    """Read the file if it has changed or a retry is due. Otherwise return None."""
     is_due = not file.is_settled or (is_retry and file.error is not None)
     return _load(file) if is_due or _get_version(file.path) != file.version else None
 
 
 def _load(file: CredentialFile) -> FileRead:
     version = _get_version(file.path)  # read before the content, so that the next poll notices a later change
-    # Position 1 is the time of the last change of the file or its mode.
+    # Item 1 is the time of the last change of the file or its mode.
     is_settled = version is None or abs(time.time_ns() - version[1]) > SETTLE_NS
     try:
         contents = secret_files.read_file(file.path, file.bytes_max)

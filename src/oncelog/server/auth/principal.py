@@ -18,27 +18,27 @@ from oncelog.server.errors import raise_first
 from oncelog.server.limits import GRANTS_MAX
 
 WILDCARD: Final = "*"
-"""Matches any text, also an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
+"""Matches any text, including an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
 
 
 class _PartitionSet(Struct, frozen=True):
-    """Exact names, and prefixes without their asterisk."""
+    """A set of partitions, as exact names and as prefixes without the asterisk."""
 
     names: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
 
     def contains(self, partition: str) -> bool:
-        # Compares the stored form. Otherwise the letter e would be a prefix of a decomposed é.
+        # Compare the stored form. Otherwise the letter e would be a prefix of a decomposed é.
         normal = nfc(partition)
         return normal in self.names or normal.startswith(self.prefixes)
 
     def select_covered(self, other: "_PartitionSet") -> "_PartitionSet":
-        """Return the entries of another set that this set covers completely."""
+        """Return the entries of the other set that this set covers completely."""
         prefixes = tuple(prefix for prefix in other.prefixes if prefix.startswith(self.prefixes))
         return _PartitionSet(frozenset(filter(self.contains, other.names)), prefixes)
 
     def intersect(self, other: "_PartitionSet") -> "_PartitionSet":
-        """Return the partitions that both have. Of two prefixes that overlap, one covers the other."""
+        """Return the partitions that are in both sets. If two prefixes overlap, one covers the other."""
         own_covered, other_covered = other.select_covered(self), self.select_covered(other)
         return _PartitionSet(
             own_covered.names | other_covered.names, tuple(sorted({*own_covered.prefixes, *other_covered.prefixes}))
@@ -57,22 +57,22 @@ class Grants(Struct, frozen=True):
     readable: _PartitionSet = _PartitionSet()
     writable: _PartitionSet = _PartitionSet()
     auditable: _PartitionSet = _PartitionSet()
-    """Streams whose administrative acts may be read (CO-43). The acts of the whole log need `*`."""
+    """Streams whose administrative acts may be read (CO-43). Acts that concern the whole log need `*`."""
 
     def may_read(self, partition: str) -> bool:
-        """Return whether records of the partition may be read."""
+        """Return whether the identity may read records of the partition."""
         return self.readable.contains(partition)
 
     def may_write(self, partition: str) -> bool:
-        """Return whether a write may name the partition."""
+        """Return whether the identity may write to the partition."""
         return self.writable.contains(partition)
 
     def may_audit(self, stream: str) -> bool:
-        """Return whether the acts of a stream may be read. An empty name stands for the whole log."""
+        """Return whether the identity may read a stream's acts. An empty name stands for the whole log."""
         return self.auditable.contains(stream)
 
     def intersect(self, other: "Grants") -> "Grants":
-        """Return the rights that are in both."""
+        """Return the rights that both grants include."""
         return Grants(
             self.readable.intersect(other.readable),
             self.writable.intersect(other.writable),
@@ -80,7 +80,7 @@ class Grants(Struct, frozen=True):
         )
 
     def to_claim(self) -> dict[str, list[str]]:
-        """Return `{"read": […], "write": […]}`, sorted and without repetition; `decode_grants` decodes it.
+        """Return `{"read": […], "write": […]}`, sorted and without duplicates, which `decode_grants` decodes.
 
         An empty `audit` is left out, because earlier versions refuse it.
         """
@@ -151,34 +151,35 @@ EVERYTHING: Final = parse_grants([WILDCARD], [WILDCARD], [WILDCARD])
 
 
 PRINCIPAL_KINDS: Final = ("user", "client", "system")
-"""Kinds of principals. An actor begins with its kind."""
+"""Kinds of principals. An actor's name begins with its kind."""
 
 
 class Principal(Struct, frozen=True, kw_only=True):
-    """The actor of every record of a caller (CO-20), and the caller's grants. It holds no secret."""
+    """The actor of all records that a caller writes (CO-20), with the caller's grants. Contains no secret."""
 
     actor: str
-    """`user:{sub}` of a token, `client:{id}` of an API key."""
+    """`user:{sub}` for a token, `client:{id}` for an API key."""
     client_id: str | None
-    """The only client id that the principal may use. None: the principal may choose one."""
+    """The only client id that the principal may use. With None the principal may choose one."""
     grants: Grants
     expires_ms: int | None = None
-    """Time at which the credential ends: that of a token, with leeway, or of an API key."""
+    """Time at which the token (including the leeway) or the API key expires."""
     key_id: str | None = None
     """Id of the API key."""
     signing_key: bytes | None = None
     """Digest of the key that verified the signature of the token."""
 
     def has_expired(self, now_ms: int) -> bool:
-        """Return whether the connections of the principal must end (CO-23)."""
+        """Return whether the principal's connections must be closed (CO-23)."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def get_event_client(self, requested: str | None) -> str | None:
         """Return the client id under which this principal's events are stored, or None if it may not use `requested`.
 
-        A credential with a client id uses only that id. Other credentials choose names below their actor: `laptop`
-        requested by `user:ada` is stored as `user:ada/laptop`, so that no choice names a client of another principal.
-        A slash in the actor is escaped (`scope_of`): the text before the first slash names the actor.
+        A credential with a client id can use only that id. Other credentials choose names below their actor: `laptop`,
+        requested by `user:ada`, is stored as `user:ada/laptop`, so that no choice can collide with a client of a
+        different principal. A slash in the actor is escaped (`scope_of`), so the text before the first slash is always
+        the actor.
 
         Raises CanonicalError if the result is too long to be stored.
         """
@@ -199,25 +200,25 @@ class Principal(Struct, frozen=True, kw_only=True):
 
 
 def to_actor(kind: str, name: object, path: str) -> str:
-    """Return `{kind}:{name}`. Raises CanonicalError with the path if the name is malformed, or too long for a store."""
+    """Return `{kind}:{name}`. Raises CanonicalError with the path if the name is malformed or too long for a store."""
     text = check_text(name, path)
     check_length(text, path, NAME_CHARACTERS_MAX - len(kind) - 1)
     return f"{kind}:{text}"
 
 
 def find_principal_kind(client_id: str) -> str | None:
-    """Return the kind of principal that a client id claims: `user` for `user:789`. None for an ordinary id."""
+    """Return the kind of principal that a client id claims (`user` for `user:789`), or None for an ordinary id."""
     kind, colon, _ = client_id.partition(":")
     return kind if colon and kind in PRINCIPAL_KINDS else None
 
 
 def parse_client_id(name: object, path: str) -> str:
-    """Return a client id, which can be an actor too. Raises CanonicalError with the path if it is malformed."""
+    """Parse a client id, which may also be an actor. Raises CanonicalError with the path if it is malformed."""
     return to_actor("client", name, path).removeprefix("client:")
 
 
 def parse_new_client_id(name: object, path: str) -> str:
-    """Return a client id that no other principal writes under. Raises CanonicalError with the path."""
+    """Parse a client id that no other principal can write under. Raises CanonicalError with the path."""
     client_id = parse_client_id(name, path)
     kind = find_principal_kind(client_id)
     if kind is not None:

@@ -1,7 +1,7 @@
-"""Files that hold keys: their permissions are checked when they are read, and they are replaced atomically.
+"""Files that contain keys. Reads check their permissions, and writes replace them atomically.
 
-An error never contains the content of a file, not even in its cause: some exceptions, such as that for invalid UTF-8,
-carry the whole input.
+An error never contains the content of a file, not even in its cause: some exceptions, such as the one for invalid
+UTF-8, carry the whole input.
 """
 
 import enum
@@ -28,22 +28,22 @@ _MORE_THAN_GROUP_READ: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
 
 class SecretCheck(enum.Enum):
-    """How strictly the owner and the mode of a secret file are checked (CO-26)."""
+    """How strictly the owner and mode of a secret file are checked (CO-26)."""
 
     SERVER = "server"
-    """Refuse files of other users than the server's own and root, and files that more users may read."""
+    """Refuse files that belong to a user other than the server's or root, and files that more users may read."""
     COMMAND = "command"
-    """The same, but root may use the files of every user: root maintains the files of a service."""
+    """Like SERVER, but root may use files of any user, because root maintains the files of a service."""
     WARN = "warn"
-    """Log a warning and use the file, because a container runtime provides it."""
+    """Log a warning and use the file, because a container runtime provided it."""
 
 
 class InsecureFileError(SettingsError):
-    """A secret file that other users may read, change or own."""
+    """A secret file that other users own, or may read or change."""
 
 
 class FileContents(Struct, frozen=True):
-    """The bytes of a file with its owner and mode. The repr does not show the bytes."""
+    """The bytes of a file, with its owner and mode. The repr does not show the bytes."""
 
     path: str
     data: bytes
@@ -56,7 +56,7 @@ class FileContents(Struct, frozen=True):
         return f"Contents({self.path!r})"
 
     def check_write_protected(self, description: str) -> None:
-        """Raise SettingsError if users outside of the group may change the file."""
+        """Raise SettingsError if users outside the file's group may change it."""
         if self.mode & _WRITABLE_BY_OTHERS:
             raise InsecureFileError(
                 f"{self.path} has {description}, and other users may change it (its mode is {self.mode:04o}). "
@@ -68,14 +68,14 @@ class FileContents(Struct, frozen=True):
         check_secret_file(self.path, self.owner, self.mode, description, check)
 
     def to_private(self) -> "FileContents":
-        """Return the same contents with safe permissions, to parse a file that only removes keys and rights."""
+        """Return the same contents with safe permissions, for parsing a file that can only remove keys and rights."""
         return replace_fields(self, mode=stat.S_IRUSR, owner=os.geteuid())
 
 
 def check_secret_file(path: str, owner: int, mode: int, description: str, check: SecretCheck) -> None:
-    """Raise SettingsError for a secret file that other users may read or change, or own.
+    """Raise SettingsError for a secret file that other users own, or may read or change.
 
-    The rule is PostgreSQL's: the file belongs to this process's user and has at most mode 0600, or to root and has at
+    The rule is PostgreSQL's: the file belongs to the process's user and has at most mode 0600, or to root and has at
     most mode 0640. Owner and mode are those of the opened descriptor, not of the path.
     """
     problem = _find_problem(path, owner, mode, check)
@@ -95,7 +95,7 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
     if owner not in (0, own) and not (check is SecretCheck.COMMAND and own == 0):
         return f"belongs to the user with the id {owner}, not to root or {own}. Change the owner: chown {own} {quoted}"
     if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
-        # The server's user reads a file of root through its group.
+        # The server's user can read root's file through its group.
         mode_max = "640" if owner == 0 and own != 0 else "600"
         return (
             f"other users may read or change it (its mode is {mode:04o}). Remove these permissions: "
@@ -107,7 +107,7 @@ def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str |
 def read_file(path: str, bytes_max: int) -> FileContents:
     """Read a whole file. Raises SettingsError if it is missing, too large or not a regular file."""
     try:
-        # Non-blocking, so that a pipe is refused instead of blocking the server.
+        # Non-blocking, so that the server can refuse a pipe instead of blocking on it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             found = os.fstat(descriptor)
@@ -125,21 +125,21 @@ def read_file(path: str, bytes_max: int) -> FileContents:
 
 
 def parse_json(contents: FileContents) -> JsonValue:
-    """Return the JSON value of a file. Raises SettingsError with the position of a fault."""
+    """Parse a file as JSON. Raises SettingsError with the position of a fault."""
     try:
         return parse(contents.data)
     except CanonicalError as error:
-        problem = error.reason  # names a rule and a position, and repeats nothing of the content
+        problem = error.reason  # contains a rule and a position, but no file content
     raise SettingsError(f"{contents.path}: {problem}")
 
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[Path]:
-    """Lock a file against changes by other processes and threads.
+    """Hold a lock that keeps other processes and threads from changing a file.
 
-    Yields the path with symbolic links resolved, so that a new file replaces the file and not a link to it.
+    Yields the path with symbolic links resolved, so that a new file replaces the actual file, not a link to it.
 
-    The lock is on a separate file, which is never removed. Each change replaces the file itself, and a lock on a
+    The lock is on a separate file, which is never removed: each change replaces the original file, and a lock on a
     replaced file has no effect.
     """
     resolved = path.resolve()
@@ -156,13 +156,13 @@ def lock_file(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file by one with these bytes that only its owner may read. The caller holds the lock.
+    """Replace a file with these bytes, readable only by its owner. The caller must hold the lock.
 
-    The content is on the disk before the file gets its name, so a reader finds the old or the new content.
+    The content is on disk before the file is renamed, so a reader finds either the old or the new content.
     """
     temporary_path = Path(f"{path}.unfinished")
     try:
-        temporary_path.unlink(missing_ok=True)  # left by a killed process; the lock excludes other users
+        temporary_path.unlink(missing_ok=True)  # left by a killed process; the lock rules out concurrent writers
         try:
             _write_file(temporary_path, data, path)
             temporary_path.replace(path)
@@ -174,7 +174,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _write_file(path: Path, data: bytes, replaced: Path) -> None:
-    """Write a new file with the owner of the file that it replaces."""
+    """Write a new file that has the owner of the file that it replaces."""
     descriptor = open_new(path, os.O_WRONLY)
     with os.fdopen(descriptor, "wb") as file:
         if replaced.exists():

@@ -1,7 +1,7 @@
-"""Keys that sign and verify tokens, from files.
+"""Keys that sign and verify tokens, loaded from files.
 
-The type of a key determines its only algorithm, and a token cannot change it: an RSA key verifies RS256, never HS256.
-A token chooses among the keys of its algorithm, never an algorithm for a key.
+The type of a key determines its only algorithm, and a token cannot change it: an RSA key verifies RS256, never HS256. A
+token selects among the keys of its algorithm, never an algorithm for a key.
 """
 
 import enum
@@ -40,45 +40,45 @@ _ALGORITHMS_OF_TYPES: Final[Mapping[type[Key], tuple[str, str | None]]] = {
     ECKey: ("ES256", "P-256"),
     OKPKey: ("EdDSA", "Ed25519"),
 }
-"""Algorithm of each type of key, and the curve that it needs."""
+"""The algorithm for each key type, and the required curve."""
 _PEM_TYPES: Final[Sequence[type[Key]]] = (RSAKey, ECKey, OKPKey)
 _KEY_ERRORS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError, SecurityWarning)
-"""Errors of joserfc and cryptography for malformed keys and signatures."""
+"""Errors that joserfc and cryptography raise for malformed keys and signatures."""
 
 
 PlainText = Annotated[str, Meta(pattern=r"^[^\0]+\Z")]
-"""A text of a file of settings: not empty, and without U+0000."""
+"""A non-empty string in a settings file, without U+0000."""
 _DIGEST_KEY: Final = secrets.token_bytes(32)
 
 
 class KeyKind(enum.Enum):
-    """Format of a file of keys."""
+    """Format of a key file."""
 
     SECRET = "secret"  # noqa: S105 - a word of the settings
-    """The bytes of a secret for HS256, without the end of the last line."""
+    """The bytes of a secret for HS256. A final newline is not part of it."""
     PEM = "pem"
-    """One public key, or a private key, whose public part is used."""
+    """One public key, or a private key of which only the public part is used."""
     JWKS = "jwks"
-    """A JSON Web Key Set, RFC 7517."""
+    """A JSON Web Key Set (RFC 7517)."""
 
 
 class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """Path and format of a file of keys. The server does not guess the format."""
+    """Path and format of a key file. The server does not guess the format."""
 
     path: PlainText
     kind: KeyKind
     key_id: PlainText | None = None
-    """The `kid` of the key in a secret or PEM file. The server tries a key without a `kid` for every token."""
+    """The `kid` of the key in a secret or PEM file. A key without a `kid` is tried for every token."""
 
 
 class SigningKey(Struct, frozen=True):
-    """A key, its algorithm, and the id by which tokens name it."""
+    """A key, its algorithm, and the id by which tokens refer to it."""
 
     algorithm: str
     key_id: str | None
     key: Key
     digest: bytes = b""
-    """Identifies the key in this process, by algorithm, id and material. It reveals nothing of a secret."""
+    """Identifies the key within this process, by algorithm, id and material. It reveals nothing about a secret."""
 
     def __post_init__(self) -> None:
         material = self.key.raw_value if isinstance(self.key, OctKey) else self.key.thumbprint().encode()
@@ -87,14 +87,14 @@ class SigningKey(Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str | None:
-        """Return the thumbprint of a public key (RFC 7638), or None for a secret, which a hash might reveal."""
+        """Return the thumbprint of a public key (RFC 7638), or None for a secret, because a hash might reveal it."""
         return None if isinstance(self.key, OctKey) else self.key.thumbprint()
 
     def __repr__(self) -> str:
         return f"SigningKey({self.algorithm!r}, {self.key_id!r})"
 
     def sign(self, payload: bytes) -> str:
-        """Return a token with these claims. Raises SettingsError if the key is public."""
+        """Return a token with these claims, signed by this key. Raises SettingsError if the key is public."""
         header = {"typ": "JWT", "alg": self.algorithm}
         if self.key_id is not None:
             header["kid"] = self.key_id
@@ -105,7 +105,7 @@ class SigningKey(Struct, frozen=True):
         raise SettingsError("the key cannot sign: it has no private part, or is not for signatures")
 
     def has_signed(self, signature: CompactSignature) -> bool:
-        """Return whether this key has made the signature."""
+        """Return whether the signature was made with this key."""
         try:
             return validate_compact(signature, self.key, registry=_REGISTRY)
         except _KEY_ERRORS:
@@ -113,7 +113,7 @@ class SigningKey(Struct, frozen=True):
 
 
 class _Registry(JWSRegistry):
-    """The four algorithms of joserfc, with limits of the server, and without the warning about the name EdDSA."""
+    """joserfc's four algorithms, with the server's limits and without the warning about the name EdDSA."""
 
     max_header_length = TOKEN_HEADER_CHARACTERS_MAX
     max_payload_length = TOKEN_CHARACTERS_MAX
@@ -126,12 +126,12 @@ class _Registry(JWSRegistry):
         return self.algorithms[name]
 
 
-# Unknown parameters of a header are ignored (RFC 7515, 4). The caller refuses `crit`.
+# Unknown header parameters are ignored (RFC 7515, 4). The caller refuses `crit`.
 _REGISTRY: Final = _Registry(algorithms=ALGORITHMS, strict_check_header=False)
 
 
 def parse_token(token: str) -> CompactSignature | None:
-    """Return the unverified parts of a token, or None for a malformed token."""
+    """Return the unverified parts of a token, or None if it is malformed."""
     try:
         return extract_compact(token.encode("ascii"), registry=_REGISTRY)
     except (*_KEY_ERRORS, RecursionError):
@@ -144,7 +144,7 @@ def parse_token(token: str) -> CompactSignature | None:
 def parse_key_file(
     source: KeyFile, contents: FileContents, algorithms: Sequence[str], check: SecretCheck
 ) -> list[SigningKey]:
-    """Return the keys of one file that are for one of these algorithms. Raises SettingsError."""
+    """Return the keys in a file that use one of these algorithms. Raises SettingsError if the file is invalid."""
     keys = _DECODERS[source.kind](contents, source.key_id, check)
     usable = [key for key in keys if key.algorithm in algorithms]
     if not usable:
@@ -153,9 +153,9 @@ def parse_key_file(
 
 
 def load_signing_key(path: str, algorithm: str, key_id: str | None, check: SecretCheck) -> SigningKey:
-    """Return the key of a file that signs tokens. Raises SettingsError.
+    """Return the key in a file, for signing tokens. Raises SettingsError if the file is invalid.
 
-    The id selects a key of a key set. The key of a secret or PEM file gets the id, as in a server.
+    In a key set, the id selects the key. The key in a secret or PEM file is given the id, as in a server.
     """
     source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
     contents = secret_files.read_file(path, TOKEN_KEY_FILE_BYTES_MAX)
@@ -168,7 +168,7 @@ def load_signing_key(path: str, algorithm: str, key_id: str | None, check: Secre
 
 
 def _is_key_set(contents: FileContents) -> bool:
-    """Return whether a file is a JSON object with the member `keys`."""
+    """Return whether a file contains a JSON object with the member `keys`."""
     try:
         value = secret_files.parse_json(contents)
     except SettingsError:
@@ -177,7 +177,7 @@ def _is_key_set(contents: FileContents) -> bool:
 
 
 def check_key_set(keys: Sequence[SigningKey]) -> None:
-    """Check the number of all keys, and that their ids differ. Raises SettingsError."""
+    """Raise SettingsError if there are too many keys or two of them share an id."""
     if len(keys) > TOKEN_KEYS_MAX:
         raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are allowed")
     seen = set()
@@ -229,7 +229,7 @@ def _decode_key_set(contents: FileContents, _: str | None, check: SecretCheck) -
 
 
 def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> SigningKey | None:
-    """Return the key of a member, or None for a key with another purpose, which a set may contain."""
+    """Return the key in a member, or None for a key with a different purpose, which a set may contain."""
     key_type = _KEY_TYPES.get(str(member.get("kty")))
     if key_type is None or member.get("use", "sig") != "sig":
         return None
@@ -248,7 +248,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
 
 
 def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key | None:
-    """Return the key, or None if it is malformed or joserfc warns of it, for example because it is too short."""
+    """Return the key, or None if it is malformed or joserfc warns about it, for example because it is too short."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", SecurityWarning)
         try:
@@ -258,7 +258,7 @@ def _import_key(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key
 
 
 def _find_algorithm(key: Key) -> str | None:
-    """Return the algorithm of a key, or None for a key on another curve."""
+    """Return the algorithm of a key, or None if its curve is not supported."""
     algorithm, curve = _ALGORITHMS_OF_TYPES[type(key)]
     return algorithm if getattr(key, "curve_name", None) == curve else None
 

@@ -1,7 +1,7 @@
-"""Tokens: JWTs that name a user and its grants (CO-21).
+"""Tokens: JWTs that identify a user and list its grants (CO-21).
 
-joserfc verifies the signature, and this module the claims. It reads only signed data, limits all sizes, and writes the
-reason of a refusal only to the log.
+joserfc verifies the signature, and this module verifies the claims. It reads only signed data, limits all sizes, and
+reports the reason for a refusal only in the server's log output.
 """
 
 import base64
@@ -41,20 +41,22 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     algorithms: tuple[str, ...]
     """One or more of HS256, RS256, ES256 and EdDSA. Tokens of other algorithms are refused."""
     key_files: tuple[KeyFile, ...]
-    """Files of keys: `kind:path` or `kind#key_id:path`, with `secret`, `pem` or `jwks` as the kind. In a TOML file also
-    tables, for a path with a comma or an id with a colon: `{ kind = "pem", path = "keys/login.pem", key_id = "1" }`."""
+    """Key files: `kind:path` or `kind#key_id:path`, where the kind is `secret`, `pem` or `jwks`. A TOML file may use
+    tables instead, for a path with a comma or an id with a colon: `{ kind = "pem", path = "keys/login.pem", key_id =
+    "1" }`."""
     issuer: str | None = None
     """Required value of `iss`. Without it, any value is accepted."""
     audiences: tuple[str, ...] = ()
-    """Accepted values of `aud`. An empty list accepts any value."""
+    """Accepted values of `aud`. With an empty list, any value is accepted."""
     leeway_ms: int = LEEWAY_MS_DEFAULT
-    """Largest difference between the clocks of the issuer and the server, at most 300,000."""
+    """Tolerated difference between the clocks of the issuer and the server, at most 300,000."""
     lifetime_max_ms: int = TOKEN_LIFETIME_MS_DEFAULT
-    """Longest time from `iat` (without it, from now) to `exp`. Tokens that live longer are refused. 0 turns it off."""
+    """Longest time from `iat` (or from now, without it) to `exp`. The server refuses tokens that live longer. 0
+    switches the limit off."""
     grants_claim: str = "grants"
     """Name of the claim that contains the grants."""
     token_characters_max: int = TOKEN_CHARACTERS_MAX
-    """A longer token is refused. A higher value is not possible."""
+    """The server refuses longer tokens. The default is also the highest possible value."""
 
     def __post_init__(self) -> None:
         are_known = bool(self.algorithms) and set(self.algorithms) <= set(ALGORITHMS)
@@ -75,7 +77,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(CredentialUser):
-    """Verifies tokens. The keys are unknown before their files are loaded."""
+    """Verifies tokens. Until the key files are loaded, it refuses every token."""
 
     def __init__(
         self, settings: TokenSettings, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER
@@ -117,7 +119,7 @@ class Tokens(CredentialUser):
         return None if len(remaining) == len(current.keys) else LoadedKeys(remaining, content.modified_ns)
 
     def use(self, contents: Mapping[KeyFile, LoadedKeys]) -> None:
-        """Verify tokens with these keys, and report keys that were removed."""
+        """Start verifying tokens with these keys, and report removed keys."""
         self._keys = self._merge_keys(contents)
         before, self._by_file = self._by_file, {**self._by_file, **contents}
         self._digests = frozenset(key.digest for key in self._keys)
@@ -140,12 +142,12 @@ class Tokens(CredentialUser):
             )
 
     def _merge_keys(self, contents: Mapping[KeyFile, LoadedKeys]) -> list[SigningKey]:
-        """Return the keys of all files if these contents replace the ones in use."""
+        """Return the keys of all files as they would be with these contents."""
         of_file = {**self._by_file, **contents}
         return [key for source in self._settings.key_files if source in of_file for key in of_file[source].keys]
 
     def authenticate(self, token: str) -> Principal:
-        """Return the principal of a token. Raises AuthError if the token is not valid, or has expired."""
+        """Return the principal of a token. Raises AuthError if the token is invalid or has expired."""
         payload, key = self._verify(token)
         claims = _parse_strict(payload)
         if type(claims) is not dict:
@@ -159,13 +161,13 @@ class Tokens(CredentialUser):
     # --- the signature -------------------------------------------------------------------------------
 
     def _verify(self, token: str) -> tuple[bytes, SigningKey]:
-        """Return the payload of a token, and the key that has signed it. Raises AuthError."""
+        """Return the payload of a token and the key that signed it. Raises AuthError if no key verifies the token."""
         if len(token) > self._settings.token_characters_max:
             raise AuthError(f"token: longer than {self._settings.token_characters_max} characters")
         signature = signing_keys.parse_token(token)
         if signature is None:
             raise AuthError("token: malformed")
-        # joserfc reads the last value of a repeated parameter, and another program may read the first one.
+        # joserfc uses the last value of a repeated parameter, while other programs may use the first.
         header = _parse_strict(_decode_base64(signature.segments["header"]))
         if type(header) is not dict:
             raise AuthError("token: its header is not a JSON object, or a parameter is repeated")
@@ -173,7 +175,7 @@ class Tokens(CredentialUser):
             raise AuthError("token: its header requires an unsupported extension")
         for key in self._find_candidates(header.get("alg"), header.get("kid")):
             if key.has_signed(signature):
-                # The payload as it was signed, not as joserfc decoded it.
+                # Return the payload as it was signed, not as joserfc decoded it.
                 return _decode_base64(signature.segments["payload"]), key
         raise AuthError("token: no key with its algorithm and kid has made its signature")
 
@@ -201,7 +203,7 @@ class Tokens(CredentialUser):
         )
 
     def _check_times(self, claims: Mapping[str, JsonValue]) -> int:
-        """Return when the token expires. Raises AuthError if it is not valid now, or valid for too long."""
+        """Return when the token expires. Raises AuthError if it is not valid now, or is valid for too long."""
         now_ms, leeway_ms, lifetime_max_ms = self._now_ms(), self._settings.leeway_ms, self._settings.lifetime_max_ms
         end_ms = _parse_time_ms(get_required(claims, "exp"), "$.exp")
         if now_ms >= end_ms + leeway_ms:
@@ -230,19 +232,19 @@ def _parse_time_ms(value: JsonValue, path: str) -> int:
     """Parse a NumericDate: seconds since 1970, with or without a fraction."""
     if type(value) not in (int, float):
         raise CanonicalError(path, "must be a number")
-    if not 0 <= value <= TOKEN_TIME_S_MAX:  # refuses infinity too
+    if not 0 <= value <= TOKEN_TIME_S_MAX:  # also refuses infinity
         raise CanonicalError(path, "must be seconds since 1970, before the year 10000")
     milliseconds: int = math.floor(value * 1000)
     return milliseconds
 
 
 def _decode_base64(segment: bytes) -> bytes:
-    """Decode base64url in canonical form, which joserfc has checked."""
+    """Decode base64url, whose canonical form joserfc has checked."""
     return base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
 
 
 def _parse_strict(text: bytes) -> JsonValue:
-    """Parse JSON; None if it is malformed or repeats a member. The exception would hold the text, so it is dropped."""
+    """Parse JSON. Returns None if it is malformed or repeats a member, because an exception would contain the text."""
     try:
         return parse(text)
     except CanonicalError:
@@ -262,9 +264,9 @@ def issue_token(
     client_id: str | None = None,
     **further_claims: str | None,
 ) -> str:
-    """Return a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims.
+    """Create a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims.
 
-    Further claims are `iss` and `aud`. Claims without a value are left out.
+    Further claims are `iss` and `aud`. Claims with the value None are omitted.
     """
     to_actor("user", subject, "$.sub")
     if client_id is not None:

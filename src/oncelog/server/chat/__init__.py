@@ -1,1 +1,1 @@
-"""The Chat API: WebSocket sessions and HTTP. See docs/reference/chat.md."""
+"""The Chat API, over WebSocket and HTTP. See docs/reference/chat.md."""

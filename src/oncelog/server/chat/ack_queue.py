@@ -1,7 +1,7 @@
-"""Queue of acknowledgements: the log gets one at a time for each user and chat.
+"""Queue of acknowledgements, which submits one at a time for each user and chat.
 
-A client acknowledges message by message. Of the acknowledgements that arrive during a commit, only the highest is
-submitted next, because it covers the others.
+Clients acknowledge every message. Of the acknowledgements that arrive during a commit, the queue submits only the
+highest, because it covers the others.
 """
 
 from collections.abc import Callable
@@ -17,25 +17,26 @@ from oncelog.server.chat.service import refusal_error
 from oncelog.server.errors import BUSY_RETRY_AFTER_MS, ApiError, to_api_error
 
 PENDING_ACKS_MAX: Final = 1000
-"""Queued acknowledgements for one user and chat. If the log refuses the highest, the others still count."""
+"""Maximum number of queued acknowledgements per user and chat. They are kept because the log may refuse the highest
+one."""
 
 
 class PendingAck(Struct, eq=False, gc=False):
-    """An acknowledgement, and the callback for a refusal."""
+    """An acknowledgement and the callback for its refusal."""
 
     sequence: int
     on_refused: Callable[[ApiError], None]
 
 
 class AckQueue:
-    """The acknowledgements of a server."""
+    """The queued acknowledgements of a server."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._batches: dict[tuple[str, str], _AckBatch] = {}
 
     def submit(self, scope: str, user_id: str, pending: PendingAck) -> None:
-        """Submit an acknowledgement, now or together with others after the current commit."""
+        """Submit an acknowledgement immediately, or together with others after the current commit."""
         batch = self._batches.get((scope, user_id))
         if batch is not None:
             batch.enqueue(pending)
@@ -45,7 +46,7 @@ class AckQueue:
             self.flush(batch)
 
     def flush(self, batch: "_AckBatch") -> None:
-        """Submit the highest queued acknowledgement, or remove the batch if nothing is queued."""
+        """Submit the batch's highest queued acknowledgement, or remove the batch if it is empty."""
         while batch.queued:
             batch.in_flight, batch.queued = batch.queued, []
             highest = max(ack.sequence for ack in batch.in_flight)
@@ -61,7 +62,7 @@ class AckQueue:
 
 
 class _AckBatch:
-    """The acknowledgements of one user in one chat, as a `VerdictSink` of the committer."""
+    """The acknowledgements of one user in one chat, and the committer's `VerdictSink` for them."""
 
     __slots__ = ("_acks", "in_flight", "queued", "scope", "user_id")
 
@@ -75,7 +76,7 @@ class _AckBatch:
     def enqueue(self, pending: PendingAck) -> None:
         self.queued.append(pending)
         if len(self.queued) > PENDING_ACKS_MAX:
-            # Refuse the lowest. A higher one may cover it, but the sender could not be notified later if none does.
+            # Refuse the lowest. A higher one may cover it, but if none does, its sender could not be notified later.
             lowest = min(self.queued, key=lambda ack: ack.sequence)
             self.queued.remove(lowest)
             message = f"more than {PENDING_ACKS_MAX} acknowledgements of this chat are queued"
@@ -93,9 +94,10 @@ class _AckBatch:
         self._acks.flush(self)
 
     def apply_verdict(self, verdict: Verdict) -> None:
-        """Finish the submitted acknowledgements.
+        """Settle the submitted acknowledgements.
 
-        Success has no answer. Acknowledgements beyond the end of the chat are refused; the others are queued again.
+        Success is not answered. If the verdict is a refusal, acknowledgements beyond the end of the chat are refused
+        and the others are queued again.
         """
         submitted, self.in_flight = self.in_flight, []
         if not isinstance(verdict, Refused):
@@ -107,7 +109,7 @@ class _AckBatch:
         self.queued.extend(ack for ack in submitted if ack.sequence <= verdict.current)
 
     def fail(self, error: ApiError) -> None:
-        """Fail the submitted acknowledgements, whose outcome is unknown."""
+        """Report an unknown outcome for the submitted acknowledgements."""
         submitted, self.in_flight = self.in_flight, []
         _notify(submitted, error)
 

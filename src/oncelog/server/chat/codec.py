@@ -1,6 +1,6 @@
-"""Codec of the Chat API: messages, verdicts and errors as bytes.
+"""Codec of the Chat API: encodes messages, verdicts and errors as bytes.
 
-A message is stored and served as bytes: the encoder splices the stored content into the message. All readers of a
+The stored content of a message is already encoded, and the encoder splices it into the answer. All readers of a
 broadcast share one frame.
 """
 
@@ -39,13 +39,13 @@ _ERROR_CODES: Final = {
     error_codes.SERVER_BUSY: "BUSY",
     error_codes.SERVER_ERROR: "UNAVAILABLE",
 }
-"""Names of common error codes in the Chat API. Other codes keep their name, in capitals."""
+"""Chat API names of common error codes. Other codes keep their name, in capitals."""
 CLOSING_CODES: Final = frozenset({error_codes.AUTH_FAILED, error_codes.SLOW_CONSUMER})
-"""Error codes that end the connection."""
+"""Error codes after which the server closes the connection."""
 
 
 def get_code(error: ApiError) -> str:
-    """Return the code of an error in the Chat API."""
+    """Return the Chat API's code for an error."""
     return _ERROR_CODES.get(error.code, error.code.upper())
 
 
@@ -54,13 +54,14 @@ def get_code(error: ApiError) -> str:
 
 @lru_cache(maxsize=1024)
 def format_time(time_ms: int) -> str:
-    """Format a log time in ISO 8601, in UTC with milliseconds (CH-10). Cached: the messages of a commit share it."""
+    """Format a log time in ISO 8601, in UTC with milliseconds (CH-10). Cached, because messages of a commit share
+    it."""
     seconds, ms = divmod(time_ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 
 
 def _encode_members(record: Record) -> bytes:
-    """Encode the members of a message, without the braces (CH-10)."""
+    """Encode the JSON members of a message, without the braces (CH-10)."""
     content = b'"content":null,"content_type":null,"erased":true' if record.erased else record.body[1:-1]
     head = (
         f'"message_id":"{format_message_id(record.lane, record.position)}",'
@@ -72,12 +73,12 @@ def _encode_members(record: Record) -> bytes:
 
 
 def encode_message(record: Record) -> bytes:
-    """Encode a message in a page."""
+    """Encode a message as part of a page."""
     return b"{%b}" % _encode_members(record)
 
 
 def encode_message_frame(record: Record) -> bytes:
-    """Encode the broadcast of a message."""
+    """Encode a message as a broadcast frame."""
     return encode_frame(b'{"type":"message",%b}' % _encode_members(record))
 
 
@@ -85,7 +86,7 @@ def encode_message_frame(record: Record) -> bytes:
 
 
 class MessagePage(Struct, frozen=True):
-    """A page of the messages of a chat."""
+    """A page of a chat's messages."""
 
     records: list[Record]
     has_more: bool
@@ -99,9 +100,9 @@ class MessagePage(Struct, frozen=True):
 
 
 def encode_sent(send: Send, verdict: Committed | Replayed) -> bytes:
-    """Encode the answer to a message, without the braces. The id is a UUID, which needs no escapes."""
+    """Encode the answer to `send_message`, without the braces. The id is a UUID, which needs no escapes."""
     receipt = verdict.receipt
-    assert receipt is not None  # noqa: S101 - the record of a known key has a sequence
+    assert receipt is not None  # noqa: S101 - the record of a known key has a receipt
     is_known = isinstance(verdict, Replayed)
     mismatch = ',"content_mismatch":true' if isinstance(verdict, Replayed) and verdict.mismatch else ""
     erased = ',"erased":true' if isinstance(verdict, Replayed) and verdict.erased else ""
@@ -126,7 +127,7 @@ def encode_batch(scope: str, page: MessagePage) -> bytes:
 
 
 def encode_reply(kind: str, members: bytes, request_id: str | None) -> bytes:
-    """Encode an answer as a frame, with the id of the request if the request has one."""
+    """Encode an answer as a frame, with the id of the request if it has one."""
     request_member = b"" if request_id is None else b'"request_id":%b,' % orjson.dumps(request_id)
     return encode_frame(b'{"type":"%b",%b%b}' % (kind.encode(), request_member, members))
 
@@ -137,13 +138,13 @@ def encode_connected(user_id: str, epoch: str, heartbeat_ms: int) -> bytes:
 
 
 def to_error_members(error: ApiError) -> dict[str, Any]:
-    """Return the members of an error. The detail `status` is for HTTP only."""
+    """Return the JSON members of an error, without the detail `status`, which is for HTTP only."""
     details = {name: value for name, value in error.details.items() if name != "status"}
     return {"code": get_code(error), "message": error.message, **details}
 
 
 def encode_error_frame(error: ApiError, request_ids: Mapping[str, str] | None = None) -> bytes:
-    """Encode an error as a frame, with the ids of the request."""
+    """Encode an error as a frame that repeats the ids of the request."""
     return encode_frame(orjson.dumps({"type": "error", **to_error_members(error), **(request_ids or {})}))
 
 
@@ -156,7 +157,7 @@ PROBLEM_DIALECT: Final = ProblemDialect(
 
 
 def encode_delivery_frame(chat_id: str, user_id: str, sequence: int) -> bytes:
-    """Encode the watermark of a member: the sequence up to which the member has received a chat."""
+    """Encode a member's watermark, the sequence up to which the member has received the chat."""
     return encode_frame(
         f'{{"type":"delivery","chat_id":{encode_json_text(chat_id)},"user_id":{encode_json_text(user_id)},'
         f'"last_acked_sequence":{sequence}}}'.encode()
@@ -164,7 +165,7 @@ def encode_delivery_frame(chat_id: str, user_id: str, sequence: int) -> bytes:
 
 
 def encode_membership_frame(chat_id: str, change: MemberChange) -> bytes:
-    """Encode the change of a member: added, removed, or with another role. A returning member keeps its watermark."""
+    """Encode a membership change: an addition, a removal or a new role. A returning member keeps its watermark."""
     frame = {"type": "membership", "chat_id": chat_id, "user_id": change.member, "present": change.present}
     if change.present:
         frame["last_acked_sequence"] = change.acknowledged
@@ -184,11 +185,11 @@ def encode_closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
 
 
 Members = dict[str, Any]
-"""An answer, by the names of its members in JSON."""
+"""A JSON object in an answer."""
 
 
 def to_chat(scope: str, newest: int, page: MemberPage) -> Members:
-    """Return a chat with a page of its members, their roles and watermarks."""
+    """Return a chat with one page of its members, with their roles and watermarks."""
     return {
         "chat_id": parse_chat_scope(scope),
         "last_sequence": newest,
@@ -201,7 +202,7 @@ def to_chat(scope: str, newest: int, page: MemberPage) -> Members:
 
 
 def to_chats(page: MembershipPage, may_read: Callable[[str], bool]) -> Members:
-    """Return a page of the chats of a member, without chats that the member may not read."""
+    """Return a page of a member's chats, without chats that the member may not read."""
     return {
         "chats": [
             {

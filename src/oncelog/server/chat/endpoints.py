@@ -1,4 +1,4 @@
-"""The Chat API over HTTP and JSON: chats, members, history and delivery state, and messages for bots and curl."""
+"""The Chat API over HTTP and JSON: chats, members, history, delivery state, and sending messages from bots or curl."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,14 +25,14 @@ _MESSAGE_EXAMPLE: Final = "2d8e6b3a-52a5-4c70-9c2e-5d1f0a7b3c91"
 
 
 class ChatEndpoints:
-    """The Chat API of a server over HTTP."""
+    """The HTTP endpoints of a server's Chat API."""
 
     def __init__(self, service: ChatService, serve_websocket: WebSocketHandler) -> None:
         self._service = service
         self._serve_websocket = serve_websocket
 
     def list_endpoints(self) -> list[Endpoint]:
-        """Return the declarations."""
+        """Return the endpoint declarations."""
         service, messages = self._service, self._service.messages
         limit = service.page_sizes.to_parameter()
         after_chat = _cursor_parameter(CHAT_ID, decode_chat_id)
@@ -284,7 +284,7 @@ async def _require_upgrade(_: Call) -> web.StreamResponse:
 
 
 def _cursor_parameter(schema: Schema, decode: Callable[[str, str], str]) -> Parameter:
-    """Declare the cursor of pages in the order of ids. It may be empty."""
+    """Declare the cursor of a list that is ordered by id. It may be empty."""
     return Parameter(
         name="after",
         schema={

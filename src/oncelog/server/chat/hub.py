@@ -1,8 +1,9 @@
-"""Fan-out of the Chat API: delivers each message once and in order to the connected members of its chat.
+"""Fan-out of the Chat API: delivers each message once, in order, to the connected members of its chat.
 
-The hub listens to all lanes of streams and delivers by position, never by verdict. It also listens to changes of
-members, which arrive by revision. Changes from other servers therefore arrive in the same way as those of this server.
-The hub encodes a broadcast once. The sender of a message receives the answer instead of the broadcast.
+The hub listens to all stream lanes and delivers by position, never by verdict. It also listens to membership changes,
+which arrive in the order of their revisions. Changes made by other servers therefore arrive in the same way as those
+made by this server. The hub encodes each broadcast once. The connection that sent a message receives the answer instead
+of the broadcast.
 """
 
 import asyncio
@@ -24,38 +25,38 @@ PAGE_CHATS: Final = 1000
 
 
 class ChatReader(SendQueueOwner, Protocol):
-    """The part of a connection that the hub uses."""
+    """The interface of a connection that the hub uses."""
 
     @property
     def user_id(self) -> str:
-        """Return the user of the connection."""
+        """Return the connection's user."""
 
     def may_follow(self, scope: str) -> bool:
-        """Return whether the connection is live and its grants include the chat."""
+        """Return whether the connection is live and its grants cover the chat."""
 
     def fail(self, error: Exception) -> None:
-        """Send an error to the client, and close the connection."""
+        """Send an error to the client and close the connection."""
 
 
 @dataclass(slots=True)
 class _User:
-    """A connected user, with one device or several, and the chats of which the user is a member."""
+    """A connected user with one or more devices, and the chats that the user is a member of."""
 
     readers: set[ChatReader] = field(default_factory=set)
     """Devices that have joined."""
     joining_count: int = 0
-    """Devices that are about to join."""
+    """Devices that are currently joining."""
     chats: set[str] = field(default_factory=set)
-    """All chats of the user, at most `live_chats_max`. For a user with more chats, which is one of `ChatHub.lookups`,
-    these are the chats that were looked up and used last."""
+    """All chats of the user, if there are at most `live_chats_max`. A user with more chats is in `ChatHub.lookups`, and
+    these are the most recently used chats that were looked up."""
     is_loaded: bool = False
     pending_changes: dict[str, bool] = field(default_factory=dict)
-    """Changes of memberships while the chats are being loaded."""
+    """Membership changes that arrived while the chats are being loaded."""
     load_task: asyncio.Task[None] | None = None
 
 
 class ChatHub:
-    """The hub of a server. All methods run on the thread of the event loop."""
+    """A server's chat hub. All methods run on the event loop's thread."""
 
     def __init__(self, service: ApiService, on_fail: Callable[[Exception], None]) -> None:
         self._service = service
@@ -65,11 +66,11 @@ class ChatHub:
         self._start_lock = asyncio.Lock()
         self._users: dict[str, _User] = {}
         self._live: dict[str, set[ChatReader]] = {}
-        """Connections that follow a chat."""
+        """The connections that follow each chat."""
         self._senders: dict[tuple[str, bytes], tuple[ChatReader, bytes]] = {}
-        """Sender and body of each message that is being committed."""
+        """Connection and body of each message that is being committed."""
         self._deliveries: dict[str, dict[str, int]] = {}
-        """Watermarks that are not broadcast yet, by chat and member."""
+        """Watermarks that have not been broadcast yet, by chat and member."""
         self._delivery_timer: asyncio.TimerHandle | None = None
         self.lookups = MemberLookups(service, self)
         self.coalescer = WriteCoalescer()
@@ -77,7 +78,7 @@ class ChatHub:
     # --- connections
 
     async def join(self, reader: ChatReader) -> None:
-        """Deliver messages and changes in the chats of the reader from now on. Raises the errors of the store."""
+        """Start delivering messages and changes in the reader's chats. Raises the errors of the store."""
         await self._start_listening()
         name = reader.user_id
         user = self._users.setdefault(name, _User())
@@ -87,7 +88,7 @@ class ChatHub:
                 if user.load_task is None or user.load_task.done():
                     user.load_task = asyncio.get_running_loop().create_task(self._load_chats(name, user))
                 await asyncio.shield(user.load_task)
-            # The reader misses no change, because nothing is awaited since the last applied one.
+            # The reader misses no change, because this task has not awaited anything since it applied the last one.
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
@@ -96,7 +97,7 @@ class ChatHub:
             self._remove_if_idle(name, user)
 
     def leave(self, reader: ChatReader) -> None:
-        """Stop the delivery to the reader."""
+        """Stop delivering to the reader."""
         user = self._users.get(reader.user_id)
         if user is None or reader not in user.readers:
             return
@@ -106,7 +107,7 @@ class ChatHub:
         self._remove_if_idle(reader.user_id, user)
 
     def refresh_reader(self, reader: ChatReader) -> None:
-        """Apply changed grants of the reader."""
+        """Apply changed grants to the reader's chats."""
         user = self._users.get(reader.user_id)
         if user is not None and reader in user.readers:
             for scope in user.chats:
@@ -119,7 +120,7 @@ class ChatHub:
             self.lookups.remove_user(name)
 
     async def _load_chats(self, name: str, user: _User) -> None:
-        """Load the chats of a user and apply concurrent changes. Above `live_chats_max`, use look-ups instead."""
+        """Load a user's chats and apply concurrent changes. Above `live_chats_max`, use look-ups instead."""
         chats: set[str] = set()
         after, has_more = "", True
         chats_max = self._service.limits.live_chats_max
@@ -132,7 +133,7 @@ class ChatHub:
             (chats.add if present else chats.discard)(scope)
         if has_more or len(chats) > chats_max:
             chats = set()
-            if self._users.get(name) is user:  # else the user has disconnected during the load
+            if self._users.get(name) is user:  # otherwise the user disconnected during the load
                 self.lookups.add_user(name)
         user.chats, user.is_loaded = chats, True
         user.pending_changes.clear()
@@ -151,7 +152,7 @@ class ChatHub:
     # --- listening
 
     async def _start_listening(self) -> None:
-        """Listen to all lanes of streams. The first live reader starts this, so a server without readers reads none."""
+        """Listen to all stream lanes. Starts with the first live reader, so a server without readers reads no lanes."""
         lanes = self._service.log.settings.lanes
         if len(self._lanes) == lanes and self._is_member_listener:
             return
@@ -165,9 +166,9 @@ class ChatHub:
                     self._lanes.add(lane)
 
     def fail(self, error: Exception) -> None:
-        """See `RecordListener`. The server closes all connections, because their deliveries would have gaps.
+        """See `RecordListener`. The server closes all connections, because otherwise their deliveries would have gaps.
 
-        The next reader that joins starts the hub again.
+        The next reader that joins restarts the hub.
         """
         for lane in self._lanes:
             self._service.log.unlisten(self, lane)
@@ -181,11 +182,11 @@ class ChatHub:
     # --- messages
 
     def expect_message(self, scope: str, key: bytes, body: bytes, reader: ChatReader) -> None:
-        """Note a message before it is submitted, so that its sender does not receive the broadcast."""
+        """Register a message before it is submitted, so that the sending connection does not receive the broadcast."""
         self._senders.setdefault((scope, key), (reader, body))
 
     def cancel_expected(self, scope: str, key: bytes, reader: ChatReader) -> None:
-        """Forget a message that was not committed for this reader."""
+        """Unregister a message that was not committed for this reader."""
         sender = self._senders.get((scope, key))
         if sender is not None and sender[0] is reader:
             del self._senders[scope, key]
@@ -240,7 +241,7 @@ class ChatHub:
                 self.lookups.add_change(scope, change.member, frame)
 
     def _set_chat(self, name: str, user: _User, scope: str, *, present: bool) -> None:
-        """Apply an addition or removal of a user, and let the devices of the user follow or leave the chat."""
+        """Apply the addition or removal of a user, whose devices then follow or leave the chat."""
         if not user.is_loaded:
             user.pending_changes[scope] = present
             return
@@ -257,7 +258,7 @@ class ChatHub:
             self._remove_chat(user, scope)
 
     def _move_to_lookups(self, name: str, user: _User) -> None:
-        """Use look-ups for a user that now exceeds `live_chats_max`."""
+        """Switch a user that now exceeds `live_chats_max` to look-ups."""
         followed = list(user.chats)
         for scope in followed:
             self._remove_chat(user, scope)
@@ -289,7 +290,7 @@ class ChatHub:
                 )
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """See `LookupReceiver`. A user has already received changes of itself."""
+        """See `LookupReceiver`. Users have already received the changes that concern themselves."""
         for name in names:
             user = self._users[name]
             frames = b"".join(frame for member, frame in changes if member != name)
@@ -310,7 +311,7 @@ class ChatHub:
                 reader.fail(error)
 
     def _broadcast_deliveries(self) -> None:
-        """Send one frame per changed watermark; the frames of a chat go out together."""
+        """Send one frame per changed watermark. The frames of a chat are sent together."""
         self._delivery_timer = None
         deliveries, self._deliveries = self._deliveries, {}
         for scope, acknowledged in deliveries.items():
@@ -322,5 +323,5 @@ class ChatHub:
 
 
 def _is_sent_by(record: Record, reader: ChatReader, body: bytes) -> bool:
-    """Return whether the reader sent this record. Another server may have committed other content under the id."""
+    """Return whether the reader sent this record. A different server may have committed other content under the id."""
     return record.actor == reader.user_id and record.body == body

@@ -1,13 +1,12 @@
 """Live delivery to users with more chats than the hub keeps in memory.
 
-The hub keeps the chats of each user with at most `live_chats_max` chats. Other users can add a user to any number of
-chats, so this limit must not decide which chats are delivered. For users above the limit, the hub queries the store
-once per chat for the members among these users, and caches the answers of the chats used last.
+The hub keeps the chats of each user with at most `live_chats_max` of them. Anyone can add a user to any number of
+chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the store once
+per chat which of these users are members, and caches the answers for the most recently used chats.
 
-While an answer is missing, the hub keeps the range of the new messages instead of the messages, because their size
-must use up neither memory nor a limit that users share. The found members receive the messages of the range from the
-store and follow the chat from then on. A user that connects is looked up separately, and the cached answers for other
-users stay valid.
+Until the answer arrives, the hub keeps only the range of the new messages. The messages themselves could exhaust memory
+or a limit that users share. The members in the answer then receive the range from the store and follow the chat from
+there. A user who connects is looked up separately, so the cached answers for other users remain valid.
 """
 
 import asyncio
@@ -23,92 +22,93 @@ from oncelog.server import logger
 from oncelog.server.api_service import ApiService
 
 QUERY_PAIRS_MAX: Final = 1000
-"""Pairs of chat and user in one query of the store. A single chat may have more pairs."""
+"""Pairs of chat and user in one store query. A single chat may have more pairs."""
 PARALLEL_READS_MAX: Final = 8
-"""Chats whose missed messages are read concurrently, one page each. The other chats wait for the next round."""
+"""How many chats' missed messages are read concurrently, one page each. The other chats wait for the next round."""
 PENDING_MAX: Final = 100_000
-"""Chats, changes of members and senders that wait for answers, about 30 MB. A higher number means that the store
-hangs."""
+"""Maximum number of chats, membership changes and senders that wait for answers, about 30 MB. A higher number means
+that the store hangs."""
 UNFOLLOWED_FACTOR: Final = 10
-"""Cached chats without members among the users, in multiples of `live_chats_max`. Each is one dict entry."""
+"""How many chats without members among the users are cached, as a multiple of `live_chats_max`. Each is one dict
+entry."""
 
 
 class LookupReceiver(Protocol):
-    """The hub, which receives the results."""
+    """The hub's interface for the results of look-ups."""
 
     def send_missed(
         self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
     ) -> None:
-        """Send to each member the messages after a sequence, except to the connection that sent the message.
+        """Send each member the messages after its sequence. The connection that sent a message does not receive it.
 
-        `senders` has these connections by sequence.
+        `senders` maps sequences to these connections.
         """
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """Send changes of members, each with its user, and let the named users follow the chat."""
+        """Send membership changes, each given with its user, and make the named users follow the chat."""
 
     def unfollow_chat(self, scope: str) -> None:
-        """Let all looked-up users leave the chat."""
+        """Make all looked-up users leave the chat."""
 
     def disconnect_users(self, names: Collection[str], error: Exception) -> None:
-        """Disconnect users that missed messages. Their clients reconnect and sync."""
+        """Disconnect users who missed messages. Their clients reconnect and sync."""
 
 
 @dataclass(slots=True)
 class _PendingChat:
-    """Messages and changes of a chat that are not delivered yet."""
+    """The undelivered messages and changes of one chat."""
 
     after: int = 0
-    """Sequence before the first message to send."""
+    """Sequence directly before the first message to send."""
     last: int = 0
-    """Sequence of the newest message; 0 without messages."""
+    """Sequence of the newest message, or 0 without messages."""
     senders: dict[int, object] = field(default_factory=dict)
     changes: list[tuple[str, bytes]] = field(default_factory=list)
     queried: dict[str, int] = field(default_factory=dict)
-    """Users in the query, with their numbers."""
+    """The users in the query, with their numbers."""
     covered: int = 0
-    """Number of the newest user when the query began."""
+    """The newest user's number when the query began."""
     queried_last: int = 0
-    """`last` when the query began. A user that connected later needs the messages after it."""
+    """Value of `last` when the query began. Users who connected later need the messages after it."""
     queried_changes: int = 0
     membership_changes: dict[str, bool] = field(default_factory=dict)
-    """Users that were added (True) or removed since the query began. The answer may not include these changes."""
+    """Users added (True) or removed since the query began. The answer may not reflect these changes."""
     members: set[str] = field(default_factory=set)
-    """Answer of the store: the users that receive the missed messages."""
+    """The store's answer: the users who receive the missed messages."""
     received: dict[str, int] = field(default_factory=dict)
-    """Sequence up to which a user received the messages before it moved to the look-ups."""
+    """Sequence up to which each user had received messages before it was switched to look-ups."""
 
     @property
     def size(self) -> int:
-        """Return the number that counts towards `PENDING_MAX`."""
+        """How much the chat counts towards `PENDING_MAX`."""
         return 1 + len(self.senders) + len(self.changes)
 
 
 class MemberLookups:
-    """Look-ups for the connected users of a hub that have too many chats to keep."""
+    """Look-ups for a hub's connected users with too many chats to keep in memory."""
 
     def __init__(self, service: ApiService, receiver: LookupReceiver) -> None:
         self._log = service.log
         self._chats_max = service.limits.live_chats_max
         self._receiver = receiver
         self.users: dict[str, int] = {}
-        """Users with ascending numbers. An answer is valid for all users up to a number."""
+        """The users, with ascending numbers. An answer is valid for all users up to a certain number."""
         self._numbers = count(1)
         self._newest = 0
-        """Highest number of `users`."""
+        """Highest number in `users`."""
         self._followed: OrderedDict[str, int] = OrderedDict()
-        """Chats with members among `users`, and the user number up to which the answer is valid; an LRU cache."""
+        """LRU cache of chats with members among `users`, with the user number up to which the answer is valid."""
         self._unfollowed: OrderedDict[str, int] = OrderedDict()
         """The same for chats without members among `users`."""
         self._unanswered: dict[str, _PendingChat] = {}
-        """Chats without an answer."""
+        """Chats whose query has not been answered yet."""
         self._missed: dict[str, _PendingChat] = {}
-        """Chats with an answer and missed messages. No chat is in both dicts."""
+        """Chats with an answer whose missed messages must still be sent. No chat is in both dicts."""
         self._size = 0
         self._task: asyncio.Task[None] | None = None
 
     def add_user(self, name: str, followed: Iterable[str] = ()) -> None:
-        """Add a user, with the chats that it has followed so far. No cached answer is valid for the new user."""
+        """Add a user, with the chats that it already follows. No cached answer is valid for the new user."""
         self.users[name] = self._newest = next(self._numbers)
         for scope in followed:
             chat = self._unanswered.get(scope) or self._missed.get(scope)
@@ -116,7 +116,7 @@ class MemberLookups:
                 chat.received[name] = chat.last
 
     def remove_user(self, name: str) -> None:
-        """Remove a user that has disconnected."""
+        """Remove a disconnected user."""
         self.users.pop(name, None)
         self._newest = next(reversed(self.users.values()), 0)
         if not self.users:
@@ -127,7 +127,7 @@ class MemberLookups:
     # --- chats with an answer
 
     def is_covered(self, scope: str) -> bool:
-        """Return whether all members among the users follow the chat. Marks the chat as used."""
+        """Return whether all members among the users follow the chat. Marks the chat as recently used."""
         for known in (self._followed, self._unfollowed):
             if scope in known:
                 known.move_to_end(scope)
@@ -135,7 +135,7 @@ class MemberLookups:
         return False
 
     def set_member(self, scope: str, name: str, *, present: bool) -> bool:
-        """Apply a change of the membership of a user. Return whether the user follows the chat from now on."""
+        """Apply a membership change. Returns whether the user follows the chat afterwards."""
         number, covered = self.users[name], self._get_covered(scope)
         if number > covered:
             self._record_change(scope, name, present=present)
@@ -146,7 +146,7 @@ class MemberLookups:
         return present and scope in self._followed
 
     def _set_answer(self, known: OrderedDict[str, int], scope: str, covered: int) -> None:
-        """Move a chat to the end of one of the two caches, as the chat used last."""
+        """Put a chat into one of the two caches, as its most recently used entry."""
         self._followed.pop(scope, None)
         self._unfollowed.pop(scope, None)
         known[scope] = covered
@@ -162,7 +162,7 @@ class MemberLookups:
             (members.add if present else members.discard)(name)
 
     def _evict_least_used(self) -> None:
-        """Evict answers above the limits. A chat with missed messages stays until they are sent."""
+        """Evict answers above the limits. A chat with missed messages is kept until they are sent."""
         limits = (self._followed, self._chats_max), (self._unfollowed, UNFOLLOWED_FACTOR * self._chats_max)
         for known, limit in limits:
             for scope in list(islice(known, max(0, len(known) - limit))):
@@ -174,7 +174,7 @@ class MemberLookups:
     # --- chats without an answer
 
     def add_message(self, scope: str, sequence: int, sender: object | None) -> None:
-        """Add a message of a chat that is not covered, to be sent to the members except the sender."""
+        """Queue a message in an uncovered chat for all members except the sender."""
         chat = self._get_pending(scope)
         if not chat.last:
             chat.after = chat.queried_last = sequence - 1
@@ -185,7 +185,7 @@ class MemberLookups:
         self._start()
 
     def add_change(self, scope: str, member: str, frame: bytes) -> None:
-        """Add a change of a member of a chat that is not covered, to be sent to the other members."""
+        """Queue a membership change in an uncovered chat for the other members."""
         self._get_pending(scope).changes.append((member, frame))
         self._size += 1
         self._start()
@@ -219,7 +219,7 @@ class MemberLookups:
             self._task = None
 
     async def _query_members(self) -> None:
-        """Query the members of the chats that have waited longest, among the users without an answer."""
+        """Query which users without an answer are members of the chats that have waited longest."""
         newest = self._newest
         chats: dict[str, _PendingChat] = {}
         pairs: list[tuple[str, str]] = []
@@ -234,7 +234,7 @@ class MemberLookups:
                 break
         found = await self._log.state.members_among(pairs) if pairs else set()
         for scope, chat in chats.items():
-            if self._unanswered.get(scope) is chat:  # else all users have disconnected during the query
+            if self._unanswered.get(scope) is chat:  # otherwise all users disconnected during the query
                 del self._unanswered[scope]
                 chat.members = {
                     name for name in chat.queried if chat.membership_changes.get(name, (scope, name) in found)
@@ -244,7 +244,7 @@ class MemberLookups:
                     self._finish(scope, chat)
 
     async def _send_page(self, scope: str, chat: _PendingChat) -> None:
-        """Send the next page of missed messages. After the last page the members follow the chat."""
+        """Send the next page of missed messages. After the last page, the members follow the chat."""
         upto = chat.last
         if chat.after < upto and chat.members:
             try:
@@ -265,7 +265,7 @@ class MemberLookups:
                 self._missed[scope] = self._missed.pop(scope)  # behind the other chats
 
     def _select_connected(self, chat: _PendingChat) -> dict[str, int]:
-        """Return the members that are still connected, with the sequence that each has received."""
+        """Return the still connected members, with the sequence up to which each has received messages."""
         names = [name for name in chat.members if self.users.get(name) == chat.queried[name]]
         return {name: chat.received.get(name, 0) for name in names}
 

@@ -1,6 +1,6 @@
-"""Messages that the Chat API receives over WebSockets and HTTP: their fields and their decoders.
+"""Messages that the Chat API receives over WebSockets and HTTP, with their fields and decoders.
 
-A repeated member is an error, because clients and servers could disagree on which one counts.
+A repeated member is an error, because a client and a server might use different ones.
 """
 
 import re
@@ -70,12 +70,12 @@ UUID4: Final[Schema] = {
 
 
 class Connect(Struct, frozen=True):
-    """Authenticates a connection. Its repr does not show the token."""
+    """Authenticates a connection. The repr does not show the token."""
 
     token: str | None
     device_id: str
     is_live: bool
-    """Whether the connection receives messages and changes of its chats live."""
+    """Whether the connection receives messages and membership changes live."""
     request_id: str | None = None
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class _OfChat(Struct, frozen=True):
 
 
 class Send(_OfChat, frozen=True, gc=False):
-    """A message to be sent."""
+    """Sends a chat message."""
 
     client_message_id: str
     """The id as the client sent it."""
@@ -104,7 +104,7 @@ class Send(_OfChat, frozen=True, gc=False):
 
 
 class SyncRequest(_OfChat, frozen=True):
-    """A request for a page."""
+    """Requests a page of messages."""
 
     after: int
     limit: int | None
@@ -120,7 +120,7 @@ class Ack(_OfChat, frozen=True, gc=False):
 
 
 class Ping(Struct, frozen=True):
-    """Checks that the server answers."""
+    """Checks that the server responds."""
 
     request_id: str | None = None
 
@@ -133,22 +133,22 @@ Frame = Connect | Send | SyncRequest | Ack | Ping
 
 @lru_cache(maxsize=8192)
 def decode_chat_id(chat_id: str, path: str) -> str:
-    """Return the stream of a chat. Raises ApiError for a text that cannot be the id of a chat. Cached: ids repeat."""
+    """Return the stream of a chat. Raises ApiError for an invalid chat id. Cached, because ids repeat."""
     if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise field_error(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
     is_plain = "/" not in chat_id and CONTROL_CHARACTER.search(chat_id) is None and is_storable(chat_id)
     raise_first(
         partial(field_error, path),
         (not is_plain, "must have no slash and no control characters"),
-        (chat_id in (".", ".."), "must not be . or .."),  # HTTP clients remove these segments from a path
-        # Grants are compared in NFC, so two spellings of a name would be two chats with the same rights.
+        (chat_id in (".", ".."), "must not be . or .."),  # HTTP clients remove such segments from paths
+        # Grants are compared in NFC, so two spellings of a name would be two chats covered by the same grant.
         (not chat_id.isascii() and nfc(chat_id) != chat_id, "must be in NFC"),
     )
     return chat_scope(chat_id)
 
 
 def decode_user_id(value: JsonValue, path: str) -> str:
-    """Return the actor of a member. Raises ApiError."""
+    """Return the actor of a member. Raises ApiError for an invalid user id."""
     user_id = decode_text(value, path)
     kind, _, name = user_id.partition(":")
     is_named = kind in ("user", "client") and name != ""
@@ -162,7 +162,7 @@ def decode_user_id(value: JsonValue, path: str) -> str:
 
 
 def decode_message_key(client_message_id: str) -> bytes:
-    """Return the key of a message for its `client_message_id` in a path. Raises ApiError."""
+    """Return the key for a `client_message_id` in a path. Raises ApiError if the id is invalid."""
     try:
         key = parse_uuid(client_message_id)
     except CanonicalError:
@@ -177,7 +177,7 @@ def _decode_chat(value: JsonValue, path: str) -> str:
 
 
 def _decode_client_message_id(value: JsonValue, path: str) -> tuple[str, bytes]:
-    """Return the id as it was sent, and its key."""
+    """Return the id as it was sent, and the message key."""
     text = decode_text(value, path)
     key = parse_uuid(text, path)
     if not is_message_key(key):
@@ -255,14 +255,14 @@ _CONNECT: Final = Message(
 
 
 class ChatMessages:
-    """The messages of one server, within its limits."""
+    """The declarations of a server's messages, with its limits."""
 
     new_member: Final = Message(
         lambda *values: values,
         Field(name="role", decode=_decode_role, schema=ROLE),
         Field(name="only_if_member", decode=decode_boolean, schema={"type": "boolean"}, default=False),
     )
-    """Role (None keeps it), and whether a user that is not a member is refused instead of added."""
+    """The role (None keeps the current one), and whether to refuse a user that is not a member instead of adding it."""
     acknowledgement: Final = Message(int, _ACKED)
 
     def __init__(self, limits: ApiLimits) -> None:
@@ -325,7 +325,7 @@ class ChatMessages:
         return [decode_user_id(user, f"{path}[{index}]") for index, user in enumerate(users)]
 
     def decode_new_message(self, body: bytes, _: object = None) -> Send:
-        """Decode the body of a request to send a message. The path has the chat. Raises ApiError."""
+        """Decode the body of an HTTP request that sends a message; the path contains the chat. Raises ApiError."""
         members = decode_object(parse_json(body), "$")
         with _refuse_invalid_message():
             return self.new_message.decode(members, "$", "")
@@ -352,16 +352,16 @@ class ChatMessages:
             raise field_error("$.type", f"must be {', '.join(others)} or {last}")
         is_send = kind == "send_message"
         if is_send:
-            get_text(members, "chat_id", "$")  # a frame without the text of an id is malformed; other faults follow
+            get_text(members, "chat_id", "$")  # a frame without a string as its id is malformed; other faults follow
         with _refuse_invalid_message() if is_send else nullcontext():
             frame: Frame = message.decode(members, "$", request_id)
         return frame
 
     def decode_fast(self, data: bytes) -> Send | None:
-        """Decode a plain message; return None for any other frame, which `decode_frame` decodes.
+        """Decode a plain message. Returns None for any other frame, which `decode_frame` must decode.
 
         A plain message has no escapes and no unknown or repeated members, which would change the number of colons. The
-        result equals that of `decode_frame`. Most frames of a busy server are plain messages.
+        result is the same as that of `decode_frame`. Most frames that a busy server receives are plain messages.
         """
         if b"\\" in data:
             return None
@@ -387,7 +387,7 @@ class ChatMessages:
 
 @contextmanager
 def _refuse_invalid_message() -> Iterator[None]:
-    """Translate all errors of a message except its length to one code (CH-3, CH-10)."""
+    """Translate all errors in a message, except for its length, to one code (CH-3, CH-10)."""
     try:
         yield
     except ApiError as error:
@@ -411,4 +411,4 @@ class _FastSend(Struct, gc=False):
 
 _decode_fast_send: Final = msgspec.json.Decoder(_FastSend).decode
 _FAST_COLONS: Final = 4
-"""Colons after the names type, client_message_id, chat_id and content."""
+"""The colons after the names type, client_message_id, chat_id and content."""

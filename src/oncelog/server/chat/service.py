@@ -1,7 +1,7 @@
-"""The Chat API without its transport: authorization and requests to the log.
+"""The Chat API without its transports: authorization and requests to the log.
 
 `core.plan` decides whether a message is new, whether a user is a member, and how far a watermark moves. A principal
-without membership or grant receives the same answer for existing and unknown chats (CH-9).
+without a membership or grant receives the same answer for existing and unknown chats (CH-9).
 """
 
 import secrets
@@ -55,11 +55,11 @@ _ERROR_CODES: Final = {
     Reason.MALFORMED: error_codes.INVALID_MESSAGE,
     Reason.INVALID_ACKNOWLEDGEMENT: error_codes.INVALID_ACK,
 }
-"""Error codes of the Chat API by the reason of a refusal. The others can be retried (`RETRYABLE_CODES`)."""
+"""Chat API error codes by refusal reason. Refusals for other reasons can be retried (`RETRYABLE_CODES`)."""
 
 
 class ChatService(ApiService):
-    """The Chat API of a server. Calls raise ApiError, or OncelogError if the log fails."""
+    """A server's Chat API. Calls raise ApiError, or OncelogError if the log fails."""
 
     def __init__(self, log: Log, auth_gate: AuthGate) -> None:
         super().__init__(log, auth_gate)
@@ -73,19 +73,19 @@ class ChatService(ApiService):
     # --- rights
 
     def check_writable(self, scope: str, principal: Principal) -> str:
-        """Return the scope. Raises ApiError without the grant to write: the same error as for an unknown chat."""
+        """Return the scope. Without the grant to write, raises the same ApiError as for an unknown chat."""
         if not principal.grants.may_write(scope):
             raise membership_error()
         return scope
 
     def check_readable(self, scope: str, principal: Principal) -> str:
-        """Return the scope. Raises ApiError without the grant to read: the same error as for an unknown chat."""
+        """Return the scope. Without the grant to read, raises the same ApiError as for an unknown chat."""
         if not principal.grants.may_read(scope):
             raise membership_error()
         return scope
 
     def check_not_stopping(self) -> None:
-        """Raise ApiError while the server is being stopped."""
+        """Raise ApiError if the server is shutting down."""
         self.auth_gate.check_open(error_codes.SERVER_STOPPING)
 
     # --- send
@@ -102,7 +102,7 @@ class ChatService(ApiService):
         )
 
     async def send(self, send: Send, principal: Principal) -> Committed | Replayed:
-        """Send a message, and wait until it is durable."""
+        """Send a message and wait until it is durable."""
         verdict = await self._submit(self.to_submission(send, principal))
         if isinstance(verdict, Committed | Replayed):
             self.count_verdict(verdict)
@@ -110,7 +110,7 @@ class ChatService(ApiService):
         raise refusal_error(verdict)
 
     def count_verdict(self, verdict: Committed | Replayed) -> None:
-        """Count the outcome of a message in the metrics."""
+        """Count a message's outcome in the metrics."""
         if isinstance(verdict, Committed):
             self.counts.messages["committed"] += 1
         else:
@@ -119,7 +119,7 @@ class ChatService(ApiService):
     # --- read
 
     async def load_membership(self, scope: str, principal: Principal) -> Membership:
-        """Return the membership of the principal in a chat. Raises ApiError for principals that are not members."""
+        """Return the principal's membership in a chat. Raises ApiError if the principal is not a member."""
         found = await self.log.state.find_membership(scope, principal.actor)
         if found is None:
             raise membership_error()
@@ -140,7 +140,7 @@ class ChatService(ApiService):
         return await describe_outcome(self.log, outcome, "message", codec.encode_message)
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raise ApiError if the cursor of a reader belongs to another history (CO-40)."""
+        """Raise ApiError if a reader's cursor belongs to a different history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             message = "the epoch is another one: sync again from 0"
             raise ApiError(error_codes.HISTORY_CHANGED, message, epoch=self.log.epoch)
@@ -152,19 +152,19 @@ class ChatService(ApiService):
             return MessagePage([], has_more=False, following=newest, newest=newest, is_ahead=True)
         try:
             page = await self.log.read(stream=scope, after=after, limit=self.page_sizes.clamp(limit))
-        except HistoryChangedError:  # the log was restored to an earlier state after the membership was read
+        except HistoryChangedError:  # the log was restored from a backup after the membership was read
             return MessagePage([], has_more=False, following=0, newest=0, is_ahead=True)
         return MessagePage(self._select_messages(page.records), page.has_more, page.cursor.position, page.newest)
 
     async def load_before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> MessagePage:
-        """Return the messages directly before a sequence, or the newest messages, in ascending order."""
+        """Return the messages directly before a sequence (or the newest ones, without it), in ascending order."""
         newest = (await self.load_membership(scope, principal)).newest
         upto = newest if before is None else max(0, min(before - 1, newest))
         size = self.page_sizes.clamp(limit)
         records: list[Record] = []
         after = begin = await self.log.state.sequence_before(scope, upto, size + 1)
         has_more = upto > begin
-        while has_more:  # pages of long messages end early
+        while has_more:  # a page of long messages can be shorter than `limit`
             page = await self.log.read(stream=scope, after=after, upto=upto, limit=size)
             records += page.records
             after, has_more = page.cursor.position, page.has_more
@@ -178,14 +178,14 @@ class ChatService(ApiService):
     # --- chats and members
 
     async def create(self, scope: str | None, members: Sequence[str], principal: Principal) -> tuple[Members, bool]:
-        """Create a chat, or add members to one that the principal owns. Return it, and whether it was created."""
+        """Create a chat, or add members to one that the principal owns. Returns the chat and whether it was created."""
         scope = scope or f"{CHAT_PREFIX}chat_{secrets.token_hex(_CHAT_ID_BYTES)}"
         self.check_writable(scope, principal)
         self.check_not_stopping()
         actor = principal.actor
         additions = [SetMember(scope, member, actor=actor) for member in dict.fromkeys(members) if member != actor]
         with translate_errors():
-            # Admitted as a whole, because a chat may have more members than the burst of a tenant's rate.
+            # Admitted as a whole, because a chat may have more members than a tenant's rate limit allows in one burst.
             verdicts = await self.log.submit_many(
                 [OpenStream(scope, actor, self._new_chats_rate), *additions], Mode.ALL, is_admitted_whole=True
             )
@@ -198,13 +198,13 @@ class ChatService(ApiService):
         return codec.to_chat(scope, newest, page), is_new
 
     async def load_chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> Members:
-        """Return a chat with a page of its members and their watermarks (CH-8)."""
+        """Return a chat with one page of its members and their watermarks (CH-8)."""
         membership = await self.load_membership(scope, principal)
         page = await self.log.state.members(scope, after=after, limit=self.page_sizes.clamp(limit))
         return codec.to_chat(scope, membership.newest, page)
 
     async def list_chats(self, principal: Principal, after: str, limit: int | None) -> Members:
-        """Return a page of the chats of the principal, without chats that its grants exclude."""
+        """Return a page of the principal's chats, without chats that its grants exclude."""
         size = self.page_sizes.clamp(limit)
         page = await self.log.state.memberships(principal.actor, prefix=CHAT_PREFIX, after=after, limit=size)
         return codec.to_chats(page, principal.grants.may_read)
@@ -212,7 +212,7 @@ class ChatService(ApiService):
     async def add_member(
         self, scope: str, member: str, principal: Principal, role: Role | None, *, only_if_member: bool = False
     ) -> Members:
-        """Add a member or set its role. The answer has no role if another request has removed the member."""
+        """Add a member or set its role. The answer contains no role if a concurrent request removed the member."""
         item = SetMember(scope, member, actor=principal.actor, role=role, only_if_member=only_if_member)
         await self._apply(item)
         with translate_errors():
@@ -221,12 +221,12 @@ class ChatService(ApiService):
         return answer if found is None else {**answer, "role": found.role.value}
 
     async def remove_member(self, scope: str, member: str, principal: Principal) -> Members:
-        """Remove a member, or the principal itself."""
+        """Remove a member, which may be the principal itself."""
         await self._apply(SetMember(scope, member, present=False, actor=principal.actor))
         return {"chat_id": parse_chat_scope(scope), "user_id": member, "present": False}
 
     async def acknowledge(self, scope: str, sequence: int, principal: Principal) -> Members:
-        """Move the watermark of the principal forward. The answer shows whether the watermark changed."""
+        """Advance the principal's watermark. The answer shows whether the watermark changed."""
         changed = await self._apply(Acknowledge(scope, principal.actor, sequence))
         return {"chat_id": parse_chat_scope(scope), "changed": changed}
 
@@ -243,10 +243,10 @@ class ChatService(ApiService):
 
 def refusal_error(verdict: Verdict) -> ApiError:
     """Return the error for a request that the log refused."""
-    assert isinstance(verdict, Refused)  # noqa: S101 - the log answers these requests with no other verdict
+    assert isinstance(verdict, Refused)  # noqa: S101 - no other verdict is possible here
     code = _ERROR_CODES.get(verdict.reason, error_codes.BAD_REQUEST)
     match verdict.reason:
-        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal is an owner, but the user not a member
+        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal owns the chat, the user is not a member
             return ApiError(code, "the user is not a member of the chat; add the user first", field="user_id")
         case Reason.NOT_A_MEMBER:
             return membership_error()
@@ -260,5 +260,5 @@ def refusal_error(verdict: Verdict) -> ApiError:
 
 
 def membership_error() -> ApiError:
-    """Return the error for a principal without a grant or membership, and for unknown chats: one text for all."""
+    """Return the error for a missing grant or membership, which is the same for unknown chats."""
     return ApiError(error_codes.NOT_A_MEMBER, "only members of the chat may do this")

@@ -1,4 +1,4 @@
-"""WebSocket sessions of the Chat API: the frames `connect`, `send_message`, `sync`, `ack` and `ping`."""
+"""WebSocket sessions of the Chat API, which handle the frames `connect`, `send_message`, `sync`, `ack` and `ping`."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -24,7 +24,7 @@ RECONNECT_DELAY_MS: Final = 1000
 
 
 class _PendingSend(PendingWrite):
-    """A `send_message` that has no answer yet."""
+    """An unanswered `send_message`."""
 
     __slots__ = ("send", "session")
 
@@ -34,7 +34,7 @@ class _PendingSend(PendingWrite):
 
 
 class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
-    """One connection of the Chat API. A reply repeats the ids of its request."""
+    """One Chat API connection. A reply repeats the ids of its request."""
 
     api: ClassVar = "chat"
     connect_kind: ClassVar = Connect
@@ -70,7 +70,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         return type(message)
 
     def _get_reply_to(self, message: Frame) -> dict[str, str]:
-        """Return the ids that an answer repeats."""
+        """Return the ids that the reply to a message repeats."""
         ids = {name: getattr(message, name, None) for name in ("request_id", "client_message_id", "chat_id")}
         return {name: value for name, value in ids.items() if value is not None}
 
@@ -82,10 +82,10 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self._set_principal(self.auth_gate.authenticate(request.token, self.caller))
             self.device_id, self._is_live = request.device_id, request.is_live
             if request.is_live:
-                # Before the answer to `connect`, so that all messages sent after the answer are delivered.
+                # Join before answering `connect`, so that all messages sent after the answer are delivered.
                 with translate_errors():
                     await self.hub.join(self)
-                if self._is_closing:  # the client has disconnected during the join
+                if self._is_closing:  # the client disconnected during the join
                     self.hub.leave(self)
         except ApiError as error:
             self._send_error(error, self._get_reply_to(request))
@@ -101,7 +101,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         service.check_readable(request.scope, self._get_principal())
         await self.send_queue.drain()
         page = await service.load_after(request.scope, self._get_principal(), request.after, request.limit)
-        # Check the epoch after the membership, because only members may learn whether it is that of the log.
+        # Check the epoch after the membership, because only members may learn whether it is the log's epoch.
         service.check_epoch(request.epoch)
         service.check_readable(request.scope, self._get_principal())
         self._enqueue(codec.encode_reply("message_batch", codec.encode_batch(request.scope, page), request.request_id))
@@ -127,7 +127,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         if not self._may_write(send.scope):
             raise membership_error()
         self.in_flight_count += 1
-        if self._is_live:  # other connections receive no broadcasts
+        if self._is_live:  # only live connections receive broadcasts
             self.hub.expect_message(send.scope, send.key, send.body, self)
         pending = _PendingSend(self, send)
         self._submit_write(pending, lambda: service.log.submit_nowait(service.to_submission(send, principal), pending))
@@ -183,7 +183,7 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
             self.close(WSCloseCode.INTERNAL_ERROR, "unavailable")
 
     def close(self, code: int, reason: str) -> None:
-        """See the base class. A client that may reconnect receives the delay first."""
+        """See the base class. A client that may reconnect first receives the delay."""
         if code == WSCloseCode.GOING_AWAY:
             self._enqueue(codec.encode_closing_frame(reason, RECONNECT_DELAY_MS))
         super().close(code, reason)
@@ -192,12 +192,13 @@ class ChatSession(WebSocketSession[Frame, Mapping[str, str]]):
         self.hub.leave(self)
 
     def _close_slow(self) -> None:
-        """As the base says (CO-31). The client finds unread messages in the log, after its cursor."""
+        """See the base class (CO-31). The client finds unread messages in the log, after its cursor."""
         if self._is_closing:
             return
         self._count_request(error_codes.SLOW_CONSUMER)
         self.on_disconnect()
-        # Replaces the queued frames and follows the written ones, so that a client that reads on finds the error.
+        # The error replaces the queued frames and follows those already written, so that a client that keeps reading
+        # finds it.
         error = ApiError(
             error_codes.SLOW_CONSUMER, "the client reads more slowly than messages arrive; connect again and sync"
         )

@@ -1,1 +1,1 @@
-"""The web chat at `/chat`: the files for browsers and their endpoints, in development mode only."""
+"""The web chat at `/chat`: its static files and endpoints, which the server offers only in development mode."""

@@ -1,6 +1,6 @@
-"""Serves the static files of the web chat, with a content security policy that allows no other code.
+"""Serves the web chat's static files, with a content security policy that allows no other code.
 
-The page is a client of the Chat API like any other, so this module authorizes nothing.
+The page is an ordinary client of the Chat API, so this module needs no authorization.
 """
 
 from pathlib import Path
@@ -12,7 +12,8 @@ PATH: Final = "/chat"
 STATIC_DIRECTORY: Final = Path(__file__).parent / "static"
 PAGE_NAME: Final = "index.html"
 FILE_LIST_NAME: Final = "files.json"
-"""List of the files that the service worker caches, so that the page loads while the server is unreachable."""
+"""Name under which the server lists the files for the service worker to cache. With them the page loads even while the
+server is unreachable."""
 _CONTENT_TYPES: Final = {
     ".css": "text/css",
     ".html": "text/html",
@@ -24,7 +25,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "worker-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
-        # The text of a user cannot become HTML or a script, even if the page has a bug.
+        # A user's text cannot become HTML or a script, even if the page has a bug.
         "require-trusted-types-for 'script'; trusted-types oncelog-worker"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -32,25 +33,25 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     # Browsers revalidate every file, so that the page and its modules have the same version.
     "Cache-Control": "no-cache",
-    # The file of the service worker is below the path of the page, which needs a wider scope.
+    # The service worker's file is below the page's path, but its scope must include the page.
     "Service-Worker-Allowed": PATH,
 }
 
 
 class WebChat:
-    """The files of the web chat. They are listed once at start, so a name in a request never becomes a path."""
+    """The web chat's files. They are listed once at startup, so a name in a request never becomes a path."""
 
     def __init__(self) -> None:
         self._files = {path.name: path for path in sorted(STATIC_DIRECTORY.iterdir()) if path.suffix in _CONTENT_TYPES}
 
     def add_routes(self, app: web.Application) -> None:
-        """Add the routes of the page to a server."""
+        """Add the routes of the web chat to a server."""
         app.router.add_get(PATH, self._serve_file)
         app.router.add_get(f"{PATH}/", self._redirect)
         app.router.add_get(f"{PATH}/{{name}}", self._serve_file)
 
     async def _redirect(self, request: web.Request) -> web.StreamResponse:
-        """Redirect to the path without a trailing slash, which is the address of the page."""
+        """Redirect to the path without a trailing slash, which is the page's address."""
         location = f"{PATH}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else PATH
         return web.Response(status=308, headers={**_HEADERS, "Location": location})
 
