@@ -1,4 +1,4 @@
-"""Codec of the Deltas API: answers and errors in JSON."""
+"""Codec of the Deltas API: encodes answers and errors as JSON."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -46,24 +46,24 @@ _DETAIL_NAMES: Final = {
     "server_time_ms": "serverTime",
     "retry_after_ms": "retryAfterMs",
 }
-"""Names of the details of an error in this API."""
+"""Names of error details in this API."""
 _PAGE_NAMES: Final = ("hasMore", "nextAfter")
 
 
 def get_code(error: ApiError) -> str:
-    """Return the code of an error in this API."""
+    """Return this API's code for an error."""
     is_too_large = error.details.get("status") == _TOO_LARGE_STATUS
     return (error_codes.TOO_LARGE if is_too_large else error.code).upper()
 
 
 def to_error_members(error: ApiError) -> dict[str, Any]:
-    """Return the members of an error in frames and server-sent events."""
+    """Return the JSON members of an error, for frames and server-sent events."""
     details = {shown: error.details[name] for name, shown in _DETAIL_NAMES.items() if name in error.details}
     return {"error": error.message, "code": get_code(error), **details}
 
 
 def encode_error(error: ApiError, **more: str) -> bytes:
-    """Encode an error of a stream or a WebSocket."""
+    """Encode an error for a stream or a WebSocket."""
     return orjson.dumps({**more, **to_error_members(error)})
 
 
@@ -73,7 +73,7 @@ PROBLEM_DIALECT: Final = ProblemDialect(get_code, to_error_members, {error_codes
 # --- answers ----------------------------------------------------------------------------------------------
 
 PushResult = tuple[str, int, bool]
-"""Id and sequence of a pushed delta, and whether the delta was known."""
+"""Id and sequence of a pushed delta, and whether the delta was already known."""
 
 
 def encode_push(results: Sequence[PushResult], epoch: str, previous_epochs: Sequence[str], time_ms: int) -> bytes:
@@ -100,7 +100,7 @@ def encode_deltas(deltas: Iterable[Record]) -> bytes:
 
 
 def encode_pull(deltas: Iterable[Record], cursor: int, epoch: str, *, has_more: bool, is_snapshot: bool) -> bytes:
-    """Encode a page of deltas. The page is empty if the deltas have been compacted."""
+    """Encode a page of deltas, which is empty if the deltas have been compacted."""
     return b'{"deltas":%b,%b"cursor":%d,"hasMore":%b,"epoch":%b}' % (
         encode_deltas(deltas),
         b'"snapshot":true,' if is_snapshot else b"",
@@ -128,9 +128,9 @@ def _encode_row(row_id: str, row: Row) -> bytes:
 def encode_snapshot(
     rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
 ) -> bytes:
-    """Encode a page of rows with their stamps for a merge, and the cursor for the pull after the last page.
+    """Encode a page of rows with the stamps for merging, and the cursor for the pull after the last page.
 
-    Without a dropped row, the tombstone horizon is null.
+    The tombstone horizon is null until a deleted row has been dropped.
     """
     return b'{"rows":[%b],"cursor":%d,%b,"horizon":%b,"epoch":%b}' % (
         b",".join([_encode_state(*row) for row in rows]),
@@ -142,7 +142,7 @@ def encode_snapshot(
 
 
 def encode_compaction(compaction: Compacted) -> bytes:
-    """Encode the result of a compaction. `nextAfter` continues the search for deleted rows."""
+    """Encode the result of a compaction. The next request continues the search for deleted rows at `nextAfter`."""
     consumer = compaction.held_by
     following = "" if compaction.next_row is None else encode_page_token(0, None, *compaction.next_row)
     return orjson.dumps(
@@ -163,7 +163,7 @@ def encode_compaction(compaction: Compacted) -> bytes:
 def _encode_state(table: str, row_id: str, row: Row) -> bytes:
     columns = [
         {"column": name, "value": orjson.Fragment(value), **_to_stamp(stamp)}
-        for name, (value, stamp) in sorted(row.columns.items())  # by name, independent of the order of arrival
+        for name, (value, stamp) in sorted(row.columns.items())  # sorted by name, independent of the order of arrival
     ]
     state: dict[str, Any] = {"table": table, "rowId": row_id, "columns": columns}
     for name, stamp in (("written", row.written), ("deleted", row.deleted)):

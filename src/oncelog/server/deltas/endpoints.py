@@ -1,4 +1,4 @@
-"""The Deltas API over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
+"""The Deltas API over HTTP and JSON, under /v1/sync/{gateway}/, with live delivery over SSE or a WebSocket."""
 
 import re
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ _CURSOR_PARAMETERS: Final = (
 
 
 class DeltasEndpoints:
-    """The Deltas API of a server over HTTP."""
+    """The HTTP endpoints of a server's Deltas API."""
 
     def __init__(self, service: DeltasService, sessions: WebSocketSessions[DeltasSession]) -> None:
         self.service = service
@@ -88,7 +88,7 @@ class DeltasEndpoints:
         self.streams = LiveStreams(service.auth_gate, "deltas", codec.encode_error)
 
     def list_endpoints(self) -> list[Endpoint]:
-        """Return the declarations."""
+        """Return the endpoint declarations."""
         service = self.service
         limit = service.page_sizes.to_parameter()
 

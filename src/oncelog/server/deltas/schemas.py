@@ -1,6 +1,6 @@
-"""Schemas of tables: the tables of each gateway, with their columns and types.
+"""Table schemas: the tables of each gateway, with their columns and types.
 
-The plan validates only new deltas. A retry of a committed delta is acknowledged even if the schema has changed.
+The plan validates only new deltas, so a retry of a committed delta is acknowledged even if the schema has changed.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Column(Struct, frozen=True):
     nullable: bool
 
     def find_problem(self, value: bytes) -> str | None:
-        """Return the fault of a value in canonical form, or None for a valid value."""
+        """Return the fault of a canonical value, or None if it is valid."""
         kind = _get_type(value)
         if kind == "null":
             return None if self.nullable or self.type == "json" else f"must be {self.type}, not null"
@@ -46,14 +46,14 @@ Tables = Mapping[str, Mapping[str, Column]]
 
 
 class TableSchemas:
-    """Schemas of a file. `reload` loads them."""
+    """The schemas in a file, which `reload` loads."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._by_scope: Mapping[str, Tables] = {}
 
     def reload(self) -> None:
-        """Load the file. Raises SettingsError with the fault; then the schemas stay as they are."""
+        """Load the file. If it is invalid, raises SettingsError and keeps the current schemas."""
         try:
             text = canonical_text(read_file(self._path, SCHEMAS_FILE_BYTES_MAX).data)  # refuses repeated tables
         except (SettingsError, CanonicalError) as error:
@@ -61,13 +61,13 @@ class TableSchemas:
         self._by_scope = decode_schemas(text, f"deltas_schemas: {self._path}")
 
     def validate(self, submission: Submission) -> str | None:
-        """As `Validate` says; writes of other policies pass."""
+        """See `Validate`. Writes under other policies pass."""
         delta = submission.delta
         if delta is None or submission.policy.name != DELTAS.name:
             return None
         tables = self._by_scope.get(submission.scope, self._by_scope.get(ANY_GATEWAY))
         if tables is None:
-            return None  # without an entry in the file; an entry without tables refuses every delta
+            return None  # the gateway has no entry in the file; an entry without tables refuses every delta
         columns = tables.get(delta.table)
         if columns is None:
             return f"table: {delta.table!r} is not a table of the gateway"
@@ -82,7 +82,7 @@ class TableSchemas:
 
 
 def decode_schemas(text: bytes, source: str) -> dict[str, Tables]:
-    """Return the tables of each gateway, by stream. Raises SettingsError."""
+    """Decode the tables of each gateway, by stream. Raises SettingsError if they are invalid."""
     try:
         gateways = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, str]]])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -102,7 +102,7 @@ def decode_schemas(text: bytes, source: str) -> dict[str, Tables]:
 
 
 def combine_validators(first: Validate | None, second: Validate | None) -> Validate | None:
-    """Return a validator that runs both validators and returns the first fault."""
+    """Return a validator that runs both validators and returns the first objection."""
     if first is None or second is None:
         return first or second
     return lambda submission: first(submission) or second(submission)
@@ -111,7 +111,7 @@ def combine_validators(first: Validate | None, second: Validate | None) -> Valid
 def _parse_scope(gateway: str, source: str) -> str:
     try:
         return parse_gateway(gateway)
-    except ApiError as error:  # a push to such a gateway would be refused
+    except ApiError as error:  # the server would refuse every push to this gateway
         raise SettingsError(f"{source}: {gateway!r} is not a valid name of a gateway: {error.message}") from error
 
 
@@ -131,7 +131,7 @@ def _parse_column(kind: str, location: str) -> Column:
 
 
 def _get_type(value: bytes) -> str:
-    """Return the type of a value in canonical form, by its first byte."""
+    """Return the type of a canonical value, judging by its first byte."""
     first = value[0]
     if first in _NUMBER_STARTS:
         return "number" if _FRACTION_BYTES.intersection(value) else "integer"

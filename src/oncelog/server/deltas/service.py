@@ -1,4 +1,4 @@
-"""The Deltas API without its transport: authorization, requests to the log, and results from verdicts.
+"""The Deltas API without its transports: authorization, requests to the log, and results from verdicts.
 
 The service decodes a push and computes its ids. `core.plan` decides which deltas are new, known or refused.
 """
@@ -56,7 +56,7 @@ from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
 from oncelog.server.messages import decode_struct
 
 COMPACT_GRANT: Final = "compact"
-"""Suffix of the stream of a gateway in a grant to compact the gateway."""
+"""A grant to compact a gateway contains its stream with this suffix."""
 KNOWN: Final = "known"
 KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
 _ERROR_CODES: Final = {
@@ -65,37 +65,36 @@ _ERROR_CODES: Final = {
     Reason.TOO_MANY_COLUMNS: error_codes.INVALID,
     Reason.ROW_TOO_LARGE: error_codes.INVALID,
 }
-"""Error codes of the Deltas API by the reason of a refusal.
-
-The other reasons can be retried (`RETRYABLE_CODES`) or are faults of the request."""
+"""Deltas API error codes by refusal reason. Refusals for other reasons can be retried (`RETRYABLE_CODES`) or are faults
+of the request."""
 
 SNAPSHOT_POSITION: Final = msgspec.json.Decoder(tuple[Annotated[int, Meta(ge=0)], int | None, str, str])
-"""Position of a page of rows: cursor and horizon of the snapshot, and the row before the page."""
+"""Decodes the position of a page of rows: cursor and horizon of the snapshot, and the row before the page."""
 
 
 class DeltasService(ApiService):
-    """The Deltas API of a server. Calls raise ApiError, or OncelogError if the log cannot be read."""
+    """A server's Deltas API. Calls raise ApiError, or OncelogError if the log cannot be read."""
 
     def __init__(self, log: Log, auth_gate: AuthGate) -> None:
         super().__init__(log, auth_gate)
         per_second = self.limits.new_events_per_second_max
-        # The log admits a push as a whole. A burst below the size of a push would refuse large pushes forever.
+        # The log admits a push as a whole. With a burst smaller than a push, it would refuse large pushes forever.
         self._rate = new_rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX))
         self._previous_epochs: tuple[str, ...] | None = None
-        """Epochs that this history continues; None until they are read."""
+        """Earlier epochs that this history continues, or None until they have been read."""
 
     # --- rights
 
     def check_writable(self, gateway: str, principal: Principal) -> str:
-        """Return the stream of a gateway that the principal may write. Raises ApiError."""
+        """Return the stream of a gateway. Raises ApiError unless the principal may write it."""
         return _check_right(gateway, principal.grants.may_write, "not be written")
 
     def check_readable(self, gateway: str, principal: Principal) -> str:
-        """Return the stream of a gateway that the principal may read. Raises ApiError."""
+        """Return the stream of a gateway. Raises ApiError unless the principal may read it."""
         return _check_right(gateway, principal.grants.may_read, "not be read")
 
     def check_compactable(self, gateway: str, principal: Principal) -> str:
-        """Return the stream of a gateway that the principal may compact. Raises ApiError."""
+        """Return the stream of a gateway. Raises ApiError unless the principal may compact it."""
         return _check_right(
             gateway, lambda scope: principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"), "not be compacted"
         )
@@ -103,9 +102,9 @@ class DeltasService(ApiService):
     # --- push
 
     async def push(self, scope: str, body: bytes, principal: Principal) -> bytes:
-        """Commit all deltas of a push, or none. Return the answer."""
+        """Commit all deltas of a push or none of them. Returns the encoded answer."""
         results = await self._push(scope, body, principal)
-        if self._previous_epochs is None:  # read once: an open log keeps its epoch
+        if self._previous_epochs is None:  # read only once, because an open log keeps its epoch
             self._previous_epochs = await self.log.previous_epochs()
         return codec.encode_push(results, self.log.epoch, self._previous_epochs, self.clock.wall_ms())
 
@@ -121,13 +120,14 @@ class DeltasService(ApiService):
             len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
         )
         if plain is None:
-            # Memory answers a push in another spelling too, so that it waits neither for a commit nor for capacity.
+            # Answer a known push in a different spelling from memory too, so that it waits neither for a commit nor for
+            # capacity.
             known = self.log.recall(DELTAS, scope, [submission.key for submission in submissions])
             if known is not None:
                 return self._to_known_results(deltas, known)
         verdicts = await self.log.submit_many(submissions, Mode.ALL)
         if verdicts and isinstance(verdicts[0], Refused):
-            raise _refusal_error(verdicts, deltas, submissions)  # the log refuses all or none
+            raise _refusal_error(verdicts, deltas, submissions)  # the log refuses the push as a whole
         return self._to_results(deltas, verdicts)
 
     def _to_submissions(
@@ -144,7 +144,7 @@ class DeltasService(ApiService):
         return decoded.deltas, submissions
 
     def _to_known_results(self, deltas: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[PushResult]:
-        """Return the results of a push that is in memory."""
+        """Return the results of a push that the log still has in memory."""
         other_op = sum(
             [receipt.fingerprint != OP_FINGERPRINTS[delta.op] for receipt, delta in zip(known, deltas, strict=True)]
         )
@@ -173,7 +173,7 @@ class DeltasService(ApiService):
     # --- read
 
     async def pull(self, scope: str, since: int, limit: int | None, epoch: str | None) -> bytes:
-        """Return the deltas after a sequence, in the order of their arrival (DE-9)."""
+        """Return the deltas after a sequence, in arrival order (DE-9)."""
         self._check_epoch(epoch)
         page = await self._read(scope, since, limit=self.page_sizes.clamp(limit))
         deltas, is_compacted = split_at_compaction(page.records)
@@ -189,12 +189,12 @@ class DeltasService(ApiService):
         return codec.encode_pull(deltas, cursor, self.log.epoch, has_more=has_more, is_snapshot=is_snapshot)
 
     async def check_cursor(self, scope: str, since: int, epoch: str | None) -> None:
-        """Raise ApiError for a cursor of another history."""
+        """Raise ApiError if a cursor belongs to a different history."""
         self._check_epoch(epoch)
         await self._read(scope, since, upto=since, limit=1)
 
     async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
-        """Yield deltas after a sequence, then new ones. Yields None and ends if the next deltas have been compacted."""
+        """Yield deltas after a sequence, then new ones. Yields None and stops if the next deltas were compacted."""
         async with aclosing(self.log.follow_several(stream=scope, after=since)) as batches:
             async for records in batches:
                 deltas, is_snapshot = split_at_compaction(records)
@@ -208,10 +208,10 @@ class DeltasService(ApiService):
                     return
 
     async def _check_tombstones(self, scope: str, since: int) -> None:
-        """Raise ApiError if the snapshot may lack a tombstone that the reader has not read.
+        """Raise ApiError if the snapshot may lack a tombstone that the reader has not seen.
 
-        The reader may hold a row whose tombstone was dropped, so it must replace its rows by those of the snapshot.
-        Clients of all versions do so after this code. A reader at 0 has no rows to replace.
+        The reader may hold a row whose tombstone was dropped, so it must replace its rows by the rows of the snapshot.
+        Clients of all versions do so after this error code. A reader at 0 has no rows to replace.
         """
         newest, horizon = await self.log.state.newest_and_horizon(scope)
         if since and horizon is not None:
@@ -222,7 +222,7 @@ class DeltasService(ApiService):
             raise self._history_error("since", reason, newest=newest, snapshot=True)
 
     async def load_rows(self, scope: str, table: str, row_id: str | None, after: str, limit: int | None) -> bytes:
-        """Return a page of the existing rows of a table, or only one row."""
+        """Return a page of a table's existing rows, or a single row."""
         if row_id is not None:
             row = await self.log.state.row(scope, table, row_id)
             return codec.encode_rows([] if row is None else [(row_id, row)], "")
@@ -236,10 +236,10 @@ class DeltasService(ApiService):
         return await describe_outcome(self.log, outcome, "delta", codec.encode_delta)
 
     async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> bytes:
-        """Return a page of all rows, with deleted ones, and the cursor of the first page. Rows may be newer than it.
+        """Return a page of all rows, including deleted ones, and the cursor of the first page. Rows may be newer.
 
-        Raises ApiError if tombstones were dropped since the first page: without such a tombstone, an older delta after
-        the cursor would restore the row.
+        Raises ApiError if tombstones have been dropped since the first page: without the tombstone, an older delta
+        after the cursor would restore the row.
         """
         state = self.log.state
         if page_token:
@@ -257,7 +257,7 @@ class DeltasService(ApiService):
     # --- compaction
 
     async def compact(self, scope: str, body: bytes, actor: str) -> bytes:
-        """Drop the bodies of old deltas, then old deleted rows, up to the limits of one request."""
+        """Drop the bodies of old deltas and then old deleted rows, up to the limits of one request."""
         request = _decode_compact(body)
         with translate_errors():
             compacted = await self.log.compact(
@@ -276,7 +276,7 @@ class DeltasService(ApiService):
         return field_error(field, reason, error_codes.HISTORY_CHANGED, epoch=self.log.epoch, **details)
 
     async def _read(self, scope: str, since: int, **bounds: Any) -> Reading:
-        """Read the stream of a gateway. Raises ApiError for a cursor ahead of the log."""
+        """Read a gateway's stream. Raises ApiError if the cursor is ahead of the log."""
         try:
             return await self.log.read(stream=scope, after=since, **bounds)
         except HistoryChangedError as error:
@@ -285,7 +285,7 @@ class DeltasService(ApiService):
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
-    """Return the deltas of a push with their ids, which the server computes itself (DE-3). Raises ApiError."""
+    """Return the deltas of a push with ids that the server has computed itself (DE-3). Raises ApiError for a fault."""
     if plain is not None and has_canonical_columns(plain.deltas):
         return plain
     try:
@@ -296,7 +296,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
     for index, (delta, key) in enumerate(zip(decoded.deltas, decoded.keys, strict=True)):
         if delta.delta_id != key.hex():
             try:
-                to_row_delta(delta, key, "")  # a malformed delta gets that error first
+                to_row_delta(delta, key, "")  # report a malformed delta as such first
                 check_delta_id(delta, key, "")
             except CanonicalError as error:
                 raise _delta_error(error, index) from error
@@ -304,7 +304,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
 
 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
-    """Raise ApiError for too many deltas, and for a delta of another client than `own_client` (None allows any)."""
+    """Raise ApiError for too many deltas, or for a delta of a client other than `own_client` (None allows any)."""
     if len(deltas) > PUSH_DELTAS_MAX:
         reason = f"must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
         raise field_error("deltas", reason, error_codes.TOO_LARGE, limit=PUSH_DELTAS_MAX)
@@ -317,7 +317,7 @@ def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None
 
 
 def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
-    """Return the deltas before the first one without a body, and whether there is such a delta."""
+    """Return the deltas before the first compacted one, and whether there is a compacted one."""
     deltas: list[Record] = []
     for record in records:
         if record.policy != DELTAS.name:
@@ -330,7 +330,7 @@ def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
 
 @lru_cache(maxsize=4096)
 def parse_gateway(name: str) -> str:
-    """Return the stream of a gateway. Raises ApiError. Cached: few gateways get most requests."""
+    """Return the stream of a gateway. Raises ApiError for an invalid name. Cached: few gateways get most requests."""
     problem = find_gateway_fault(name)
     if problem is not None:
         raise field_error("gateway", problem, limit=GATEWAY_CHARACTERS_MAX)
@@ -340,20 +340,21 @@ def parse_gateway(name: str) -> str:
 def _refusal_error(
     verdicts: Sequence[Verdict], deltas: Sequence[DeltaJson], submissions: Sequence[Submission]
 ) -> ApiError:
-    """Return the error for the refused delta. The log did not decide the others."""
+    """Return the error for the refused delta. The log has not decided the others."""
     index, refused = next(
         (index, verdict)
         for index, verdict in enumerate(verdicts)
         if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
     )
-    if refused.field == "items":  # the log accepts fewer items in one request
+    if refused.field == "items":  # the log's limit of items per request is lower
         return field_error("deltas", refused.message.removeprefix("items "), error_codes.TOO_LARGE)
-    if refused.reason is Reason.MALFORMED and refused.field == "body":  # one delta is too long
+    if refused.reason is Reason.MALFORMED and refused.field == "body":  # a single delta is too long
         index = max(range(len(submissions)), key=lambda place: count_payload_bytes(submissions[place]))
         return ApiError(error_codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
     if reason is Reason.UNSTORABLE and len(deltas) > 1:
-        # The store does not name the delta. Clients of all versions split a push after this code without an index.
+        # The store does not report which delta it is. Clients of all versions split a push after this code without an
+        # index.
         advice = (
             f"the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer deltas at a time: a "
             "push of the faulty delta alone is refused with its index"
@@ -366,12 +367,12 @@ def _refusal_error(
         ahead_ms = wall_ms(parse_hlc(deltas[index].hlc)) - refused.current
         details = {"server_time_ms": refused.current, "retry_after_ms": max(1, ahead_ms - CLOCK_DRIFT_MS_MAX)}
         return field_error(f"deltas[{index}].hlc", refused.message, code, index=index, **details)
-    separator = "." if reason is Reason.INVALID else ": "  # the message of a schema begins with a member
+    separator = "." if reason is Reason.INVALID else ": "  # the message of a schema error begins with a member
     return ApiError(code, f"deltas[{index}]{separator}{refused.message}", field=f"deltas[{index}]", index=index)
 
 
 def _delta_error(error: CanonicalError, index: int) -> ApiError:
-    """Return the error for a malformed delta. The path of `error` begins at the delta."""
+    """Return the error for a malformed delta. The path in `error` is relative to the delta."""
     field = f"deltas[{index}]{error.path}"
     if isinstance(error, WrongIdError):
         return field_error(field, error.reason, error_codes.DELTA_ID_MISMATCH, index=index, expected=error.expected)
@@ -407,14 +408,14 @@ class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="came
     tombstone_age_ms: _Number | UnsetType = UNSET
     after: str = ""
     page: str = ""
-    """Previous name of `after`."""
+    """The previous name of `after`."""
 
 
 _COMPACT_DECODER: Final = msgspec.json.Decoder(_CompactJson)
 
 
 def _decode_compact(body: bytes) -> dict[str, Any]:
-    """Return the arguments of `Log.compact` that a request has. Raises ApiError."""
+    """Return the arguments for `Log.compact` that a request contains. Raises ApiError if it is invalid."""
     request = decode_struct(body, _COMPACT_DECODER)
     names = ("upto", "keep", "tombstone_age_ms")
     numbers = {name: number for name in names if (number := getattr(request, name)) is not UNSET}

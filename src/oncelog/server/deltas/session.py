@@ -1,4 +1,4 @@
-"""WebSocket sessions of the Deltas API: one frame connects, then the deltas of a gateway follow."""
+"""WebSocket sessions of the Deltas API: the client sends one frame to connect, then the server sends deltas."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from oncelog.server.websocket_session import WebSocketSession
 
 
 class Connect(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first frame, and the only one that the server decodes."""
+    """The first frame, which is the only one that the server decodes."""
 
     type: Literal["connect"]
     since: Annotated[int, Meta(ge=0, le=INTEGER_MAX)] = 0
@@ -37,7 +37,7 @@ _CONNECT_DECODER: Final = msgspec.json.Decoder(Connect)
 
 
 class DeltasSession(WebSocketSession[Connect | None, None]):
-    """One connection of the Deltas API. Frames after the first are decoded as None and ignored."""
+    """One Deltas API connection. Frames after the first are decoded as None and ignored."""
 
     api: ClassVar = "deltas"
     transport_name: ClassVar = "ws"
@@ -56,7 +56,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         super().__init__(service.auth_gate, transport, caller)
         self.service = service
         self._credential = credential
-        """Credential of the request, for a `connect` without a token."""
+        """The credential of the HTTP request, for a `connect` without a token."""
         self._parse_gateway_name = parse_gateway_name
         self._scope = ""
         self._slow_after_s = 2 * service.limits.heartbeat_ms / 1000
@@ -74,7 +74,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
             raise ApiError(error_codes.BAD_REQUEST, message) from error
 
     def receive_binary(self) -> None:
-        """Refuse a binary first frame. Later frames are ignored, like text."""
+        """Refuse a binary first frame. Later binary frames are ignored, like text frames."""
         if self.principal is None:
             message = "the first frame must be a connect message, in JSON"
             self._send_error(ApiError(error_codes.BAD_REQUEST, message))
@@ -83,7 +83,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         return "ignored" if message is None else "connect"
 
     def _get_reply_to(self, message: Connect | None) -> None:
-        """Return None: there is only one request."""
+        """Return None, because the connection has only one request."""
 
     async def _connect(self, request: Connect) -> None:
         service = self.service
@@ -93,7 +93,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         self._scope = service.check_readable(self._parse_gateway_name(), principal)
         self._set_principal(principal)
         await service.check_cursor(self._scope, request.since, request.epoch)
-        if self._is_closing:  # the connection has ended during the checks
+        if self._is_closing:  # the connection was closed during the checks
             return
         self._count_request("ok")
         self._follow_task = asyncio.get_running_loop().create_task(self._follow(request.since))
@@ -106,7 +106,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     # --- frames out
 
     async def _follow(self, since: int) -> None:
-        """Send deltas until the connection ends or the next deltas have been compacted."""
+        """Send deltas until the connection is closed or the next deltas have been compacted."""
         try:
             await self._send(b'{"type":"connected","epoch":%b}' % msgspec.json.encode(self.service.log.epoch))
             async with aclosing(self.service.follow(self._scope, since)) as batches:
@@ -122,7 +122,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
             self.close(WSCloseCode.INTERNAL_ERROR, "")
 
     async def _send(self, message: bytes) -> None:
-        """Send a message, and wait until the transport has room. Raises TimeoutError after two heartbeats."""
+        """Send a message and wait until the transport has room. Raises TimeoutError after two heartbeats."""
         self.send_queue.put(encode_frame(message))
         self.send_queue.flush()
         async with asyncio.timeout(self._slow_after_s):
@@ -137,7 +137,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
     # --- the end
 
     def refuse_silence(self) -> None:
-        """See the base class. The client receives an error frame first."""
+        """See the base class. The client first receives an error frame."""
         self._send_error(ApiError(error_codes.BAD_REQUEST, "no connect message arrived in time"))
 
     def _may_continue(self, principal: Principal) -> bool:
@@ -148,7 +148,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         self._send_error(to_api_error(error, UNREADABLE))
 
     def on_disconnect(self) -> None:
-        """See the base class. Aborts the connection of a client that does not read its data (CO-31).
+        """See the base class. Aborts the connection if the client does not read its data (CO-31).
 
         aiohttp closes a connection that does not answer pings, but only after it has sent all buffered data.
         """

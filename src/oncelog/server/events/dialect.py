@@ -1,9 +1,9 @@
-"""Results of the events of a request, and dialects: a dialect decodes and encodes the frames of a connection.
+"""Results of submitted events, and dialects, which decode and encode the frames of a connection.
 
-A result is a verdict of the log or a rejection of the API.
+A result is either a verdict of the log or a rejection by the API.
 
-The Events API has two dialects (`native_dialect`, `insieme_dialect`). They differ in the names of members and in the
-form of an event. Sessions, subscribers and the hub serve both.
+The Events API has two dialects (`native_dialect`, `insieme_dialect`). They differ in member names and in the form of an
+event. Sessions, subscribers and the hub serve both.
 """
 
 from abc import ABC, abstractmethod
@@ -47,11 +47,11 @@ from oncelog.storage.store import RecordView, RecordViewPage, to_record_view
 
 PRIOR_ITEM_FAILED: Final = "prior_item_failed"
 CLOSING_CODES: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
-"""Error codes that end the connection (EV-2)."""
+"""Error codes after which the server closes the connection (EV-2)."""
 
 
 class RejectedItem(Struct, frozen=True, gc=False):
-    """An item that the API refuses before it submits anything to the log."""
+    """An item that the API rejects before anything is submitted to the log."""
 
     reason: str
     field: str
@@ -62,18 +62,18 @@ ItemResult = Verdict | RejectedItem
 
 
 class Submit(Struct, frozen=True, gc=False):
-    """Events of a request: their ids as sent, and a submission or rejection for each."""
+    """The events of a request: their ids as sent, and a submission or rejection for each."""
 
     ids: list[str]
     items: list[Submission | RejectedItem]
     mode: Mode = Mode.EACH
 
 
-_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # access to an enum member is slow in Python 3.11
+_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # enum member look-ups are slow in Python 3.11
 
 
 def get_reason(result: ItemResult) -> str:
-    """Return why an item was rejected, as a code of the Events API."""
+    """Return the Events API code for why an item was rejected."""
     if isinstance(result, RejectedItem):
         return result.reason
     is_skipped = isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED
@@ -81,9 +81,9 @@ def get_reason(result: ItemResult) -> str:
 
 
 def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
-    """Return an error instead of results if the log did not decide an item. The client sends the request again.
+    """Return an error to send instead of results if the log left an item undecided, so that the client retries.
 
-    Clients treat `rejected` as final, so a result would lose an event that the log can accept later.
+    Clients treat `rejected` as final and would give up an event that the log can accept later.
     """
     for result in results:
         if type(result) is Refused and result.reason in RETRYABLE_CODES:
@@ -92,7 +92,7 @@ def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
 
 
 def select_submissions(submit: Submit) -> list[Submission]:
-    """Return the submissions without rejected items. In `UNTIL_REFUSED`, the first rejected item ends the list."""
+    """Return the submissions, without rejected items. With `UNTIL_REFUSED`, stop at the first rejected item."""
     items = submit.items
     if submit.mode is _UNTIL_REFUSED:
         items = list(takewhile(lambda item: type(item) is Submission, items))
@@ -100,14 +100,15 @@ def select_submissions(submit: Submit) -> list[Submission]:
 
 
 def merge_results(submit: Submit, verdicts: Sequence[Verdict]) -> Sequence[ItemResult]:
-    """Return one result for each item: the verdict of the log, or the rejection of the API."""
+    """Return one result for each item: the log's verdict or the API's rejection."""
     items = submit.items
     if len(verdicts) == len(items):
         return verdicts
     if submit.mode is not _UNTIL_REFUSED:
         following = iter(verdicts)
         return [next(following) if isinstance(item, Submission) else item for item in items]
-    # Items behind the first refused one are skipped. If the log refused none, the first rejected item ended the list.
+    # Items after the first refused one are skipped. If the log refused none, the list stopped at the first rejected
+    # item.
     refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
     results: list[ItemResult] = list(verdicts)
     if refused is None:
@@ -118,7 +119,7 @@ def merge_results(submit: Submit, verdicts: Sequence[Verdict]) -> Sequence[ItemR
 
 
 def find_highest_position(results: Sequence[ItemResult]) -> int:
-    """Return the highest position of the results; 0 if none has one."""
+    """Return the highest position in the results, or 0 if none has a position."""
     positions = [
         result.receipt.position for result in results if isinstance(result, Committed | Replayed) and result.receipt
     ]
@@ -136,30 +137,30 @@ class Envelope(Struct, frozen=True, gc=False):
     type: str
     payload: Mapping[str, JsonValue]
     msg_id: bytes
-    """Encoded in JSON, for the reply; empty if the frame has no `msg_id`."""
+    """The `msg_id` in JSON, for the reply. Empty if the frame has none."""
 
 
 class Connect(Struct, frozen=True):
-    """Authenticates a connection. Its repr does not show the token."""
+    """Authenticates a connection. The repr does not show the token."""
 
     token: str | None
     client_id: str
     project: Project | None = None
-    """Project of the connection, in the `insieme` dialect."""
+    """The connection's project, in the `insieme` dialect."""
 
     def __repr__(self) -> str:
         return f"Connect({self.client_id!r})"
 
 
 class Sync(Struct, frozen=True):
-    """A request for a page."""
+    """Requests a page of events."""
 
     partitions: tuple[str, ...]
     since: int
     limit: int | None = None
     epoch: str | None = None
     upto: int | None = None
-    """Bound of the first page, for the following pages over HTTP."""
+    """The bound of the first page, which later pages over HTTP repeat."""
 
 
 # --- fields ------------------------------------------------------------------------------------------
@@ -169,17 +170,17 @@ LIMIT: Final = Field(name="limit", decode=decode_integer)
 
 
 def client_id_field(name: str, *, is_required: bool = True, schema: Schema | None = None) -> Field:
-    """Return the field of the id of a client."""
+    """Declare the field for a client id."""
     return Field(name=name, decode=parse_client_id, is_required=is_required, schema=schema or {})
 
 
 def since_field(name: str) -> Field:
-    """Return the field of a cursor."""
+    """Declare the field for a cursor."""
     return Field(name=name, decode=decode_number, is_required=True)
 
 
 def decode_events(value: JsonValue, path: str, events_max: int) -> list[JsonValue]:
-    """Return the events of a submission, not decoded yet. Raises ApiError for an empty array or too many events."""
+    """Return a submission's events, still undecoded. Raises ApiError for an empty array or too many events."""
     events = decode_array(value, path)
     if not 1 <= len(events) <= events_max:
         raise field_error(path, f"must have 1 to {events_max} events, not {len(events)}")
@@ -187,7 +188,7 @@ def decode_events(value: JsonValue, path: str, events_max: int) -> list[JsonValu
 
 
 def check_unique_ids(ids: Sequence[str], keys: Sequence[object], path: str) -> None:
-    """Raise ApiError if two events of a request have the same key. The error shows the id."""
+    """Raise ApiError if two events of a request have the same key. The error contains the id."""
     firsts: dict[object, int] = {}
     for index, key in enumerate(keys):
         first = firsts.setdefault(key, index)
@@ -200,7 +201,7 @@ def check_unique_ids(ids: Sequence[str], keys: Sequence[object], path: str) -> N
 
 
 class EnvelopeNames(Struct, frozen=True):
-    """Names of the members of an envelope, and whether a `msg_id` may be a number."""
+    """The member names of an envelope, and whether a `msg_id` may be a number."""
 
     msg_id: str = "msg_id"
     version: str = "protocol_version"
@@ -218,9 +219,9 @@ class Dialect(ABC):
 
     names: ClassVar[EnvelopeNames]
     connect: ClassVar[Message[Connect]]
-    """Payload of `connect`."""
+    """The payload of `connect`."""
     is_project_bound: ClassVar[bool]
-    """Whether a reader follows one project. All readers of a project receive the same form of a record."""
+    """Whether a reader follows a single project. All readers of a project receive a record in the same form."""
 
     def __init__(self, *, shows_actor: bool = True) -> None:
         self.shows_actor = shows_actor
@@ -228,7 +229,7 @@ class Dialect(ABC):
     # --- frames in
 
     def decode_message(self, data: bytes) -> Envelope:
-        """Decode a frame. Raises MalformedMessageError."""
+        """Decode a frame. Raises MalformedMessageError if it is malformed."""
         names, msg_id = self.names, b""
         try:
             members = decode_object(parse_json(data), "$")
@@ -240,7 +241,7 @@ class Dialect(ABC):
             raise MalformedMessageError(error, msg_id) from None
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """Decode a frame of an authenticated client: a submission with its `msg_id`, or another message.
+        """Decode an authenticated client's frame: a submission with its `msg_id`, or any other message.
 
         Raises MalformedMessageError.
         """
@@ -254,24 +255,24 @@ class Dialect(ABC):
 
     @abstractmethod
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
-        """Decode a submission. Raises ApiError for a fault that refuses the whole submission."""
+        """Decode a submission. Raises ApiError for a fault that concerns the whole submission."""
 
     def bind(self, connect: Connect) -> "Dialect":  # noqa: ARG002 - for the dialect with projects
-        """Return the dialect of the connection after `connect`."""
+        """Return the dialect for the connection after `connect`."""
         return self
 
     @abstractmethod
     def decode_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
-        """Decode the payload of `sync`. Raises ApiError."""
+        """Decode the payload of `sync`. Raises ApiError if it is malformed."""
 
     # --- payloads out
 
     @abstractmethod
     def encode_connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
-        """Encode the answer to `connect`. The events of this client show this client id and actor."""
+        """Encode the answer to `connect`, with the client id and actor that this client's events will show."""
 
     def translate_error(self, error: ApiError) -> ApiError:
-        """Return the error in terms of the dialect."""
+        """Return the error with the codes and field names of the dialect."""
         return error
 
     @abstractmethod
@@ -283,17 +284,17 @@ class Dialect(ABC):
         """Encode an event. Returns None if the dialect cannot show the record."""
 
     def encode_events(self, views: Sequence[RecordView]) -> bytes:
-        """Encode events of a page, separated by commas. Runs in worker threads."""
+        """Encode the events of a page, separated by commas. Runs in worker threads."""
         return ",".join(filter(None, map(self.encode_view, views))).encode()
 
     @abstractmethod
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """Encode the answer to `sync`, in parts: the answer is large, and joining the parts once saves a copy."""
+        """Encode the answer to `sync` in parts. The answer is large, and joining the parts only once saves a copy."""
 
     # --- frames out
 
     def encode_frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
-        """Encode a message as a frame, from the parts of its payload. `msg_id` is that of the request, in JSON."""
+        """Encode a message as a frame, from the parts of its payload. `msg_id` is the request's, in JSON."""
         names = self.names
         head = b'{"type":"%b","%b":"1.0",%b"timestamp":%d,"payload":' % (
             kind,
@@ -304,12 +305,12 @@ class Dialect(ABC):
         return b"".join((encode_frame_header(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))
 
     def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """Encode the answer to a submission of one committed event."""
+        """Encode the answer to a submission whose only event was committed."""
         results = self.encode_results([id_text], [Committed(receipt)], now_ms)
         return self.encode_frame(b"submit_events_result", [results], now_ms, msg_id)
 
     def encode_broadcast(self, record: Record, now_ms: int) -> bytes | None:
-        """Encode the frame of a broadcast. Returns None if the dialect cannot show the record."""
+        """Encode a record as a broadcast frame. Returns None if the dialect cannot show it."""
         text = self.encode_view(to_record_view(record))
         return None if text is None else self.encode_frame(b"event_broadcast", [text.encode()], now_ms)
 
@@ -328,7 +329,7 @@ def _get_msg_id(members: Mapping[str, JsonValue], names: EnvelopeNames) -> bytes
         return b""
     if type(value) is str and len(value) <= MSG_ID_CHARACTERS_MAX:
         try:
-            return b"%b" % orjson.dumps(value)  # a copy: the result of orjson occupies 4 KiB
+            return b"%b" % orjson.dumps(value)  # a copy, because orjson's result occupies 4 KiB
         except orjson.JSONEncodeError:
             raise field_error(path, "lone surrogate in a string") from None
     if names.has_numbers and type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX:

@@ -1,4 +1,4 @@
-"""The Events API over plain HTTP (EV-16): submit, read a page, follow by server-sent events."""
+"""The Events API over HTTP (EV-16): submit events, read pages, and follow with server-sent events."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -52,7 +52,7 @@ _SCOPE_PARAMETERS: Final = (
 
 
 class EventsEndpoints:
-    """The Events API of a server over HTTP."""
+    """The HTTP endpoints of a server's Events API."""
 
     def __init__(self, service: EventsService, serve_websocket: WebSocketHandler) -> None:
         self._service = service
@@ -60,7 +60,7 @@ class EventsEndpoints:
         self.streams = LiveStreams(service.auth_gate, "events")
 
     def list_endpoints(self) -> list[Endpoint]:
-        """Return the declarations."""
+        """Return the endpoint declarations."""
         service = self._service
         limit = service.page_sizes.to_parameter("Maximum number of events in the page.")
 
@@ -196,8 +196,8 @@ class EventsEndpoints:
     async def _get_page(self, call: Call) -> bytes:
         self._service.check_epoch(call["epoch"])
         sync = Sync(call["partition"], call["since"], call["limit"], call["epoch"], call["to"])
-        # Read up to the end of the store, not up to the position that this server has broadcast: a client that has an
-        # answer from any server finds its event.
+        # Read to the end of the store, not only to the position that this server has broadcast, so that a client with
+        # an answer from any server finds its event.
         return b"".join(self._service.encode_page(sync, await self._service.load_page(sync, sync.upto)))
 
     # --- follow
@@ -206,7 +206,7 @@ class EventsEndpoints:
         service, principal, partitions = self._service, call.principal, call["partition"]
         service.check_epoch(call["epoch"])
         since = call["since"] if call["Last-Event-ID"] is None else call["Last-Event-ID"]
-        # Refuses a cursor ahead of the log before the stream begins.
+        # This read refuses a cursor ahead of the log before the stream begins.
         await service.load_page(Sync(partitions, since, limit=1), since)
         connected = service.native.encode_connected(
             principal.client_id or "", principal.actor, service.hub.position, service.log.epoch

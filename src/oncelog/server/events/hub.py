@@ -1,12 +1,12 @@
-"""Fan-out of the Events API: delivers each record once and in order, and places replies among the broadcasts.
+"""Fan-out of the Events API: delivers each record once, in order, and places replies among the broadcasts.
 
-The hub is the only listener on lane 0: it delivers by position, never by verdict. It encodes a broadcast once and puts
-the same bytes into the send queues of all readers that have a partition of the record in their scope, except the
-reader that submitted the record.
+The hub is the only listener on lane 0 and delivers by position, never by verdict. It encodes a broadcast once and puts
+the same bytes into the send queues of all readers whose scope contains a partition of the record, except for the reader
+that submitted the record.
 
-A reply with the highest position p follows the broadcasts of lower positions and precedes those of higher positions
+A reply whose highest position is p follows the broadcasts of lower positions and precedes those of higher positions
 (EV-14): the hub puts the reply into the send queue when it reaches p. If the hub reaches p before the verdict arrives,
-it reserves the place of the reply, and later broadcasts wait behind it.
+it reserves a place for the reply, and later broadcasts wait behind it.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 
 
 class EventReader(SendQueueOwner, Protocol):
-    """The part of a connection that the hub uses."""
+    """The interface of a connection that the hub uses."""
 
     partitions: tuple[str, ...]
     replies: ReplyQueue
     dialect: Dialect
 
     def add_own(self, position: int) -> None:
-        """Note the position of a record that this reader submitted: the record is not broadcast to it."""
+        """Record a position that this reader submitted, so that the record is not broadcast to it."""
 
     def place(self, number: int, reply: "PendingReply") -> None:
-        """Place the reply at a position. A reply that was placed at a lower position moves."""
+        """Place the reply at a position. A reply that is already placed at a lower position moves."""
 
     def place_after_previous(self, number: int, reply: "PendingReply") -> None:
-        """Place a reply behind the previous reply, because the hub has already passed its position."""
+        """Place a reply directly behind the previous one, because the hub has already passed its position."""
 
 
 class PendingReply(Reply):
-    """The reply to a submission, from the request until it is written."""
+    """The reply to a submission, from the arrival of the request until the reply is written."""
 
     __slots__ = ("expected_keys", "placed_at", "position", "reader")
 
@@ -48,39 +48,39 @@ class PendingReply(Reply):
         Reply.__init__(self, reader.replies)
         self.reader = reader
         self.position = 0
-        """Highest position in the reply; 0 if it has no position."""
+        """The highest position in the reply, or 0 if it has none."""
         self.placed_at: int | None = None
         self.expected_keys: Sequence[tuple[bytes, bytes]] = ()
-        """`to_reply_key` and fingerprint of each event that is not decided yet."""
+        """`to_reply_key` and fingerprint of each event whose verdict is outstanding."""
 
 
 class EventsHub:
-    """The hub of a server. All methods run on the thread of the event loop."""
+    """A server's events hub. All methods run on the event loop's thread."""
 
     def __init__(self, auth_gate: AuthGate, on_fail: Callable[[Exception], None], native: Dialect = NATIVE) -> None:
         self.position = 0
-        """Position up to which every record has been delivered. The server sets it when the hub begins to listen."""
+        """Position up to which all records have been delivered. The server sets it when the hub starts listening."""
         self._next_delivery: asyncio.Future[None] | None = None
-        """Completed by the next delivery; None while no reader waits."""
+        """Completed by the next delivery. None while no reader is waiting."""
         self._auth_gate = auth_gate
         self._on_fail = on_fail
         self._native = native
         self._live: dict[str, set[EventReader]] = {}
         self._live_in_project: dict[str, set[EventReader]] = {}
-        """Readers of the `insieme` dialect, by the partition of their project."""
+        """Readers with the `insieme` dialect, by the partition of their project."""
         self._pending_replies: dict[bytes, list[tuple[bytes, PendingReply]]] = {}
         self.coalescer = WriteCoalescer()
 
     # --- scopes
 
     def join(self, reader: EventReader) -> None:
-        """Deliver the records in the partitions of the reader from now on."""
+        """Start delivering the records in the reader's partitions."""
         live = self._select_live(reader)
         for partition in reader.partitions:
             live.setdefault(partition, set()).add(reader)
 
     def leave(self, reader: EventReader) -> None:
-        """Stop the delivery to the reader."""
+        """Stop delivering to the reader."""
         live = self._select_live(reader)
         for partition in reader.partitions:
             readers = live.get(partition)
@@ -95,15 +95,15 @@ class EventsHub:
     # --- answers
 
     def expect_reply(self, reply: PendingReply) -> None:
-        """Note the events of a reply before they are submitted."""
+        """Register a reply by its events, before they are submitted."""
         reply.queue.append(reply)
         for key, fingerprint in reply.expected_keys:
             self._pending_replies.setdefault(key, []).append((fingerprint, reply))
 
     def settle_reply(self, reply: PendingReply) -> None:
-        """Write a reply whose outcome (`frame`, `position`) is known, once its position has been delivered.
+        """Write a reply whose outcome (`frame`, `position`) is known, as soon as its position has been delivered.
 
-        A position above that of the hub belongs to an event of the reply, so `deliver` reaches it.
+        A position above the hub's belongs to an event of the reply, so `deliver` will reach it.
         """
         if reply.position <= self.position:
             self._release_reply(reply)
@@ -120,7 +120,7 @@ class EventsHub:
         for key, fingerprint in reply.expected_keys:
             replies = pending_replies.get(key)
             if replies is None:
-                continue  # the hub has failed since
+                continue  # the hub has failed in the meantime
             if len(replies) > 1:
                 replies.remove((fingerprint, reply))
             else:
@@ -144,7 +144,7 @@ class EventsHub:
             self._next_delivery = None
 
     async def wait_for_position(self, position: int) -> None:
-        """Return when everything up to the position has been delivered, and maybe more."""
+        """Wait until everything up to this position (and possibly more) has been delivered."""
         while self.position < position:
             if self._next_delivery is None:
                 self._next_delivery = asyncio.get_running_loop().create_future()
@@ -174,7 +174,7 @@ class EventsHub:
             for partition in record.partitions:
                 followers = in_project.get(partition)
                 if followers:
-                    # All readers of a project receive the same form of the record.
+                    # All readers of a project receive the record in the same form.
                     frame = next(iter(followers)).dialect.encode_broadcast(record, self._auth_gate.clock.wall_ms())
                     if frame is not None:
                         self._enqueue(frame, followers, submitters)
@@ -188,16 +188,16 @@ class EventsHub:
         return set().union(*(self._live.get(partition, ()) for partition in record.partitions))
 
     def _settle_own_record(self, record: Record, origins: list[tuple[bytes, PendingReply]]) -> None:
-        """Place the replies to the submissions of a record that the hub has reached.
+        """Place the replies to submissions of a record that the hub has reached.
 
-        A submission of other content under the same id is rejected by its verdict.
+        A submission of different content under the same id is rejected by its verdict.
         """
         for fingerprint, reply in list(origins):
             if fingerprint != record.fingerprint:
                 continue
             reply.reader.add_own(record.position)
             if reply.frame is None:
-                # Before the verdict. If a later record belongs to the reply too, the reply moves there.
+                # The verdict has not arrived yet. If a later record belongs to the reply too, the reply moves there.
                 reply.reader.place(record.position, reply)
             elif reply.position <= record.position:
                 reply.reader.place(record.position, reply)
@@ -205,13 +205,13 @@ class EventsHub:
 
 
 def to_reply_key(item: Submission | Record) -> bytes:
-    """Return the key by which the hub finds the reply to a record: scope and key of the submission.
+    """Return the key under which the hub finds the reply to a record: the submission's scope and key.
 
-    A key has 16 bytes, so the concatenation is unambiguous.
+    The submission's key has 16 bytes, so the concatenation is unambiguous.
     """
     return item.scope.encode() + item.key if item.scope else item.key
 
 
 def is_event(record: Record) -> bool:
-    """Return whether the Events API shows the record: lane 0 may also hold records of other policies."""
+    """Return whether the Events API shows the record. Lane 0 may also contain records of other policies."""
     return record.policy == EVENTS.name

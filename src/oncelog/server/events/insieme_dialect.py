@@ -1,7 +1,7 @@
-"""The `insieme` dialect, for the npm package `insieme` 2.1.0 (EV-18): names in camel case, one project per connection.
+"""The dialect of the npm package `insieme` 2.1.0 (EV-18), with names in camel case and one project per connection.
 
-`projects` maps projects, their partitions and their ids to the native dialect. In the native dialect the `event` of
-such a record is {type, schemaVersion, payload, userId, meta}. This dialect does not show records of another form.
+`projects` maps projects, their partitions and their ids to the native dialect. In the native dialect, the `event` of
+such a record is {type, schemaVersion, payload, userId, meta}. This dialect does not show records of any other form.
 """
 
 import json
@@ -50,15 +50,15 @@ _ERROR_CODES: Final = {
         (error_codes.SERVER_BUSY, error_codes.READ_ONLY, error_codes.QUOTA_EXCEEDED), error_codes.SERVER_ERROR
     ),
 }
-"""Codes that differ in this dialect. The client does not know SERVER_BUSY and would wait for its answer without limit.
-After `server_error` it reconnects and sends all events without a result again."""
+"""Codes that differ in this dialect. The client does not support SERVER_BUSY and would wait for its answer
+indefinitely. After `server_error` it reconnects and resends all events without a result."""
 
 _FIELD_NAMES: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "partitions": "partition"}
-"""Names of fields in this dialect. Fields that are not listed keep their name."""
+"""This dialect's names for fields. Fields that are not listed keep their name."""
 
 
 def detect_dialect(data: bytes, native: Dialect, insieme: Dialect) -> Dialect | None:
-    """Return the dialect of a first frame, or None if the frame does not show one."""
+    """Detect the dialect of a first frame. Returns None if the frame does not reveal it."""
     try:
         members = decode_object(parse_json(data), "$")
     except ApiError:
@@ -75,7 +75,7 @@ _SYNC: Final = Message(
 
 
 class InsiemeDialect(Dialect):
-    """The `insieme` dialect of a connection. It has no project before `connect`."""
+    """The `insieme` dialect of one connection, which has no project before `connect`."""
 
     names: ClassVar = EnvelopeNames(msg_id="msgId", version="protocolVersion", has_numbers=False)
     connect: ClassVar = Message(
@@ -94,7 +94,7 @@ class InsiemeDialect(Dialect):
         super().__init__(shows_actor=shows_actor)
         self._project = project
         self._requested_id = requested_id
-        """The `clientId` of `connect`. Events may repeat it in `meta`, even if the server stores a longer id."""
+        """The `clientId` in `connect`. Events may repeat it in `meta`, even though the server may store a longer id."""
 
     # --- frames in
 
@@ -102,7 +102,7 @@ class InsiemeDialect(Dialect):
         """See the base class."""
         path = "$.payload.events"
         events = decode_events(get_required(payload, "events", "$.payload"), path, events_max)
-        # An id may be any text, because the result echoes it.
+        # An id may be any string, because the result echoes it.
         ids = [
             get_text(decode_object(value, f"{path}[{index}]"), "id", f"{path}[{index}]")
             for index, value in enumerate(events)
@@ -127,7 +127,7 @@ class InsiemeDialect(Dialect):
 
     @property
     def project(self) -> Project:
-        """Return the project of the connection. Raises ApiError before `connect`."""
+        """The connection's project. Raises ApiError before `connect`."""
         if self._project is None:
             raise ApiError(error_codes.BAD_REQUEST, "the first message must be connect")
         return self._project
@@ -144,7 +144,7 @@ class InsiemeDialect(Dialect):
         details = {_to_camel_case(name): value for name, value in error.details.items()}
         code = _ERROR_CODES.get(error.code, error.code)
         if code == error_codes.RATE_LIMITED and self._project is not None:
-            # Before `connect` the code is kept: it limits wrong credentials, and sending them again does not help.
+            # Before `connect` the code is kept: it limits wrong credentials, and resending them does not help.
             code = error_codes.SERVER_ERROR
         return ApiError(code, error.message, **details)
 
@@ -153,11 +153,11 @@ class InsiemeDialect(Dialect):
         payload = {"results": [_to_result(ids, index, result, now_ms) for index, result in enumerate(results)]}
         try:
             return orjson.dumps(payload)
-        except orjson.JSONEncodeError:  # an id with a lone surrogate is echoed in escaped form
+        except orjson.JSONEncodeError:  # echo an id with a lone surrogate in escaped form
             return json.dumps(payload).encode()
 
     def encode_view(self, view: RecordView) -> str | None:
-        """See the base class. The dialect does not show erased records and those of another form."""
+        """See the base class. The dialect does not show erased records or records of any other form."""
         project = self.project
         position, log_time_ms, actor, client, scope, key, partitions, body = view
         if body is None:
@@ -169,7 +169,7 @@ class InsiemeDialect(Dialect):
         payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
         if not payload.startswith("{") or not meta.startswith("{"):
             return None
-        # `encode_json_text` caches short texts that repeat. Ids and types do not repeat, so they bypass the cache.
+        # `encode_json_text` caches texts that repeat. Ids and types rarely repeat, so they bypass the cache.
         event_id, kind = _encode_text(project.to_event_id(scope, key)), _encode_text(event.type)
         user = f'"userId":{_encode_text(event.user_id)},' if event.user_id else ""
         if self.shows_actor:
@@ -182,7 +182,7 @@ class InsiemeDialect(Dialect):
         )
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - has no epoch
-        """See the base class. The page omits events that the dialect cannot show; the cursor moves past them."""
+        """See the base class. The page omits events that the dialect cannot show, and the cursor moves past them."""
         tail = b'],"nextSinceCommittedId":%d,"hasMore":%b,"syncToCommittedId":%d}' % (
             page.next,
             b"true" if page.has_more else b"false",
@@ -198,9 +198,10 @@ _OTHER_PROJECT: Final = "must be the project of this connection"
 
 
 def _check_id(id_text: str) -> None:
-    """Raise CanonicalError for a text that cannot be an id.
+    """Raise CanonicalError if a text cannot be an id.
 
-    The fault rejects only the item. After a rejected request the client would send its first draft forever.
+    The fault rejects only this item. If the server refused the whole request, the client would resend its first draft
+    forever.
     """
     check_text(id_text, "$.id")
     if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
@@ -210,7 +211,7 @@ def _check_id(id_text: str) -> None:
 def _decode_item(
     item: Mapping[str, JsonValue], *, project: Project, actor: str, client: str, requested_id: str
 ) -> Submission | RejectedItem:
-    """Return the submission of an item. An item may name the stored client id or the one that `connect` requested."""
+    """Return an item's submission. The item may contain the stored client id or the one requested in `connect`."""
     try:
         _check_id(item["id"])
         project_id = check_text(required_field(item, "projectId"), "$.projectId")
@@ -229,13 +230,13 @@ def _decode_item(
 def _to_submission(
     item: Mapping[str, JsonValue], meta: Mapping[str, JsonValue], project: Project, actor: str, client: str
 ) -> Submission:
-    """Return the submission of an item. Raises CanonicalError with the path of the fault."""
+    """Return an item's submission. Raises CanonicalError with the path of the fault."""
     content = _get_content(item)
     if type(required_field(meta, "clientTs", "$.meta")) not in (int, float):
         raise CanonicalError("$.meta.clientTs", "must be a number")
     partitions = project.get_partitions(check_text(required_field(item, "partition"), "$.partition"), "$.partition")
     scope, key = project.to_scope_and_key(item["id"])
-    # The fingerprint does not depend on the client. The stored event keeps the client that sent it first.
+    # The fingerprint must not depend on the client. The stored event keeps the client that sent it first.
     shared_meta = {name: value for name, value in meta.items() if name != "clientId"}
     return Submission(
         policy=EVENTS,
@@ -250,7 +251,7 @@ def _to_submission(
 
 
 def _get_content(item: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the content of an item without its `meta`. Raises CanonicalError."""
+    """Return an item's content without its `meta`. Raises CanonicalError if it is malformed."""
     version = required_field(item, "schemaVersion")
     is_whole = type(version) is int or (type(version) is float and version.is_integer())
     if not is_whole or not 1 <= version <= INTEGER_MAX:
@@ -313,10 +314,10 @@ def _encode_text(text: str) -> str:
 
 
 def _complete_meta(meta: str, client: str, log_time_ms: int) -> str:
-    """Return `meta` with the members that the package reads. Every reader receives the same values.
+    """Return `meta` with the members that the npm package reads. Every reader receives the same values.
 
-    Events of the native dialect may lack these members, or contain any `clientId`. Readers receive the client id that
-    the server has stored.
+    Events written in the native dialect may lack these members or contain any `clientId`. Readers receive the client id
+    that the server stored.
     """
     with suppress(msgspec.DecodeError, RecursionError):
         if _decode_client_meta(meta).client_id == client:

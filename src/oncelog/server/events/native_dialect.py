@@ -1,7 +1,7 @@
-"""The native dialect: names with underscores, any partitions, events with a `type` and any other members.
+"""The native dialect: names with underscores, any partitions, and events with a `type` and any further members.
 
-A malformed request is refused as a whole (`bad_request`). A fault of one event rejects only that event (EV-9).
-Records are stored and served as bytes: the encoder splices an event into its envelope and does not parse it again.
+A malformed request is refused as a whole (`bad_request`). A fault in one event rejects only that event (EV-9). Records
+are stored and served as bytes: the encoder splices an event into its envelope without parsing it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,11 +74,11 @@ _FIELD_NAMES: Final = {
     "fingerprint": "event",
     "expected_position": "expected_committed_id",
 }
-"""Names in this dialect of the fields of a submission. Fields that are not listed keep their name."""
+"""This dialect's names for the fields of a submission. Fields that are not listed keep their name."""
 
 
 class _Item(Struct, frozen=True, gc=False):
-    """An event of a request after the checks that refuse the whole request."""
+    """An event of a request that has passed the checks which would refuse the whole request."""
 
     id: tuple[str, bytes]
     """The id as it was sent, and its bytes."""
@@ -144,7 +144,7 @@ def _decode_items(value: JsonValue, path: str, *, events_max: int) -> list[_Item
 
 @lru_cache(maxsize=16)
 def declare_submission(events_max: int) -> Message[tuple[str | None, list[_Item]]]:
-    """Declare the body of a submission over HTTP: client id and events. Cached, because a server has one limit."""
+    """Declare the body of a submission over HTTP: client id and events. Cached, because a server has only one limit."""
     schema = {
         "type": "array",
         "minItems": 1,
@@ -175,7 +175,7 @@ _SYNC: Final = Message(
 
 
 def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ...]:
-    """Return requested partitions in normal form. Raises ApiError, or CanonicalError with the path."""
+    """Return the requested partitions in normal form. Raises ApiError, or CanonicalError with the path."""
     normal = normal_partitions(partitions, path)
     are_valid = all(1 <= len(name) <= PARTITION_CHARACTERS_MAX and "\0" not in name for name in normal)
     raise_first(
@@ -190,7 +190,7 @@ def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, 
 
 
 def to_submit(items: Sequence[_Item], actor: str, client: str) -> Submit:
-    """Return the submissions of a request's events."""
+    """Convert the events of a request to submissions."""
     return Submit([item.id[0] for item in items], [_to_submission(item, actor, client) for item in items])
 
 
@@ -216,7 +216,7 @@ class NativeDialect(Dialect):
     is_project_bound: ClassVar = False
 
     def decode(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Envelope:
-        """See the base class. Plain submissions are decoded by the fast decoder."""
+        """See the base class. The fast decoder handles plain submissions."""
         return decode_fast(data, actor, client, events_max) or super().decode(data, actor, client, events_max)
 
     def decode_submit(self, payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int) -> Submit:
@@ -238,7 +238,7 @@ class NativeDialect(Dialect):
         return b'{"results":[%b]}' % b",".join(map(_encode_result, ids, results))
 
     def encode_view(self, view: RecordView) -> str:
-        """See the base class. An erased event is null. An id that is not a UUID is shown as the UUID of `projects`."""
+        """See the base class. An erased event is null. A text id is shown as the UUID derived from it (`projects`)."""
         position, log_time_ms, actor, client, _, key, partitions, body = view
         shown_actor = f',"actor":{encode_json_text(actor)}' if self.shows_actor else ""
         erased = "" if body is not None else ',"erased":true'
@@ -248,11 +248,11 @@ class NativeDialect(Dialect):
         )
 
     def encode_event(self, record: Record) -> bytes:
-        """Encode a record for a stream of server-sent events."""
+        """Encode a record as a server-sent event."""
         return self.encode_view(to_record_view(record)).encode()
 
     def encode_page(self, sync: Sync, page: RecordViewPage, epoch: str) -> list[bytes]:
-        """See the base class. The cursor of the client may be above the position that this server has delivered."""
+        """See the base class. The client's cursor may be above the position that this server has delivered."""
         tail = b'],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,"epoch":"%b"}' % (
             page.next,
             b"true" if page.has_more else b"false",
@@ -263,7 +263,7 @@ class NativeDialect(Dialect):
         return [head, *join_with_commas(page.encoded), tail]
 
     def encode_committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
-        """As the base says, in one step, because most answers of a busy server are such frames."""
+        """See the base class. Encodes in one step, because a busy server sends mostly such frames."""
         message = (
             b'{"type":"submit_events_result","protocol_version":"1.0",%b"timestamp":%d,"payload":{"results":['
             b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d}]}}'
@@ -293,7 +293,7 @@ def _encode_result(id_text: str, result: ItemResult) -> bytes:
     error: dict[str, Any] = {"field": _FIELD_NAMES.get(result.field, result.field), "message": result.message}
     if isinstance(result, Refused) and result.reason is Reason.UNEXPECTED_POSITION:
         error["current_committed_id"] = result.current
-    # The native dialect never skips items (`Mode.UNTIL_REFUSED`), so the reason is a code that clients know.
+    # The native dialect never skips items (`Mode.UNTIL_REFUSED`), so clients know every reason.
     return orjson.dumps({"id": id_text, "status": "rejected", "reason": get_reason(result), "errors": [error]})
 
 
@@ -328,11 +328,11 @@ _ITEM_COLONS: Final = 3
 
 
 def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | None:
-    """Decode a plain `submit_events` into its `msg_id` and submissions; return None for any other message.
+    """Decode a plain `submit_events` into its `msg_id` and submissions. Returns None for any other message.
 
-    A message with escapes, unknown or repeated members, or members of other types is not plain. Unknown and repeated
-    members change the number of colons. The result equals that of the full decoder, in half the time. Most messages of
-    a busy server are plain.
+    A message with escapes, unknown or repeated members, or members of unexpected types is not plain. Unknown and
+    repeated members change the number of colons. The result is the same as that of the full decoder, in half the time.
+    Most messages that a busy server receives are plain.
     """
     if b"\\" in data:
         return None
@@ -355,7 +355,7 @@ def decode_fast(data: bytes, actor: str, client: str, events_max: int) -> tuple[
             return None
         submissions.append(submission)
         ids.append(item.id)
-        # An item has exactly one partition here, so normalisation has removed none.
+        # An item has exactly one partition here, so normalisation cannot have removed any.
         colons += submission.body.count(b":") + item.partitions[0].count(":") + (item.expected_committed_id is not None)
     if colons != data.count(b":") or (len(ids) > 1 and len({submission.key for submission in submissions}) != len(ids)):  # type: ignore[union-attr]
         return None

@@ -1,12 +1,12 @@
-"""Projects of the `insieme` dialect: their partitions, scopes and keys (EV-18).
+"""Projects of the `insieme` dialect, with their partitions, scopes and keys (EV-18).
 
-A project is the partition `project/ID`. An event of a project has two partitions: that of the project, and the one
-that the client names. The principal must have write access to both, as for every event.
+A project is the partition `project/ID`. An event of a project has two partitions: the project's and the one that the
+client chooses. As for every event, the principal must have write access to both.
 
-Each project has separate ids, so a project is also a scope. If the id of an event is a UUID in its usual form, its key
-is that UUID. Any other id is appended to the scope, and the key is a UUID derived from both. Readers of the native
-dialect see the derived UUID, which differs between projects. `scope_of` escapes slashes and percent signs in the id of
-a project, so the scope of a project never equals that of an id in another project.
+Ids are separate in each project, so a project is also a scope. If an event's id is a UUID in its usual form, that UUID
+is the key. Any other id is appended to the scope, and the key is a UUID derived from both. Readers with the native
+dialect see the derived UUID, which differs between projects. `scope_of` escapes slashes and percent signs in a project
+id, so a project's scope never equals the scope of an id in a different project.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ from oncelog.server.errors import raise_first
 
 PROJECT_PREFIX: Final = "project"
 EVENT_ID_CHARACTERS_MAX: Final = NAME_CHARACTERS_MAX - PARTITION_CHARACTERS_MAX - 1
-"""Longest id of an event: project and id together must fit into a scope."""
+"""Longest event id: project and id together must fit into a scope."""
 _UUID_VERSION: Final = 8
 _decode_names: Final = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -38,23 +38,23 @@ class Project(Struct, frozen=True):
     scope: str
 
     def get_partitions(self, own: str, path: str = "$") -> tuple[str, ...]:
-        """Return both partitions of an event. Raises CanonicalError with the path if `own` cannot be a partition."""
+        """Return the two partitions of an event. Raises CanonicalError with the path if `own` cannot be a partition."""
         _check_name(own, own, path)
         return normal_partitions([self.partition, own])
 
     def is_foreign(self, own: object) -> bool:
-        """Return whether this partition of an event belongs to another project."""
+        """Return whether this partition of an event belongs to a different project."""
         return isinstance(own, str) and own.startswith(f"{PROJECT_PREFIX}/") and own != self.partition
 
     def find_own_partition(self, partitions_text: str) -> str:
-        """Return the first partition of a JSON array that is not that of the project.
+        """Return the first partition in a JSON array that is not the project's.
 
-        An event of the native dialect may have only the partition of the project; then the result is that partition.
+        An event written in the native dialect may have only the project's partition, which is then the result.
         """
         return next((name for name in _decode_names(partitions_text) if name != self.partition), self.partition)
 
     def to_scope_and_key(self, event_id: str) -> tuple[str, bytes]:
-        """Return the scope and the key of an id."""
+        """Return the scope and the key for an event id."""
         key = _parse_canonical_uuid(event_id)
         if key is not None:
             return self.scope, key
@@ -62,13 +62,13 @@ class Project(Struct, frozen=True):
         return scope, _derive_uuid(scope)
 
     def to_event_id(self, scope: str, key: bytes) -> str:
-        """Return the id for a scope and a key; the UUID for an event that was written in the native dialect."""
+        """Return the event id for a scope and a key: the UUID, if the event was written in the native dialect."""
         before = f"{self.scope}/"
         return scope.removeprefix(before) if scope.startswith(before) else format_uuid(key)
 
 
 def parse_project(project_id: str, path: str = "$") -> Project:
-    """Return the project of an id. Raises CanonicalError with the path if the id cannot be part of a partition."""
+    """Return the project with this id. Raises CanonicalError with the path if the id cannot be part of a partition."""
     partition, scope = f"{PROJECT_PREFIX}/{project_id}", scope_of(PROJECT_PREFIX, project_id)
     _check_name(partition, project_id, path)
     if len(scope) > PARTITION_CHARACTERS_MAX:
@@ -81,7 +81,7 @@ def parse_project(project_id: str, path: str = "$") -> Project:
 def _check_name(partition: str, own: str, path: str) -> None:
     """Raise CanonicalError with the path for a malformed name.
 
-    Readers receive a name as it was sent, but partitions are stored in NFC, so the name must be in NFC.
+    Readers expect a name as it was sent, but partitions are stored in NFC, so the name must already be in NFC.
     """
     size, size_max = len(partition), PARTITION_CHARACTERS_MAX
     raise_first(
@@ -95,7 +95,7 @@ def _check_name(partition: str, own: str, path: str) -> None:
 
 
 def _parse_canonical_uuid(text: str) -> bytes | None:
-    """Return the bytes of a UUID in lower case. A UUID in another spelling is an id like any other text."""
+    """Return the bytes of a UUID in lower case. A UUID in any other spelling is an ordinary text id."""
     try:
         key = parse_uuid(text)
     except CanonicalError:
@@ -104,7 +104,7 @@ def _parse_canonical_uuid(text: str) -> bytes | None:
 
 
 def _derive_uuid(scope: str) -> bytes:
-    """Return a UUID of version 8 (RFC 9562, 5.8) with 122 bits of SHA-256."""
+    """Derive a version 8 UUID (RFC 9562, 5.8) that contains 122 bits of SHA-256."""
     digest = bytearray(sha256(scope.encode()).digest()[:16])
     digest[6] = _UUID_VERSION << 4 | digest[6] & 0x0F
     digest[8] = 0x80 | digest[8] & 0x3F

@@ -1,6 +1,6 @@
-"""The Events API without its transport: authorization, results of requests, pages and metrics.
+"""The Events API without its transports: authorization, results of requests, pages and metrics.
 
-CO-18 sets the order: `decode` checks the shape, this module authorizes, and only then the log is queried. A principal
+CO-18 sets the order: `decode` checks the shape, this module authorizes, and only then is the log queried. A principal
 without write access to a partition receives the same answer for every id, without a look-up (CO-22).
 """
 
@@ -27,7 +27,7 @@ from oncelog.storage.store import RecordViewPage
 
 
 class EventsService(ApiService):
-    """The Events API of a server. Calls raise ApiError, or OncelogError if the log cannot be read."""
+    """A server's Events API. Calls raise ApiError, or OncelogError if the log cannot be read."""
 
     def __init__(
         self,
@@ -46,17 +46,17 @@ class EventsService(ApiService):
         self.insieme: Dialect = insieme or InsiemeDialect(None)
 
     def set_tenants(self, tenants: Sequence[Tenant]) -> None:
-        """Use the scopes of these tenants for ids of events. The log must already know the tenants."""
+        """Use the scopes of these tenants for event ids. The log must already have these tenants."""
         self._tenants = Tenants(tenants)
 
     # --- submit
 
     def authorize(self, submit: Submit, may_write: Callable[[str], bool]) -> Submit:
-        """Return the submission. Items with partitions that may not be written are replaced by rejections (EV-10)."""
+        """Return the submission, with rejections instead of the items that the caller may not write (EV-10)."""
         rate = self._rate
         have_own_ids = bool(self._tenants.event_scopes)
         items: list[Submission | RejectedItem] = []
-        bytes_max = self.log.limits.body_bytes_max  # one item above the limit would make the log refuse all items
+        bytes_max = self.log.limits.body_bytes_max  # the log would refuse all items because of one above the limit
         for item in submit.items:
             if isinstance(item, Submission):
                 if len(item.body) > bytes_max:
@@ -73,7 +73,7 @@ class EventsService(ApiService):
         return Submit(submit.ids, items, submit.mode)
 
     def count_results(self, results: Sequence[ItemResult]) -> None:
-        """Count the results of a request in the metrics."""
+        """Count a request's results in the metrics."""
         counts = self.counts
         for result in results:
             kind = type(result)
@@ -87,7 +87,7 @@ class EventsService(ApiService):
     # --- sync
 
     def check_readable(self, partitions: Sequence[str], principal: Principal) -> None:
-        """Raise ApiError unless the principal may read all of them (EV-11)."""
+        """Raise ApiError unless the principal may read all of these partitions (EV-11)."""
         if not all(map(principal.grants.may_read, partitions)):
             raise ApiError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
 
@@ -97,12 +97,12 @@ class EventsService(ApiService):
             raise ApiError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
 
     def check_epoch(self, epoch: str | None) -> None:
-        """Raise ApiError if the cursor of a reader belongs to another history (CO-40)."""
+        """Raise ApiError if a reader's cursor belongs to a different history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_error("the epoch is another one: read again from a point that you know, or from 0")
 
     async def load_page(self, sync: Sync, upto: int | None, dialect: Dialect | None = None) -> RecordViewPage:
-        """Return a page up to a bound, or to the newest event. Raises ApiError for a cursor ahead of the log."""
+        """Return a page up to a bound or to the newest event. Raises ApiError if the cursor is ahead of the log."""
         try:
             return await self.log.read_views(
                 (dialect or self.native).encode_events,
@@ -115,10 +115,11 @@ class EventsService(ApiService):
             raise self._history_error(str(error)) from error
 
     async def find_event(self, key: bytes, partitions: Sequence[str]) -> Mapping[str, Any]:
-        """Return the outcome of the event with that id. Raises ApiError if the partitions have no such event.
+        """Return the outcome of the event with this id. Raises ApiError if these partitions have no such event.
 
-        An event of other partitions has the answer of an unknown event. So does an event of a tenant with separate ids
-        if none of the partitions belongs to that tenant, because the search would cover all scopes of the tenant.
+        An event in other partitions gets the same answer as an unknown event. So does an event of a tenant with
+        separate ids if none of the partitions belongs to that tenant, because the search would have to cover all of the
+        tenant's scopes.
         """
         for scope in self._tenants.list_event_scopes(tuple(partitions)):
             outcome = await self.log.lookup(key, policy=EVENTS, scope=scope)
@@ -130,7 +131,7 @@ class EventsService(ApiService):
         raise unknown_error("id")
 
     def encode_page(self, sync: Sync, page: RecordViewPage, dialect: Dialect | None = None) -> list[bytes]:
-        """Encode the payload of a page, in parts, and count its events."""
+        """Encode a page's payload in parts, and count its events in the metrics."""
         self.counts.deliveries += page.count
         return (dialect or self.native).encode_page(sync, page, self.log.epoch)
 

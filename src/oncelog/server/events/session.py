@@ -1,8 +1,8 @@
-"""WebSocket sessions of the Events API: the messages `connect`, `submit_events` and `sync`.
+"""WebSocket sessions of the Events API, which handle the messages `connect`, `submit_events` and `sync`.
 
-The subscriber reads pages and broadcasts, the send queue holds unwritten frames, and the reply queue keeps replies in
-the order of their requests. Only pages of an open sync cycle overtake results, which wait for the end of the cycle
-(EV-13).
+The subscriber delivers pages and broadcasts, the send queue holds unwritten frames, and the reply queue keeps replies
+in the order of their requests. Only the pages of an open sync cycle overtake results, which wait until the cycle is
+complete (EV-13).
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from oncelog.server.send_queue import SessionTransport
 from oncelog.server.websocket_session import PendingWrite, WebSocketSession
 
 SubmitMessage = tuple[bytes, Submit]
-"""`msg_id` and content of a `submit_events`. The dialect decodes both in one step."""
+"""The `msg_id` and content of a `submit_events`, which the dialect decodes in one step."""
 
 
 class _PendingSubmit(PendingReply, PendingWrite):
-    """A `submit_events` that has no reply yet."""
+    """An unanswered `submit_events`."""
 
     __slots__ = ("msg_id", "session", "submit")
 
@@ -60,7 +60,7 @@ class _PendingSubmit(PendingReply, PendingWrite):
 
 
 class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
-    """One connection of the Events API. A reply repeats the `msg_id` of its request."""
+    """One Events API connection. A reply repeats the `msg_id` of its request."""
 
     api: ClassVar = "events"
     connect_kind: ClassVar = "connect"
@@ -72,7 +72,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self.service = service
         self.client_id = ""
         self.dialect: Dialect = service.native
-        """Dialect of the first frame that shows one."""
+        """The dialect of the first frame that reveals one."""
         self._has_dialect = False
         self.replies = ReplyQueue(self.send_queue, self._schedule_close)
         self.subscriber = Subscriber(
@@ -83,7 +83,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     # --- frames in
 
     def receive(self, data: bytes) -> Awaitable[None] | None:
-        """See the base class. Stops reading while `outbox_frames_max` replies wait, most of them short errors."""
+        """See the base class. Stops reading while `outbox_frames_max` replies are queued, usually short errors."""
         if self.replies.count >= self.service.limits.outbox_frames_max and not self._is_refusing:
             return self._receive_when_empty(data)
         return super().receive(data)
@@ -95,7 +95,8 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             await waiting
 
     def _find_reply_to(self, data: bytes) -> bytes:
-        """Return the `msg_id` of a frame that exceeds a limit. Such a frame ends the connection, so this runs once."""
+        """Return the `msg_id` of a frame that exceeds a limit. Such a frame closes the connection, so this runs
+        once."""
         if self.principal is None or len(data) > LONG_FRAME_BYTES:
             return b""
         try:
@@ -104,7 +105,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             return bytes(error.reply_to)
 
     def _decode(self, data: bytes) -> SubmitMessage | Envelope:
-        """See the base class. Changes no state after `connect`, so it may run in a worker thread."""
+        """See the base class. After `connect` it changes no state, so it may run in a worker thread."""
         principal = self.principal
         if principal is None:
             return self._decode_first(data)
@@ -155,8 +156,8 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         check_allowed()
         self.service.check_epoch(sync.epoch)
         if self.replies.count and not self.subscriber.is_paging:
-            # A page must not overtake the results of earlier requests. Pages of an open cycle do overtake results,
-            # because results wait for the end of the cycle.
+            # A page must not overtake the results of earlier requests. Only the pages of an open cycle do, because
+            # results wait until the cycle is complete.
             await self.replies.wait_empty()
             if self._is_refusing:
                 return
@@ -190,7 +191,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
     def _send_outcome(self, pending: _PendingSubmit, outcome: Verdict | Sequence[Verdict]) -> None:
         service = self.service
-        if type(outcome) is Committed and len(pending.submit.items) == 1:  # most requests of a busy server
+        if type(outcome) is Committed and len(pending.submit.items) == 1:  # most requests on a busy server
             receipt = outcome.receipt
             service.counts.events_committed += 1
             pending.frame = self.dialect.encode_committed(
@@ -215,7 +216,8 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         """See the base class."""
         self._count_request(error.code)
         if error.code == error_codes.RATE_LIMITED:
-            # RATE_LIMITED would end the connection. After a write above the rate, the client only retries (EV-8).
+            # RATE_LIMITED would close the connection. After a write above the rate, the client should only retry
+            # (EV-8).
             error = ApiError(error_codes.SERVER_BUSY, error.message, **error.details)
         pending.frame, pending.close_reason = self._encode_error(error, pending.msg_id)
         pending.position = 0
@@ -228,7 +230,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         return self.dialect.encode_frame(kind, (payload,), self.service.clock.wall_ms(), msg_id)
 
     def _encode_error(self, error: ApiError, msg_id: bytes = b"") -> tuple[bytes, CloseReason | None]:
-        """Return the frame of an error in the dialect, and the reason for closing the connection, if it closes it."""
+        """Return the frame of an error in the dialect, and the close reason if the error closes the connection."""
         translated = self.dialect.translate_error(error)
         code, close_reason = translated.code, None
         if not CLOSING_CODES.isdisjoint((error.code, code)):
@@ -251,7 +253,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self._close_after_error(close_reason)
 
     def _close_after_error(self, close_reason: CloseReason | None) -> None:
-        """Close the connection after an error with a close reason, once the replies up to it are written."""
+        """If an error has a close reason, close the connection once all replies up to the error are written."""
         if close_reason is None or self._is_closing:
             return
         self._is_refusing = True
@@ -262,14 +264,14 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             self._close_timer = asyncio.get_running_loop().call_later(wait_s, self.close, *close_reason)
 
     def _schedule_close(self, close_reason: CloseReason) -> None:
-        """Close the connection in the next turn of the event loop, because `close` flushes and so does the caller."""
+        """Close the connection in the next turn of the event loop, because both `close` and the caller flush."""
         if not self._is_closing:
             asyncio.get_running_loop().call_soon(self.close, *close_reason)
 
     # --- the end
 
     async def wait_for_replies(self) -> None:
-        """See the base class. During a sync cycle, results wait for the next request of the client."""
+        """See the base class. During a sync cycle, results wait for the client's next request."""
         if not self.subscriber.is_paging:
             await self.replies.wait_empty()
         await self.send_queue.drain()
@@ -279,7 +281,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
 
     def _end_credential(self, error: ApiError) -> None:
         if self.subscriber.partitions:
-            # Results in flight would need the broadcasts before them, which the client may no longer read.
+            # Results in flight would have to follow broadcasts that the client may no longer read.
             self._fail_now(error)
         else:
             self._send_error(error)
@@ -289,7 +291,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
         self._fail_now(to_api_error(error))
 
     def _fail_now(self, error: ApiError, close_reason: CloseReason | None = None) -> None:
-        """End the connection with an error that does not wait for replies, because missing replies may never be due."""
+        """Close the connection with an error that does not wait for replies, because they may never be due."""
         if self._is_closing:
             return
         self._count_request(error.code)
@@ -302,7 +304,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
     def _close_untracked(self) -> None:
         """Close a connection after `OwnPositions` has dropped positions that a catch-up needs (`RANGES_MAX`).
 
-        The client waits for a result. The npm package `insieme` reconnects after an error; it ignores a close.
+        The client is waiting for a result. The npm package `insieme` reconnects after an error but ignores a close.
         """
         logger.warning("a sync cycle was left open for too long; the connection is closed", extra=self._describe())
         reason = "the sync cycle was left open for too long; sync again"

@@ -1,17 +1,16 @@
-"""The reads of one connection: requested pages, then broadcasts, in the order of EV-12 to EV-15.
+"""What one connection reads: requested pages, then broadcasts, in the order of EV-12 to EV-15.
 
-The scope of a subscriber is the partitions of its last `sync`. A subscriber is in one of these modes:
+A subscriber's scope is the partitions of its last `sync`. A subscriber is in one of these modes:
 
     idle      no `sync` yet
     paused    a sync cycle is open: the subscriber holds broadcasts, and replies that would overtake them
-    catching  the cycle has ended: the subscriber reads the records of the meantime from the store and sends them
-    live      the hub puts records directly into the send queue
-    ended     the connection is closed
+    catching  the cycle is complete: the subscriber reads the records committed meanwhile from the store and sends them
+    live      the hub puts records directly into the send queue ended     the connection is closed
 
-The subscriber has delivered all records of its scope up to `_delivered`. It never broadcasts an event to the
-connection that submitted it; the place of the event in the order is that of its reply. `OwnPositions` keeps the
-positions of these events for the life of the connection, up to a limit. A catch-up that begins before the oldest
-position it still knows closes the connection. The client syncs again on a new connection and loses nothing.
+The subscriber has delivered all records of its scope up to `_delivered`. It never broadcasts an event to the connection
+that submitted it: the reply takes the event's place in the order. `OwnPositions` keeps the positions of these events as
+long as the connection lives, up to a limit. A catch-up that begins before the oldest position still kept closes the
+connection. The client syncs again on a new connection and loses nothing.
 """
 
 import asyncio
@@ -33,11 +32,11 @@ from oncelog.server.send_queue import SendQueue
 
 CATCH_UP_RECORDS: Final = 500
 RANGES_MAX: Final = 4096
-"""Ranges of consecutive positions per connection: 64 KiB. Above the limit, the lower half is dropped."""
+"""Maximum number of ranges of consecutive positions per connection (64 KiB). Above it, the lower half is dropped."""
 
 
 class SubscriptionMode(Enum):
-    """Mode of a subscriber, as the module describes."""
+    """Mode of a subscriber. The module docstring describes the modes."""
 
     IDLE = "idle"
     PAUSED = "paused"
@@ -55,10 +54,9 @@ class _Cycle(Struct, frozen=True):
 
 
 class OwnPositions:
-    """Positions of the events that one connection submitted, so that they are not broadcast to it (EV-14).
+    """Positions of the events that one connection submitted, which are not broadcast to it (EV-14).
 
-    The positions are stored as ranges, in ascending order, up to a limit. `known_after` is the highest position that
-    was dropped.
+    The positions are stored as ascending ranges, up to a limit. `known_after` is the highest dropped position.
     """
 
     __slots__ = ("_firsts", "_lasts", "known_after")
@@ -69,7 +67,7 @@ class OwnPositions:
         self.known_after = 0
 
     def add(self, position: int) -> None:
-        """Add a position. Most positions are higher than all previous ones."""
+        """Add a position, which is usually higher than all previous ones."""
         last_positions = self._lasts
         if not last_positions or position > last_positions[-1] + 1:
             at = len(last_positions)
@@ -123,14 +121,14 @@ class Subscriber:
         self.add_own = self._own_positions.add
         """See `EventReader`."""
         self._holds_replies = False
-        """Whether replies that would overtake broadcasts are held (modes paused and catching)."""
+        """Whether replies that would overtake broadcasts are held back (in the modes paused and catching)."""
         self._is_reading = False
         self._catch_up_task: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_paging(self) -> bool:
-        """Whether a cycle is open."""
+        """Whether a sync cycle is open."""
         return self._cycle is not None
 
     # --- places of replies (see `EventReader`)
@@ -157,7 +155,7 @@ class Subscriber:
             self.replies.place_after_previous(reply)
 
     def _hold_reply(self, number: int, reply: PendingReply) -> bool:
-        """Hold a reply that would overtake broadcasts. Return whether it is held."""
+        """Hold a reply back if it would overtake broadcasts. Returns whether it is held."""
         if number <= self._delivered:
             return False
         heapq.heappush(self._held_replies, (number, next(self._held_order), reply))
@@ -165,7 +163,7 @@ class Subscriber:
         return True
 
     def _release_replies(self, upto: int) -> None:
-        """Place the held replies up to a position. A reply that has moved also has a later entry, so skip this one."""
+        """Place the held replies up to a position. Skips entries of replies that have moved to a later entry."""
         while self._held_replies and self._held_replies[0][0] <= upto:
             number, _, reply = heapq.heappop(self._held_replies)
             if reply.placed_at == number:
@@ -174,9 +172,9 @@ class Subscriber:
     # --- pages
 
     async def send_page(self, sync: Sync, msg_id: bytes, check_allowed: Callable[[], None]) -> None:
-        """Send a page. If the read fails, scope and delivery continue as before.
+        """Send a page. If the read fails, scope and delivery remain as they were.
 
-        `check_allowed` runs after the read, because the rights may have changed during it. Raises its errors, and
+        `check_allowed` runs after the read, because the rights may have changed meanwhile. Raises its errors, or
         ApiError.
         """
         await self.send_queue.drain()
@@ -199,7 +197,7 @@ class Subscriber:
         if self.mode is SubscriptionMode.ENDED:
             return
         self.partitions = sync.partitions
-        # The rest of the cycle is not delivered yet. If the client abandons the cycle, the catch-up delivers it.
+        # The rest of the cycle has not been delivered. If the client abandons the cycle, the catch-up delivers it.
         self._delivered = page.next
         self._release_replies(self._delivered)
         parts = self._service.encode_page(sync, page, self.dialect)
@@ -212,7 +210,7 @@ class Subscriber:
             self._start_catch_up()
 
     def _pause(self) -> bool:
-        """Stop broadcasts. Return whether the subscriber was delivering or catching up."""
+        """Stop broadcasts. Returns whether the subscriber was live or catching up."""
         self._stop_timer()
         was_delivering = self.mode is not SubscriptionMode.PAUSED
         if self.mode is SubscriptionMode.ENDED:
@@ -239,14 +237,14 @@ class Subscriber:
         self._catch_up_task = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _is_caught_up(self) -> bool:
-        """Return whether the subscriber is at the position of the hub.
+        """Return whether the subscriber has reached the hub's position.
 
-        A reader that comes from another server may be ahead of the hub.
+        A reader that was connected to a different server before may be ahead of the hub.
         """
         return self._delivered == self._hub.position or not self.partitions
 
     def _go_live(self) -> None:
-        """Let the hub deliver from now on. There must be no await between the check of its position and this call."""
+        """Hand the delivery over to the hub. The caller must not await between checking the position and this call."""
         self._catch_up_task = None
         if self.mode is SubscriptionMode.ENDED:
             return
@@ -258,7 +256,7 @@ class Subscriber:
         self._hub.coalescer.schedule(self)
 
     async def _catch_up(self) -> None:
-        """Send the records of the open cycle in order, with the held replies in their places."""
+        """Send the records committed during the cycle, in order, with the held replies in their places."""
         try:
             while not self._is_caught_up():
                 if self._delivered > self._hub.position:
@@ -270,7 +268,7 @@ class Subscriber:
                 else:
                     await self._catch_up_page()
             self._go_live()
-        except Exception as error:  # noqa: BLE001 - after any error the client must not wait without limit
+        except Exception as error:  # noqa: BLE001 - after any error the client must not wait indefinitely
             self._catch_up_task = None
             self._on_error(error)
 
@@ -292,13 +290,13 @@ class Subscriber:
     # --- abandoned cycles
 
     def _watch_cycle(self) -> None:
-        """Start a timer while replies are held, because the client may not request the rest of the pages."""
+        """Start a timer while replies are held, because the client may never request the remaining pages."""
         if self._held_replies and self._cycle is not None and self._idle_timer is None and not self._is_reading:
             idle_s = self._service.limits.cycle_idle_ms / 1000
             self._idle_timer = asyncio.get_running_loop().call_later(idle_s, self._abandon_cycle)
 
     def _abandon_cycle(self) -> None:
-        """Deliver the rest of the pages as broadcasts, in order and without a gap."""
+        """Deliver the remaining pages as broadcasts, in order and without a gap."""
         self._idle_timer = None
         if self._cycle is not None and self.mode is SubscriptionMode.PAUSED:
             self._start_catch_up()
@@ -311,7 +309,7 @@ class Subscriber:
     # --- the end
 
     def stop(self) -> None:
-        """End the delivery."""
+        """Stop the delivery."""
         if self.mode is SubscriptionMode.LIVE:
             self._hub.leave(self)
         self.mode = SubscriptionMode.ENDED

@@ -1,6 +1,6 @@
 """JSON codec of the Ledger API over HTTP.
 
-Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers JSON numbers up to 2^53−1.
+Hashes, salts and idempotency keys are hexadecimal, entity values are base64, and numbers are JSON numbers up to 2^53−1.
 """
 
 from base64 import b64encode
@@ -47,9 +47,9 @@ from oncelog.server.problems import ProblemDialect, to_error_member
 from oncelog.server.websocket_frames import encode_json_text
 
 _OPERATIONS_SLICE: Final = slice(len('{"operations":'), -1)
-"""Selects the array in the body of a record."""
+"""Selects the array in a record's body."""
 _ASSIGNED: Final = ("actor",)
-"""Members of transactions that the server assigns."""
+"""Transaction members that the server assigns."""
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
@@ -57,7 +57,7 @@ _UUID_HYPHENS: Final = slice(8, 24, 5)
 
 
 class _RequestJson(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
-    # Unknown fields are forbidden, so that a misspelt `vault` does not write to the organization (LG-22).
+    # Forbid unknown fields, so that a misspelt `vault` does not write to the organization (LG-22).
 
     organization: str
     sequence: int
@@ -85,22 +85,22 @@ _BATCH_DECODER: Final = msgspec.json.Decoder(_BatchJson)
 
 
 def decode_write(body: bytes) -> Write:
-    """Decode the body of a write. Raises ApiError."""
+    """Decode the body of a write. Raises ApiError if it is invalid."""
     decoded = decode_struct(body, _WRITE_DECODER, _ASSIGNED)
     return _to_write(decoded, decoded.operations)
 
 
 def decode_batch(body: bytes) -> Write:
-    """Decode the body of a batch: one write of all its operations. Raises ApiError."""
+    """Decode the body of a batch into one write with all of its operations. Raises ApiError if it is invalid."""
     decoded = decode_struct(body, _BATCH_DECODER, _ASSIGNED)
     return _to_write(decoded, merge_operations(decoded), is_batch=True)
 
 
 def merge_operations(batch: Any) -> list[Any]:
-    """Return the operations of all writes of a batch, decoded from JSON or from a gRPC message.
+    """Return the operations of all writes in a batch, which was decoded from JSON or from a gRPC message.
 
-    Raises ApiError for a batch without writes, and for a write that has no operations or names another scope than its
-    batch (LG-17).
+    Raises ApiError for a batch without writes, and for a write without operations or with a scope that differs from the
+    batch's (LG-17).
     """
     if not batch.writes:
         raise field_error("writes", "must hold at least one")
@@ -132,7 +132,7 @@ def _to_write(
 
 
 def decode_key(text: str) -> bytes:
-    """Return the bytes of a UUID with or without hyphens. Raises CanonicalError."""
+    """Decode a UUID with or without hyphens into bytes. Raises CanonicalError if it is malformed."""
     digits = text
     if len(text) == _UUID_CHARACTERS and text[_UUID_HYPHENS] == "----":
         digits = text.replace("-", "")
@@ -161,12 +161,12 @@ def encode_answer(answer: WriteAnswer) -> bytes:
 
 
 def spell_code(error: ApiError) -> str:
-    """Return the code of an error. Codes of refused writes have the spelling of gRPC."""
+    """Return the code of an error. Codes of refused writes are spelled as in gRPC."""
     return error.code.upper() if "number" in error.details else error.code
 
 
 def _to_previous_members(error: ApiError) -> dict[str, Any]:
-    """Return `error` with its members from before problem documents, for older clients."""
+    """Return the member `error` as it was before problem documents, for older clients."""
     if "number" not in error.details:
         return to_error_member(error)
     return {"error": {"code": spell_code(error), "message": error.message, **error.details}}
@@ -176,7 +176,7 @@ PROBLEM_DIALECT: Final = ProblemDialect(spell_code, _to_previous_members)
 
 
 def _encode_success(success: WriteSuccess) -> str:
-    """Encode a receipt by hand, because every write gets one. Only the name of the actor may need escapes."""
+    """Encode a receipt by hand, because every write needs one. Only the actor may need escapes."""
     receipt, attestation = success.receipt, success.attestation
     proof, block = attestation.proof, attestation.block
     path = ",".join([f'"{node.hex()}"' for node in proof.path])
@@ -191,22 +191,22 @@ def _encode_success(success: WriteSuccess) -> str:
 
 @lru_cache(maxsize=256)
 def _encode_header(block: Block) -> str:
-    """Encode the header of a block. Cached, because all transactions of a group commit share it."""
+    """Encode a block's header. Cached, because all transactions of a group commit share it."""
     return encode_members(to_header_members(block)).decode()
 
 
 def encode_members(members: Members) -> bytes:
-    """Encode the answer to a read, with bytes as hexadecimal digits."""
+    """Encode the answer to a read, with bytes in hexadecimal."""
     return orjson.dumps(members, default=bytes.hex)
 
 
 def encode_entity(found: Members) -> bytes:
-    """Encode an entity; null if it does not exist."""
+    """Encode an entity, or null if it does not exist."""
     return encode_members({"entity": None if found["entity"] is None else _to_entity(found["entity"])})
 
 
 def encode_page(page: Members) -> bytes:
-    """Encode a page of entities or relationships, with the members that the pages of all APIs share."""
+    """Encode a page of entities or relationships, with the paging members that all APIs share."""
     return encode_members({**page, **page_members(page["next_page_token"])})
 
 

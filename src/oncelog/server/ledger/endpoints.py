@@ -1,4 +1,4 @@
-"""The Ledger API over HTTP and JSON, under /v1/ledger/. Clients follow blocks as server-sent events."""
+"""The Ledger API over HTTP and JSON, under /v1/ledger/, with blocks as server-sent events."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,14 +29,14 @@ _SCOPE_PARAMETERS: Final = (reads.ORGANIZATION, reads.VAULT)
 
 
 class LedgerEndpoints:
-    """The Ledger API of a server over HTTP."""
+    """The HTTP endpoints of a server's Ledger API."""
 
     def __init__(self, service: LedgerService) -> None:
         self.service = service
         self.streams = LiveStreams(service.auth_gate, "ledger")
 
     def list_endpoints(self) -> list[Endpoint]:
-        """Return the declarations."""
+        """Return the endpoint declarations."""
         batch = {"organization": "acme", "sequence": 2, "writes": [{"operations": _EXAMPLE["operations"]}]}
         return [
             self._declare_write("write", "write", "Write", "a transaction", codec.decode_write, _EXAMPLE),
@@ -83,7 +83,7 @@ class LedgerEndpoints:
         ]
 
     def list_fast_routes(self) -> dict[str, http_fast_path.FastHandler]:
-        """Return the handlers of the operations that are called most, by path."""
+        """Return the fast-path handlers of the most frequent operations, by path."""
         return {
             f"{PATH}write": partial(self.write_fast, codec.decode_write),
             f"{PATH}batch-write": partial(self.write_fast, codec.decode_batch),
@@ -115,7 +115,7 @@ class LedgerEndpoints:
         return codec.encode_answer(await self.service.write(call.body, call.principal))
 
     def write_fast(self, decode: Callable[[bytes], Write], request: http_fast_path.FastRequest) -> None:
-        """Serve a write without a task, for a short body that has arrived in full."""
+        """Serve a write with a short, fully received body, without creating a task."""
         principal = self.service.auth_gate.authenticate(request.credential, request.caller)
         write = decode(request.body)
         counts = self.service.counts
@@ -227,7 +227,7 @@ class LedgerEndpoints:
         encode_answer: Callable[[Any], bytes],
         errors: tuple[int, ...] = (),
     ) -> Endpoint:
-        """Declare a read, with the schema and the description of its response."""
+        """Declare the endpoint for a read, with the schema and the description of its response."""
         largest = self.service.page_sizes.largest
         return Endpoint(
             method="GET",
@@ -268,7 +268,7 @@ def _encode_blocks(blocks: Sequence[Members]) -> bytes:
 
 
 def _describe_limit(field: Parameter, largest: int) -> Parameter:
-    """Put the largest size of a page into the description of `LIMIT`."""
+    """Insert the maximum page size into the description of `LIMIT`."""
     if field is not reads.LIMIT:
         return field
     return replace(field, schema={**field.schema, "description": field.schema["description"].format(largest=largest)})

@@ -1,4 +1,4 @@
-"""Codec of the ledger's gRPC service: requests from messages, and answers to messages."""
+"""Codec of the ledger's gRPC service: decodes messages to requests, and encodes answers as messages."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,12 +17,12 @@ from oncelog.server.messages import value_error
 
 
 def decode_write(message: pb.WriteRequest) -> Write:
-    """Decode a write. Raises ApiError."""
+    """Decode a write. Raises ApiError if it is invalid."""
     return _to_write(message, message.operations)
 
 
 def decode_batch(message: pb.BatchWriteRequest) -> Write:
-    """Decode a batch: one write of all its operations. Raises ApiError."""
+    """Decode a batch into one write with all of its operations. Raises ApiError if it is invalid."""
     return _to_write(message, merge_operations(message), is_batch=True)
 
 
@@ -30,7 +30,7 @@ def _to_write(
     message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation], *, is_batch: bool = False
 ) -> Write:
     try:
-        check_operation_count(len(operations))  # before any of them is decoded
+        check_operation_count(len(operations))  # before decoding any of them
         return Write(
             message.organization,
             message.vault,
@@ -74,7 +74,7 @@ def _encode_success(success: WriteSuccess) -> pb.WriteSuccess:
 
 @lru_cache(maxsize=256)
 def encode_header(block: Block) -> pb.BlockHeader:
-    """Encode the header of a block. Cached, because all transactions of a group commit share it. Messages copy it."""
+    """Encode a block's header. Cached, because all transactions of a group commit share it. Messages copy it."""
     return pb.BlockHeader(**to_header_members(block))
 
 
@@ -86,7 +86,7 @@ def encode_transaction(transaction: Members) -> pb.Transaction:
 def encode_proof(proven: Proven) -> pb.ProofDocument:
     """Encode the proof of a record."""
     record = proven.record
-    # All members of the header have the names of the record's fields.
+    # All members of the header have the same names as fields of the record.
     header = {name: getattr(record, name) for name in pb.RecordHeader.DESCRIPTOR.fields_by_name}
     return pb.ProofDocument(
         record=pb.RecordHeader(**header),

@@ -1,4 +1,4 @@
-"""The Ledger API over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection services."""
+"""The Ledger API over gRPC: the service `oncelog.ledger.v1.Ledger`, together with health and reflection services."""
 
 import asyncio
 import time
@@ -45,33 +45,33 @@ GRPC_STATUS: Final = {
     error_codes.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     error_codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
 }
-"""gRPC status of each error code."""
+"""gRPC status for each error code."""
 CALLS_MAX: Final = 1000
-"""Concurrent calls on one connection."""
+"""Maximum number of concurrent calls on one connection."""
 IDLE_MS: Final = 60_000
-"""Idle timeout of a connection without calls. gRPC does not show which connections are authenticated."""
+"""Timeout of a connection without calls. gRPC does not reveal which connections are authenticated."""
 METADATA_BYTES_MAX: Final = 32 * 1024
-"""Enough for a token of the longest length that the server accepts."""
+"""Enough for the longest token that the server accepts."""
 STOP_NOTICE_S: Final = 0.2
-"""Time in which watchers of the health service and new callers learn that the server stops."""
+"""Time in which health watchers and new callers receive the notice that the server is stopping."""
 QUIET_S: Final = 0.03
-"""Interval without a new call after which the server assumes that no call is on its way."""
+"""The server assumes that no more calls are on their way after this long without a new one."""
 MESSAGE_TIMEOUT_S: Final = 60
-"""Timeout for the message of a call."""
+"""Timeout for receiving a call's message."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""Timeout for closing the stream of a client that does not read."""
+"""Timeout for closing a stream whose client does not read."""
 Context = Any
-"""grpc.aio.ServicerContext, whose types are incomplete."""
+"""A `grpc.aio.ServicerContext`, whose type annotations are incomplete."""
 CallHandler = Callable[[Any, Principal], Awaitable[Message | bytes]]
-"""Answers a call, by its message and principal. Bytes are an encoded message."""
+"""Answers a call, given its message and principal. Bytes are an already encoded message."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
-"""Returns the current key and chain in PEM form; None without TLS."""
+"""Returns the current private key and certificate chain as PEM, or None without TLS."""
 AddressLookup = Callable[[str | None, str | None], str]
-"""Returns the address under which failed attempts are counted, by the address of the peer and `X-Forwarded-For`."""
+"""Returns the address under which failed attempts are counted, given the peer address and `X-Forwarded-For`."""
 
 
 class LedgerGrpcService(OpenConnections[LiveStream]):
-    """The gRPC service. It authenticates every call. Its open connections are streams of blocks."""
+    """The gRPC service, which authenticates every call. Its open connections are block streams."""
 
     def __init__(
         self,
@@ -94,16 +94,16 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         self._health = Health(self._get_address)
         self._calls: set[asyncio.Task[Any]] = set()
         self._read_deadlines: dict[asyncio.Task[Any], float | None] = {}
-        """Deadlines of calls that wait for their message; None once the deadline has passed."""
+        """Deadlines of calls whose message has not arrived. None once the deadline has passed."""
         self._call_count = 0
-        """Number of calls so far."""
+        """How many calls there have been so far."""
         self.port = 0
-        """Port of the listener; 0 while nothing listens."""
+        """The port that the service listens on, or 0 if it is not listening."""
 
     # --- from start to stop
 
     async def start(self) -> None:
-        """Listen for calls. Raises SettingsError."""
+        """Start listening for calls. Raises SettingsError if the address cannot be used."""
         limits = self._service.limits
         self._server = grpc.aio.server(
             handlers=[grpc.method_handlers_generic_handler(SERVICE, self._new_handlers())],
@@ -139,7 +139,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             return int(self._server.add_insecure_port(place))
 
         def current() -> Any:
-            """Return the certificate for a handshake; None keeps the previous one. Runs on a thread of gRPC."""
+            """Return the certificate for a handshake, or None to keep the previous one. Runs on a gRPC thread."""
             now = self._certificate()
             return None if now is None else grpc.ssl_server_certificate_configuration([now])
 
@@ -147,19 +147,19 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return int(self._server.add_secure_port(place, grpc.dynamic_ssl_server_credentials(initial, current)))
 
     async def set_ready(self, *, is_ready: bool) -> None:
-        """Set the status that the health service reports."""
+        """Set the readiness that the health service reports."""
         response = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):
             await self._health.set(name, response.SERVING if is_ready else response.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, and wait for the running ones."""
+        """Refuse new calls and wait for running ones."""
         if self._server is None:
             return
         await self._health.enter_graceful_shutdown()
         for watcher in list(self.connections):
             watcher.stop(shutdown_error())
-        # The grace period of gRPC would wait for watchers of the health service, which know the status already.
+        # gRPC's own grace period would also wait for health watchers, which have already received the status.
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
         await self._wait_for_quiet()
@@ -168,7 +168,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         )
 
     async def _wait_for_quiet(self) -> None:
-        """Wait until no new calls arrive. gRPC would end calls that it has not handed over yet with CANCELLED."""
+        """Wait until no new calls arrive. gRPC would fail calls that it has not handed over yet with CANCELLED."""
         until = asyncio.get_running_loop().time() + STOP_NOTICE_S
         previous_count = -1
         while previous_count != self._call_count and asyncio.get_running_loop().time() < until:
@@ -183,9 +183,9 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             "BatchWrite": (pb.BatchWriteRequest, partial(self._submit_write, grpc_codec.decode_batch)),
             **{name: (kind, partial(self._read, read, encode)) for name, (kind, read, encode) in _READS.items()},
         }
-        # Without a deserializer, a malformed message gets an error of the Ledger API instead of an internal error of
-        # gRPC. A stream with one message has the same form on the wire as a unary call. Serving calls as streams
-        # authenticates the caller before its message is read.
+        # Without a deserializer, a malformed message gets an error of the Ledger API instead of gRPC's internal error.
+        # On the wire, a stream with one message is the same as a unary call. Serving calls as streams makes it possible
+        # to authenticate the caller before reading the message.
         unary: dict[str, Any] = {
             name: grpc.stream_unary_rpc_method_handler(self._new_handler(kind, answer))
             for name, (kind, answer) in handlers.items()
@@ -193,11 +193,11 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch_blocks)}
 
     def _new_handler(self, kind: type[Message], handle: CallHandler) -> Callable[[object, Context], Awaitable[bytes]]:
-        """Return the handler of a method: a function, because gRPC inspects the kind of a `partial` at every call."""
+        """Return the handler of a method. It is a function, because gRPC would inspect a `partial` on every call."""
 
         async def call(_: object, context: Context) -> bytes:
             task = asyncio.current_task()
-            assert task is not None  # noqa: S101 - gRPC runs every call in one
+            assert task is not None  # noqa: S101 - gRPC runs every call in a task
             self._call_count += 1
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
@@ -205,7 +205,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                 answer = await self._serve_call(kind, handle, context)
             except (ApiError, OncelogError) as error:
                 await self._abort(context, to_api_error(error, UNREADABLE))
-            except Exception:  # not asyncio.CancelledError, which means that the caller has left
+            except Exception:  # not asyncio.CancelledError, which means that the caller is gone
                 logger.exception("a call failed")
                 await self._abort(context, ApiError(error_codes.SERVER_ERROR, "the server is at fault"))
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
@@ -214,26 +214,27 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return call
 
     async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
-        """Serve a call. Not inlined in `call`, whose frame is kept with the error that it sends (see `end_call`)."""
+        """Serve a call. Not inlined in `call`, whose frame is kept along with the error that it sends (see
+        `end_call`)."""
         principal = self._authenticate(context)
         request = await self._read_message(kind, context)
         answer = await handle(request, self.auth_gate.recheck_principal(principal))
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     async def _abort(self, context: Context, error: ApiError) -> NoReturn:
-        """End the call with an error. The trailing metadata have the details that HTTP has in the body."""
+        """End the call with an error. The trailing metadata contain the details that HTTP has in the body."""
         self._service.counts.requests["ledger", "grpc", error.code] += 1
         metadata = {"oncelog-code": error.code}
         for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
             if name in error.details:
-                # The values of metadata are ASCII.
+                # Metadata values must be ASCII.
                 metadata[name.replace("_", "-")] = str(error.details[name]).encode("ascii", "backslashreplace").decode()
         status, message = GRPC_STATUS[error.code], error.message
         del error  # its traceback refers to the frames of the call
         await end_call(context, status, message, tuple(metadata.items()))
 
     def _authenticate(self, context: Context) -> Principal:
-        """Return the principal of a call. Raises ApiError."""
+        """Return the principal of a call. Raises ApiError if its credential is missing or wrong."""
         headers = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
         check_single_authorization(headers)
         credential = parse_bearer(headers[0]) if headers else None
@@ -244,9 +245,9 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return self._lookup_address(_parse_peer(context.peer()), ",".join(forwarded) if forwarded else None)
 
     async def _read_message(self, kind: type[Message], context: Context) -> Any:
-        """Read the one message of a call within MESSAGE_TIMEOUT_S. Raises ApiError.
+        """Read a call's only message. Raises ApiError if it is malformed or does not arrive within MESSAGE_TIMEOUT_S.
 
-        `cancel_overdue` checks all calls, because a timer for each call would cost as much as the read.
+        `cancel_overdue` enforces the timeout of all calls, because a timer per call would cost as much as the read.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - as in `_new_handler`
@@ -263,14 +264,14 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         finally:
             del self._read_deadlines[task]
         try:
-            if isinstance(data, bytes):  # and not grpc.aio.EOF
+            if isinstance(data, bytes):  # rather than grpc.aio.EOF
                 return kind.FromString(data)
         except (DecodeError, RecursionError, UnicodeDecodeError):
             pass
         raise ApiError(error_codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
 
     def cancel_overdue(self) -> None:
-        """Cancel the reads whose deadline has passed. A deadline of None marks them. Called about once a second."""
+        """Cancel reads whose deadline has passed, and mark them with None. Called about once a second."""
         now_s = time.monotonic()
         for task, until_s in list(self._read_deadlines.items()):
             if until_s is not None and until_s < now_s:
@@ -278,7 +279,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                 task.cancel()
 
     def _submit_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> Awaitable[bytes]:
-        """Submit a write. The batcher encodes the answer when the verdict arrives, so a call waits only once."""
+        """Submit a write. The batcher encodes the answer when the verdict arrives, so the call waits only once."""
         self.auth_gate.check_open()
         if request.ByteSize() > LONG_FRAME_BYTES:
             self._write_batcher.flush()
@@ -286,7 +287,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return self._write_batcher.write(decode, request, principal)
 
     async def _submit_long_write(self, decode: DecodeWrite, request: Any, principal: Principal) -> bytes:
-        """Decode a long write in a thread, because other calls must not wait for it."""
+        """Decode a long write in a thread, so that other calls do not wait for it."""
         write = await asyncio.to_thread(decode, request)
         answer = await self._service.write(write, principal)
         return grpc_codec.encode_answer(answer).SerializeToString()
@@ -305,7 +306,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         """Follow blocks."""
         stream: CountedStream | None = None
         try:
-            # Streams are counted after authentication, so anonymous calls do not use up the limit of an address.
+            # Streams are counted after authentication, so that anonymous calls do not use up an address's limit.
             principal = self._authenticate(context)
             stream = self._open_stream(self._get_address(context))
             stream.set_principal(principal)
@@ -335,7 +336,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             self.connections.discard(watcher)
 
     async def _send_blocks(self, watcher: LiveStream, context: Context, scope: str, request: Any) -> None:
-        """Write to the context instead of yielding, to time out slow readers."""
+        """Send blocks. Writes to the context instead of yielding, in order to time out slow readers."""
         await reads.check_height(self._service, scope, request.after_height, request.epoch)
         self._service.counts.requests["ledger", "grpc", "ok"] += 1
         async with aclosing(reads.follow_blocks(self._service, scope, request.after_height)) as batches:
@@ -344,10 +345,10 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                     await watcher.wait_bounded(context.write(pb.Block(**block).SerializeToString()))
 
     async def _abort_stream(self, context: Context, error: ApiError) -> NoReturn:
-        """End a stream with an error, which follows the sent blocks.
+        """End a stream with an error, sent after the blocks.
 
-        If the client does not read, the call ends without waiting. gRPC keeps the error until the client reads or
-        disconnects.
+        If the client does not read, the call ends without waiting for it. gRPC keeps the error until the client reads
+        or disconnects.
         """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -378,11 +379,11 @@ _READS: Final[dict[str, tuple[type[Message], Read, Callable[[Any], Message]]]] =
     "GetBlock": (pb.GetBlockRequest, reads.BLOCK, lambda members: pb.Block(**members)),
     "GetProof": (pb.GetProofRequest, reads.PROOF, grpc_codec.encode_proof),
 }
-"""Request, operation and encoder of each method that reads."""
+"""Request type, operation and encoder of each read method."""
 
 
-@lru_cache(maxsize=4096)  # a connection makes many calls
+@lru_cache(maxsize=4096)  # many calls share a connection
 def _parse_peer(peer: str) -> str | None:
-    """Return the address in `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None for other kinds of peers."""
+    """Return the address in `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`, or None for any other kind of peer."""
     kind, _, rest = peer.partition(":")
     return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None

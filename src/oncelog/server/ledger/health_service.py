@@ -1,7 +1,7 @@
-"""Health and reflection over gRPC, with limits on the size and number of calls, because they need no credential.
+"""Health and reflection over gRPC. They need no credential, so the size and number of calls are limited.
 
-gRPC buffers a whole message before it hands the message over, up to the size that the ledger allows. This service can
-only limit how many messages gRPC buffers at a time, so it serves these calls as streams and reads messages one by one.
+gRPC buffers a whole message, up to the ledger's size limit, before handing it over. This service can only limit how
+many messages gRPC buffers at a time. It therefore serves these calls as streams and reads messages one by one.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 Context = Any
-"""grpc.aio.ServicerContext, whose types are incomplete."""
+"""A `grpc.aio.ServicerContext`, whose type annotations are incomplete."""
 
 MESSAGE_BYTES_MAX: Final = 1024
-"""Enough for the name of a service or of a type."""
+"""Enough for the name of a service or type."""
 READS_MAX: Final = 16
-"""Concurrent reads of health requests, over all addresses."""
+"""Concurrent reads of health requests, for all addresses together."""
 READS_PER_ADDRESS_MAX: Final = 4
 """Concurrent reads per address, so that slow callers do not delay other addresses."""
 READ_TIMEOUT_S: Final = 2
-"""Timeout for the message of a health call. Clients send the message together with the call."""
+"""Timeout for a health call's message, which clients send together with the call."""
 READS_WAITING_MAX: Final = 400
-"""Health calls whose message has not arrived in full, over all addresses. gRPC buffers up to 64 KiB for each."""
+"""Health calls whose message has not fully arrived, for all addresses together. gRPC buffers up to 64 KiB for each."""
 READS_WAITING_PER_ADDRESS_MAX: Final = 100
-"""The same limit per address, so that one address cannot use up all calls."""
+"""The same limit per address, so that one address cannot use up the total."""
 HEALTH_WATCHES_MAX: Final = 1000
 """Concurrent `Watch` calls."""
 REFLECTIONS_MAX: Final = 16
-"""Concurrent streams of reflection, each with one message in its buffer."""
+"""Concurrent reflection streams, each with one buffered message."""
 REFLECTION_TIMEOUT_S: Final = 60
-"""Idle timeout of a stream of reflection."""
+"""Idle timeout of a reflection stream."""
 
 
 class Health(health.aio.HealthServicer):
@@ -50,7 +50,7 @@ class Health(health.aio.HealthServicer):
         self._read_limit = asyncio.Semaphore(READS_MAX)
         self._read_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._waiting: Counter[str] = Counter()
-        """Calls per address whose message has not arrived in full."""
+        """How many calls of each address are waiting for the rest of their message."""
 
     def new_handler(self) -> Any:
         """Return the handler to add to a server."""
@@ -125,8 +125,8 @@ class Reflection:
 async def end_call(context: Context, *details: Any) -> NoReturn:
     """End a call with an error.
 
-    gRPC keeps the exception of `abort` as long as the call, and the exception refers to the frames that raised it and
-    so to the call. A garbage collection has to free this cycle. The exception must therefore not refer to a message.
+    gRPC keeps the exception that `abort` raises as long as the call, and the exception refers to the frames that raised
+    it and thus to the call. Only a garbage collection frees this cycle, so the exception must not refer to a message.
     """
     try:
         await context.abort(*details)
@@ -142,7 +142,7 @@ async def _iterate_requests(context: Context) -> AsyncIterator[Any]:
 
 
 async def _read_message(context: Context, seconds: float) -> bytes | None:
-    """Return the next message of a call; None at the end of the stream."""
+    """Return a call's next message, or None at the end of the stream."""
     try:
         async with asyncio.timeout(seconds):
             data = await context.read()

@@ -1,7 +1,7 @@
-"""Reads of the Ledger API for gRPC and HTTP: the fields and the answer of each operation.
+"""The Ledger API's reads, for gRPC and HTTP: the fields and the answer of each operation.
 
-CO-18 sets the order: the API checks the fields of a request, then the right to read the scope, and only then reads the
-log. An answer maps the names that JSON and gRPC messages share to values. Binary values are bytes.
+CO-18 sets the order: the API checks a request's fields, then the right to read the scope, and only then reads the log.
+An answer is a mapping whose names JSON and gRPC messages share. Binary values are bytes.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -52,21 +52,21 @@ class Read(Struct, frozen=True, kw_only=True):
     """One operation that reads a scope."""
 
     fields: tuple[Parameter, ...] = ()
-    """Its fields besides the scope, for HTTP and gRPC. A message of gRPC has the previous names."""
+    """The fields besides the scope, for HTTP and gRPC. gRPC messages use the previous names."""
     load: Callable[..., Awaitable[Any]]
-    """Loads the answer, by service, scope and fields. Raises ApiError or OncelogError."""
+    """Loads the answer, given the service, scope and fields. Raises ApiError or OncelogError."""
     is_for_writers: bool = False
-    """Whether the right to write is sufficient as well."""
+    """Whether the right to write is also sufficient."""
 
     def authorize(self, organization: str, vault: str, principal: Principal) -> str:
-        """Return the scope of these names. Raises ApiError if the principal may not read it."""
+        """Return the scope that these names identify. Raises ApiError if the principal may not read it."""
         scope, grants = parse_scope(organization, vault), principal.grants
         if not grants.may_read(scope) and not (self.is_for_writers and grants.may_write(scope)):
             raise forbidden_error("neither be read nor written" if self.is_for_writers else "not be read")
         return scope
 
     async def run(self, ledger: LedgerService, scope: str, principal: Principal, values: Members) -> Any:
-        """Load the answer for the checked values of the fields. Raises ApiError or OncelogError."""
+        """Load the answer for already checked field values. Raises ApiError or OncelogError."""
         if CLIENT in self.fields:
             values["client_id"] = ledger.check_client_id(values["client_id"], principal)
         return await self.load(ledger, scope, **values)
@@ -111,7 +111,7 @@ def _token_field(decoder: msgspec.json.Decoder[Any], first: tuple[str, ...]) -> 
 
 
 def _parse_number(value: str | int, name: str) -> int:
-    """Return a number of a query, or of a gRPC message."""
+    """Return a number from a query or a gRPC message."""
     return value if isinstance(value, int) else parse_number(value, name)
 
 
@@ -142,7 +142,7 @@ LIMIT: Final = Parameter(
     default=0,
     previous_name="page_size",
 )
-"""The description is a template, because the largest size is a setting."""
+"""The description is a template, because the maximum page size is a setting."""
 TX_ID: Final = Parameter(
     name="tx_id",
     schema={**TX_ID_SCHEMA, "description": "Id of the transaction."},
@@ -164,7 +164,7 @@ _RELATIONSHIP_NAMES: Final = ("resource", "relation", "subject")
 
 
 async def _load_client_state(ledger: LedgerService, scope: str, client_id: str) -> Members:
-    """Return the state of a client (LG-8): zero and empty for an unknown or evicted client."""
+    """Return a client's state (LG-8), which is zero and empty for an unknown or evicted client."""
     entry = await ledger.log.state.client(scope, client_id)
     return {
         "last_committed_sequence": 0 if entry is None else entry.sequence,
@@ -221,7 +221,7 @@ async def _load_transaction(ledger: LedgerService, scope: str, tx_id: str) -> Me
 
 
 def _to_transaction_members(record: Record) -> Members:
-    """Return the members of a transaction. An erased transaction has no operations."""
+    """Return a transaction's members. An erased transaction has no operations."""
     return {
         "tx_id": format_tx_id(record.lane, record.position),
         "client_id": record.client,
@@ -240,7 +240,7 @@ def _to_transaction_members(record: Record) -> Members:
 async def _load_outcome(
     ledger: LedgerService, scope: str, tx_id: str, idempotency_key: bytes, client_id: str
 ) -> Members:
-    """Return the outcome of a transaction, by its id or its idempotency key. Raises ApiError if it is unknown."""
+    """Return the outcome of a transaction by its id or idempotency key. Raises ApiError if it is unknown."""
     if bool(tx_id) == bool(idempotency_key):
         raise field_error("tx_id", "exactly one of tx_id and idempotency_key is required")
     log = ledger.log
@@ -280,7 +280,7 @@ async def _load_block(ledger: LedgerService, scope: str, height: int) -> Members
 
 
 def to_block_members(found: ScopedBlock, epoch: str) -> Members:
-    """Return the members of a block, with the ids of the transactions of the scope."""
+    """Return a block's members, with the ids of the scope's transactions."""
     tx_ids = [format_tx_id(found.block.lane, position) for position in found.positions]
     return {"header": to_header_members(found.block), "tx_ids": tx_ids, "epoch": epoch}
 
@@ -288,7 +288,7 @@ def to_block_members(found: ScopedBlock, epoch: str) -> Members:
 async def check_height(
     ledger: LedgerService, scope: str, after: int, epoch: str, *, after_field: str = "after_height"
 ) -> None:
-    """Raise ApiError for a height above the newest block of the lane, or one of another history (CO-40)."""
+    """Raise ApiError for a height above the lane's newest block, or for a height in a different history (CO-40)."""
     heads = await ledger.log.heads()
     lane = ledger.log.state.lane(scope)
     height = heads[lane].height if lane in heads else 0
@@ -301,7 +301,7 @@ async def check_height(
 
 
 async def follow_blocks(ledger: LedgerService, scope: str, after: int) -> AsyncGenerator[Sequence[Members], None]:
-    """Yield the blocks after a height, then new blocks, for a cursor that `check_height` has accepted."""
+    """Yield the blocks after a height that `check_height` has accepted, then new blocks."""
     async with aclosing(ledger.log.state.follow_blocks(scope, after)) as batches:
         async for blocks in batches:
             yield [to_block_members(block, ledger.log.epoch) for block in blocks]
@@ -343,4 +343,4 @@ BLOCK: Final = Read(
 )
 PROOF: Final = Read(fields=(TX_ID,), load=_load_proof)
 BLOCKS: Final = Read(load=check_height)
-"""Following of blocks; `follow_blocks` reads them."""
+"""Checks a request to follow blocks. `follow_blocks` then reads them."""

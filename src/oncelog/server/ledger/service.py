@@ -1,4 +1,4 @@
-"""Writes of the Ledger API for gRPC and HTTP: authorization, submission, and answers from verdicts.
+"""The Ledger API's writes, for gRPC and HTTP: authorization, submission, and answers from verdicts.
 
 CO-18 sets the order: shape, authorization, and only then the log. `core.plan` decides; this module translates.
 """
@@ -28,7 +28,7 @@ from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError
 from oncelog.server.messages import value_error
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
-"""Longest name of an organization or a vault. Every store can hold the scope even if all characters are escaped."""
+"""Longest name of an organization or vault. Even if all characters are escaped, every store can hold the scope."""
 CLIENT_ID_CHARACTERS_MAX: Final = NAME_CHARACTERS_MAX - len("client:")
 KEY_BYTES: Final = LEDGER.key_bytes[0]
 
@@ -41,7 +41,7 @@ _ERROR_CODES: Final = {
     Reason.SEQUENCE_GAP: WriteErrorCode.SEQUENCE_GAP,
     Reason.SEQUENCE_REUSED: WriteErrorCode.SEQUENCE_REUSED,
 }
-"""Error code of the Ledger API for each reason of a refusal. Other reasons are errors of the call."""
+"""Ledger API error code for each refusal reason. Refusals for other reasons are errors of the call."""
 _CONDITION_REASONS: Final = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MISMATCH, Reason.VALUE_MISMATCH)
 _FIELD_NAMES: Final = {
     "client_sequence": "sequence",
@@ -56,7 +56,7 @@ OnFailure = Callable[[Exception], None]
 
 
 class _PendingWrite(Struct, eq=False, gc=False):
-    """A write without a verdict, as the `VerdictSink` of the committer."""
+    """A write whose verdict is outstanding, and the committer's `VerdictSink` for it."""
 
     service: "LedgerService"
     submission: Submission
@@ -66,11 +66,11 @@ class _PendingWrite(Struct, eq=False, gc=False):
     fail: OnFailure
 
     def done(self) -> bool:
-        """Return False: the write is in flight even if its client has disconnected."""
+        """Return False, because the write is in flight even if its client has disconnected."""
         return False
 
     def set_result(self, verdict: Verdict, /) -> None:
-        """Pass the answer on. The answer to a commit that is no longer in memory is read first."""
+        """Pass the answer on. If the commit is no longer in memory, load the answer from the log first."""
         try:
             answer = self.service.to_answer(self.submission, verdict, self.principal, is_batch=self.is_batch)
             if answer is None:
@@ -78,7 +78,7 @@ class _PendingWrite(Struct, eq=False, gc=False):
                 self.service.reads.start(self._load_answer(verdict.receipt))
             else:
                 self.answer(answer)
-        except Exception as error:  # noqa: BLE001 - the committer has other callers
+        except Exception as error:  # noqa: BLE001 - the error must not affect the committer
             self.fail(error)
 
     async def _load_answer(self, receipt: Receipt) -> None:
@@ -86,33 +86,33 @@ class _PendingWrite(Struct, eq=False, gc=False):
             proven = await self.service.log.prove(receipt)
             attestation = Attestation(proven.block, proven.proof, proven.salt, proven.record.actor)
             self.answer(WriteSuccess(receipt, attestation))
-        except Exception as error:  # noqa: BLE001 - every error has to reach the caller
+        except Exception as error:  # noqa: BLE001 - the caller must receive every error
             self.set_exception(error)
 
     def set_exception(self, exception: Exception, /) -> None:
-        """Pass a failure on."""
+        """Pass on the failure of the write."""
         self.fail(to_api_error(exception) if isinstance(exception, OncelogError) else exception)
 
 
 class LedgerService(ApiService):
-    """Writes of the Ledger API, and the rules for scopes and clients. A write without an outcome raises ApiError."""
+    """The Ledger API's writes, and its rules for scopes and clients. A write without an outcome raises ApiError."""
 
     def __init__(self, log: Log, auth_gate: AuthGate) -> None:
         super().__init__(log, auth_gate)
         self._rate = new_rate(self.limits.new_events_per_second_max)
         self.reads = BackgroundTasks()
-        """Reads of answers that are no longer in memory."""
+        """Background reads of answers that are no longer in memory."""
 
     # --- writing
 
     async def write(self, request: Write, principal: Principal) -> WriteAnswer:
-        """Commit a transaction, once. Raises ApiError."""
+        """Commit a transaction once. Raises ApiError if the write has no outcome."""
         answered: asyncio.Future[WriteAnswer] = asyncio.get_running_loop().create_future()
         self.write_nowait(request, principal, answered.set_result, answered.set_exception)
-        return await asyncio.shield(answered)  # the write is in flight even if its caller has left
+        return await asyncio.shield(answered)  # the write is in flight even if its caller is gone
 
     def write_nowait(self, request: Write, principal: Principal, answer: OnAnswer, fail: OnFailure) -> None:
-        """Commit a transaction without a task. Raises ApiError, or calls `answer` or `fail`, now or later."""
+        """Commit a transaction without a task. Raises ApiError, or calls `answer` or `fail` immediately or later."""
         submission = self.to_submission(request, principal)
         pending = _PendingWrite(self, submission, principal, request.is_batch, answer, fail)
         try:
@@ -123,7 +123,7 @@ class LedgerService(ApiService):
             pending.set_result(verdict)
 
     def to_submission(self, request: Write, principal: Principal) -> Submission:
-        """Check a write, and return its submission. Raises ApiError."""
+        """Check a write and return its submission. Raises ApiError if the write is invalid or not allowed."""
         scope = parse_scope(request.organization, request.vault)
         client = self.check_client_id(request.client_id, principal)
         if not 1 <= request.sequence <= SEQUENCE_MAX:
@@ -149,7 +149,7 @@ class LedgerService(ApiService):
             raise value_error(error) from error
 
     def check_client_id(self, requested: str, principal: Principal) -> str:
-        """Return the client of the credential. Raises ApiError if the request names another client (LG-1)."""
+        """Return the credential's client id. Raises ApiError if the request contains a different one (LG-1)."""
         own = self.auth_gate.get_client_id(principal)
         if own is None:
             return check_text(requested, "client_id", CLIENT_ID_CHARACTERS_MAX) or principal.actor.partition(":")[2]
@@ -160,7 +160,7 @@ class LedgerService(ApiService):
     def to_answer(
         self, submission: Submission, verdict: Verdict, principal: Principal, *, is_batch: bool = False
     ) -> WriteAnswer | None:
-        """Return the answer to a write, or None for a commit that is no longer in memory and must be read."""
+        """Return the answer to a write, or None if the commit is no longer in memory and must be loaded."""
         if isinstance(verdict, Committed):
             self.counts.ledger_writes["committed"] += 1
             return self._find_success(verdict.receipt)
@@ -177,7 +177,7 @@ class LedgerService(ApiService):
     def _to_replay_answer(
         self, submission: Submission, receipt: Receipt | None, *, erased: bool, is_batch: bool
     ) -> WriteAnswer:
-        """Return the first answer from memory, except for a batch; otherwise ALREADY_COMMITTED with the position.
+        """Return the first answer if it is in memory and not a batch's, otherwise ALREADY_COMMITTED with the position.
 
         See LG-10, LG-11 and LG-17.
         """
@@ -200,7 +200,7 @@ class LedgerService(ApiService):
         return WriteError(WriteErrorCode.ALREADY_COMMITTED, message, {**members, "erased": True} if erased else members)
 
     def _to_refusal(self, refusal: Refused, *, may_read: bool) -> WriteError:
-        """Return the answer to a refused write. It shows the entity only if the principal may read the scope."""
+        """Return the answer to a refused write, with the entity only if the principal may read the scope."""
         reason, message = refusal.reason, refusal.message
         code = _ERROR_CODES.get(reason)
         if code is None:
@@ -224,18 +224,18 @@ class LedgerService(ApiService):
 
 @lru_cache(maxsize=4096)
 def parse_scope(organization: str, vault: str) -> str:
-    """Return the scope of an organization or a vault. Raises ApiError. Cached, because few scopes get most requests."""
+    """Return the scope of an organization or vault. Raises ApiError. Cached, because few scopes get most requests."""
     check_name(organization, "organization", SCOPE_NAME_CHARACTERS_MAX)
     check_text(vault, "vault", SCOPE_NAME_CHARACTERS_MAX)
     for field, name in (("organization", organization), ("vault", vault)):
         if not name.isascii() and nfc(name) != name:
-            # Grants are compared in NFC, so two spellings of a name would be two scopes with the same rights.
+            # Grants are compared in NFC, so two spellings of a name would be two scopes covered by the same grant.
             raise field_error(field, "must be in NFC")
     return ledger_scope(organization, vault)
 
 
 def check_name(name: str, field: str, characters_max: int) -> str:
-    """Return a text that is not empty. Raises ApiError for any other text."""
+    """Return a non-empty text that every store can hold. Raises ApiError for any other text."""
     if not name:
         raise field_error(field, f"must have 1 to {characters_max} characters, not 0", limit=characters_max)
     return check_text(name, field, characters_max)
@@ -252,7 +252,7 @@ def check_text(text: str, field: str, characters_max: int) -> str:
 
 
 def check_key(key: bytes) -> None:
-    """Raise ApiError for an idempotency key of another length, or of zeros."""
+    """Raise ApiError if an idempotency key has the wrong length or consists of zeros."""
     if len(key) != KEY_BYTES:
         raise field_error("idempotency_key", f"must have {KEY_BYTES} bytes, not {len(key)}", limit=KEY_BYTES)
     if not any(key):
@@ -260,5 +260,5 @@ def check_key(key: bytes) -> None:
 
 
 def forbidden_error(action: str) -> ApiError:
-    """Return the error for a scope without the right to this action."""
+    """Return the error for an action that the caller's grants do not allow on the scope."""
     return ApiError(FORBIDDEN, f"organization, vault: may {action}", field="organization")

@@ -1,4 +1,4 @@
-"""Writes of the Ledger API and their answers, independent of the transport. Binary values are bytes."""
+"""The Ledger API's writes and answers, independent of the transport. Binary values are bytes."""
 
 from enum import IntEnum
 from typing import Any
@@ -11,11 +11,11 @@ from oncelog.core.values import Receipt
 from oncelog.engine.answer_cache import Attestation
 
 Members = dict[str, Any]
-"""An answer or a part of it, by the names that JSON and gRPC messages share."""
+"""An answer or a part of one, by the names that JSON and gRPC messages share."""
 
 
 class Write(Struct, frozen=True, gc=False):
-    """A requested write before the checks."""
+    """A requested write that has not been checked yet."""
 
     organization: str
     vault: str
@@ -24,18 +24,18 @@ class Write(Struct, frozen=True, gc=False):
     key: bytes
     operations: tuple[Operation, ...]
     is_batch: bool = False
-    """Whether the request is a batch, whose duplicates are answered with ALREADY_COMMITTED (LG-17)."""
+    """Whether the request is a batch. Duplicates of a batch are answered with ALREADY_COMMITTED (LG-17)."""
 
 
 class WriteSuccess(Struct, frozen=True, gc=False):
-    """The answer to a committed transaction, and to retries of it while it is in memory."""
+    """The answer to a committed transaction, and to its retries while it is in memory."""
 
     receipt: Receipt
     attestation: Attestation
 
 
 class WriteErrorCode(IntEnum):
-    """Outcomes of writes that this request did not commit, with their numbers in gRPC (LG-20)."""
+    """Outcomes of writes that this request did not commit, with their gRPC numbers (LG-20)."""
 
     KEY_EXISTS = 1
     KEY_NOT_FOUND = 2
@@ -53,14 +53,14 @@ class WriteError(Struct, frozen=True, gc=False):
     code: WriteErrorCode
     message: str
     members: Members
-    """Details, by their names in JSON and in gRPC messages."""
+    """Details, by the names that JSON and gRPC messages share."""
 
 
 WriteAnswer = WriteSuccess | WriteError
 
 
 def to_header_members(block: Block) -> Members:
-    """Return the members of the header of a block, for JSON and for gRPC messages."""
+    """Return the members of a block's header, for JSON and gRPC messages."""
     return {
         "lane": block.lane,
         "height": block.height,

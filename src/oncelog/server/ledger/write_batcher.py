@@ -1,9 +1,9 @@
-"""Micro-batching of gRPC writes: under load, the batcher submits several writes to the log in one go.
+"""Micro-batching of gRPC writes: under load, the batcher submits several writes to the log together.
 
-gRPC hands over calls one by one and does much work between two calls. A single write then finds cold processor caches
-and takes several times as long as a write in a loop. gRPC also admits new calls only after it has answered earlier
-ones, so a commit of one or two writes would leave it no time to admit more. While many writes wait for their commit or
-have just been answered, the batcher therefore holds new writes for a moment. With few writes it holds none.
+gRPC hands over calls one by one and does much work in between. A single write then finds cold processor caches and
+takes several times as long as a write in a loop. gRPC also admits new calls only after it has answered earlier ones, so
+a commit of one or two writes leaves it no time to admit more. While many writes are waiting for their commit or have
+just been answered, the batcher therefore holds new writes briefly. Under light load it holds none.
 """
 
 import asyncio
@@ -18,20 +18,21 @@ from oncelog.server.ledger.service import LedgerService
 from oncelog.server.ledger.values import Write, WriteAnswer
 
 BATCHING_THRESHOLD: Final = 16
-"""Writes in the queue of the log, or answers in two windows, from which on the batcher holds new writes."""
+"""The batcher holds new writes if at least this many writes are in the log's queue, or answers in the last two
+windows."""
 RATE_WINDOW_S: Final = 0.02
 """Window in which answers are counted."""
 BATCH_WRITES_MAX: Final = 32
-"""Held writes at which a batch is submitted immediately."""
+"""The batch is submitted immediately at this many held writes."""
 BATCH_WAIT_S: Final = 0.003
-"""Longest time that a write is held. An answer to an earlier write ends it too, because the next commit begins."""
+"""Longest time that a write is held. An answer to an earlier write also releases it, because the next commit begins."""
 
 DecodeWrite = Callable[[Any], Write]
-"""Decodes a message. Raises ApiError."""
+"""Decodes a message. Raises ApiError if it is invalid."""
 
 
 class WriteBatcher:
-    """The batcher of a service."""
+    """Batches the gRPC writes of a service."""
 
     def __init__(self, service: LedgerService) -> None:
         self._service = service
@@ -40,10 +41,10 @@ class WriteBatcher:
         self._is_flush_scheduled = False
         self._window_start_s = 0.0
         self._window_answers = self._previous_window_answers = 0
-        """Answers in the current window, and in the window before it."""
+        """How many answers there were in the current and the previous window."""
 
     def write(self, decode: DecodeWrite, message: Any, principal: Principal) -> asyncio.Future[bytes]:
-        """Submit a write, now or with the next batch. The future has the encoded answer, or raises ApiError."""
+        """Submit a write, now or with the next batch. The future returns the encoded answer or raises ApiError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         self._queue.append((decode, message, principal, future))
@@ -68,7 +69,7 @@ class WriteBatcher:
         self._window_answers += answers
 
     def flush(self) -> None:
-        """Submit all held writes. A caller that bypasses the batcher flushes first, so that writes keep their order."""
+        """Submit all held writes. Callers that bypass the batcher flush it first, so that writes keep their order."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -84,19 +85,20 @@ class WriteBatcher:
         def answer(write_answer: WriteAnswer) -> None:
             self._count_answers(1, asyncio.get_running_loop().time())
             if self._queue and not self._is_flush_scheduled:
-                # In the next turn of the event loop, because the log is still passing on the verdicts of this commit.
+                # Flush in the next turn of the event loop, because the log is still passing on this commit's verdicts.
                 self._is_flush_scheduled = True
                 asyncio.get_running_loop().call_soon(self.flush)
-            if not future.done():  # a cancelled call has left
+            if not future.done():  # a cancelled call has no use for the answer
                 future.set_result(grpc_codec.encode_answer(write_answer).SerializeToString())
 
         self._service.write_nowait(request, principal, answer, partial(_fail, future))
 
 
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
-    """Fail the future of a write, without the traceback of an ApiError.
+    """Fail a write's future, without the traceback of an ApiError.
 
-    The frames of the traceback refer to the future, so the cycle would keep the message until a garbage collection.
+    The traceback's frames refer to the future, and this cycle would keep the message in memory until a garbage
+    collection.
     """
     cause: BaseException | None = error if isinstance(error, ApiError) else None
     while cause is not None:
