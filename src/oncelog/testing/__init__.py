@@ -1,1 +1,1 @@
-"""Test tools, for the tests of Oncelog and of its users."""
+"""Test tools, for Oncelog's own tests and those of its users."""

@@ -1,4 +1,4 @@
-"""A clock that tests move by hand."""
+"""A clock that tests set by hand."""
 
 from typing import Final
 
@@ -7,8 +7,8 @@ START_MS: Final = 1_700_000_000_000
 
 
 class ManualClock:
-    """A `storage.clock.Clock` for tests: the wall clock and the machine's steady clock move only by
-    method calls."""
+    """A `storage.clock.Clock` for tests. Its wall clock and its monotonic clock move only when a test calls a
+    method."""
 
     def __init__(self, wall_ms: int = START_MS) -> None:
         self._wall_ms = wall_ms
@@ -20,7 +20,7 @@ class ManualClock:
         return self._wall_ms
 
     def elapsed_ms(self) -> int:
-        """Return the time of the steady clock."""
+        """Return the time of the monotonic clock."""
         return self._elapsed_ms
 
     def boot(self) -> str:
@@ -35,10 +35,10 @@ class ManualClock:
         self._elapsed_ms += ms
 
     def jump(self, ms: int) -> None:
-        """Set the wall clock forward, or back by a negative number."""
+        """Set the wall clock forward, or back if `ms` is negative."""
         self._wall_ms += ms
 
     def restart(self) -> None:
-        """Restart the machine: the steady clock counts from 0."""
+        """Simulate a restart of the machine, which resets the monotonic clock to 0."""
         self._boots += 1
         self._elapsed_ms = 0

@@ -1,6 +1,6 @@
 """A connection to a database on a simulated disk, with the interface of `sqlite3`."""
 
-# Method names of the VFS interface of SQLite.
+# Method names of SQLite's VFS interface.
 # ruff: noqa: N802
 
 import re
@@ -15,7 +15,7 @@ import apsw
 from oncelog.testing.disk_files import SECTOR_BYTES, Drive, File, FileTruncate, FileWrite, Operation
 
 DEFAULT_CHECKPOINT_PAGES: Final = 1000
-"""Default of SQLite: the commit that makes the write-ahead log this long runs a checkpoint."""
+"""SQLite's default: the commit that extends the write-ahead log to this many pages runs a checkpoint."""
 
 Value: TypeAlias = bytes | str | int | float | None
 Parameters: TypeAlias = Sequence[Value] | Mapping[str, Value]
@@ -25,7 +25,8 @@ _VFS_NUMBERS: Final = count(1)
 
 
 class _Vfs(apsw.VFS):
-    """The disk of one connection. It is dead after a power loss, which distinguishes it from later connections."""
+    """The disk as one connection uses it. It is dead after a power loss, which distinguishes it from those of later
+    connections."""
 
     def __init__(self, drive: Drive) -> None:
         self.drive = drive
@@ -44,12 +45,12 @@ class _Vfs(apsw.VFS):
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
         with self.run_operation(Operation.OPEN):
             if name is None:
-                file = File()  # temporary file without a name that could survive
+                file = File()  # a temporary file, which has no name that could survive
             else:
                 path = name.filename() if isinstance(name, apsw.URIFilename) else name
                 file = self.drive.directory.get_file(path, create=bool(flags[0] & apsw.SQLITE_OPEN_CREATE))
             flags[1] = flags[0]
-            # apsw needs the methods, not the class.
+            # apsw needs only the methods, not the class.
             return cast("apsw.VFSFile", _Handle(self, file))
 
     def xAccess(self, pathname: str, flags: int) -> bool:  # noqa: ARG002
@@ -121,7 +122,7 @@ class _Handle:
         return SECTOR_BYTES
 
     def xDeviceCharacteristics(self) -> int:
-        # As on Linux: a torn write does not change the bytes next to it.
+        # As on Linux, a torn write does not change the bytes next to it.
         return apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE
 
     def xFileControl(self, op: int, ptr: int) -> bool:
@@ -130,7 +131,7 @@ class _Handle:
         pragma = apsw.VFSFcntlPragma(ptr)
         if pragma.name.lower() != "wal_autocheckpoint":
             return False
-        # SQLite would replace the hook of the connection.
+        # SQLite would replace the connection's hook.
         if pragma.value is not None:
             self._vfs.checkpoint_pages = int(pragma.value)
         pragma.result = str(self._vfs.checkpoint_pages)
@@ -166,7 +167,7 @@ _MESSAGES: Final = {
 
 
 def _to_sqlite3_error(error: BaseException) -> sqlite3.Error:
-    """Convert an error to that of `sqlite3`."""
+    """Convert an error to the corresponding `sqlite3` error."""
     # SQLite reports the first failure. apsw raises the last one, from the cleanup, with the first as its context.
     while isinstance(error.__context__, apsw.Error):
         error = error.__context__
@@ -184,8 +185,8 @@ def _to_sqlite3_error(error: BaseException) -> sqlite3.Error:
 class DiskConnection:
     """A connection to a database on a disk, similar to `sqlite3.connect(…, isolation_level=None)`.
 
-    It has the methods of `sqlite3.Connection` that a store needs. Several threads may use it, one at a time.
-    `Disk.connect` creates it.
+    It has the methods of `sqlite3.Connection` that a store needs. Several threads may use it, one at a time. Create it
+    with `Disk.connect`.
     """
 
     def __init__(self, name: str, drive: Drive) -> None:
@@ -196,26 +197,26 @@ class DiskConnection:
         except apsw.Error as error:
             self._vfs.unregister()
             raise _to_sqlite3_error(error) from error
-        # Without shared memory, SQLite uses a write-ahead log only with exclusive locking.
+        # Without shared memory, SQLite can use a write-ahead log only with exclusive locking.
         self._connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         self._connection.set_wal_hook(self._after_commit)
         drive.connections.add(self)
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open."""
+        """Return whether a transaction is open."""
         return self._connection.in_transaction
 
     def execute(self, sql: str, parameters: Parameters = ()) -> "DiskCursor":
-        """Run a statement up to its first row, or to its end if it has no rows."""
+        """Run a statement up to its first row, or to completion if it produces no rows."""
         return DiskCursor(self, sql, [parameters])
 
     def executemany(self, sql: str, rows: Iterable[Parameters]) -> "DiskCursor":
-        """Run a statement without rows once for each set of parameters."""
+        """Run a statement that produces no rows once for each set of parameters."""
         return DiskCursor(self, sql, rows)
 
     def close(self) -> None:
-        """Close the connection. Faults of the disk are not reported, as in `sqlite3`."""
+        """Close the connection. As in `sqlite3`, disk faults are not reported."""
         # SQLite has closed the connection even if apsw raises.
         with suppress(apsw.IOError, apsw.FullError):
             self._connection.close()
@@ -232,23 +233,23 @@ class DiskConnection:
 
     @contextmanager
     def translate_errors(self, sql: str) -> Iterator[None]:
-        """Raise the errors of `sqlite3`, and only those that SQLite reports, for a cursor."""
+        """Raise `sqlite3` errors for a cursor, but only errors that SQLite itself reports."""
         if not self._vfs.is_alive:
-            # SQLite could answer from memory, but a process without power has lost its memory.
+            # SQLite could answer from its cache, but a process without power has lost its memory.
             raise _to_sqlite3_error(apsw.exception_for(apsw.SQLITE_IOERR))
         was_in_transaction = self._has_committed = False
         try:
             was_in_transaction = self._connection.in_transaction
             yield
         except apsw.Error as error:
-            # apsw raises every error of the disk, even if SQLite continued. SQLite continues after a commit, when a
-            # checkpoint fails or the log is not truncated, and in a rollback, which always succeeds.
+            # apsw raises every disk error, even if SQLite continued. SQLite continues if a checkpoint or the truncation
+            # of the log fails after a commit, and in a rollback, which always succeeds.
             is_rolled_back = was_in_transaction and not self._connection.in_transaction and _ROLLBACK.fullmatch(sql)
             if not (self._has_committed or is_rolled_back):
                 raise _to_sqlite3_error(error) from error
 
     def _after_commit(self, connection: apsw.Connection, schema: str, pages: int) -> int:
-        """Run the checkpoint of SQLite's default hook. SQLite calls this after a commit to the write-ahead log."""
+        """Run a checkpoint, as SQLite's default hook does. SQLite calls this after a commit to the write-ahead log."""
         self._has_committed = True
         if 0 < self._vfs.checkpoint_pages <= pages:
             with suppress(apsw.Error):
@@ -257,10 +258,11 @@ class DiskConnection:
 
 
 class DiskCursor:
-    """Rows of a statement. As in `sqlite3`, it reads one row ahead, so that the last row ends the statement.
+    """Rows of a statement. As in `sqlite3`, the cursor reads one row ahead, so that the last row completes the
+    statement.
 
-    `rowcount` is the number of changed rows after the end of the statement, and -1 for a statement that changes no
-    rows.
+    Once the statement has completed, `rowcount` is the number of changed rows. It is -1 for a statement that cannot
+    change rows.
     """
 
     def __init__(self, connection: DiskConnection, sql: str, rows: Iterable[Parameters]) -> None:
@@ -289,11 +291,11 @@ class DiskCursor:
         return row
 
     def fetchone(self) -> Row | None:
-        """Return the next row; None after the last one."""
+        """Return the next row, or None after the last one."""
         return next(self, None)
 
     def fetchmany(self, size: int = 1) -> list[Row]:
-        """Return at most `size` of the next rows."""
+        """Return the next rows, at most `size`."""
         return list(islice(self, size))
 
     def fetchall(self) -> list[Row]:

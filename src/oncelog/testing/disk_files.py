@@ -1,4 +1,4 @@
-"""Model of the simulated disk: files, their directory, and the drive that counts and fails operations."""
+"""Model of the simulated disk: files, a directory, and the drive that counts and fails operations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _SURVIVAL_RATES: Final = (0.1, 0.5, 0.9)
 
 
 class Fault(Enum):
-    """Failure of an operation, besides a power loss."""
+    """How an operation can fail, apart from a power loss."""
 
     IO_ERROR = "disk I/O error"
     """Counted by `Disk.operations`: every open, read, write, truncate, sync, delete and file size."""
@@ -27,7 +27,7 @@ class Fault(Enum):
 
 
 class Operation(IntEnum):
-    """Operation of SQLite on the disk, with the error code of its failure."""
+    """SQLite operation on the disk, with the error code of its failure."""
 
     OPEN = apsw.SQLITE_IOERR
     READ = apsw.SQLITE_IOERR_READ
@@ -41,7 +41,7 @@ class Operation(IntEnum):
 
 
 _UNCOUNTED_OPERATIONS: Final = frozenset({Operation.ACCESS, Operation.LOCK})
-"""Operations that fail without power, but have no planned faults."""
+"""Operations that fail without power, but cannot have planned faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class FileWrite:
         content[self.offset : self.offset + len(self.data)] = self.data
 
     def tear(self, random: Random) -> "FileWrite":
-        """Return the part before or after a sector boundary inside the write; all of it without such a boundary."""
+        """Return the part before or after a sector boundary inside the write, or all of it if it crosses no
+        boundary."""
         first = SECTOR_BYTES - self.offset % SECTOR_BYTES
         boundaries = range(first, len(self.data), SECTOR_BYTES)
         if not boundaries:
@@ -71,7 +72,7 @@ class FileWrite:
 
 @dataclass(frozen=True, slots=True)
 class FileTruncate:
-    """A new size."""
+    """A change of a file's size."""
 
     size: int
 
@@ -81,12 +82,12 @@ class FileTruncate:
         content.extend(bytes(self.size - len(content)))
 
     def tear(self, random: Random) -> "FileTruncate":  # noqa: ARG002
-        """Return the change itself: a size changes completely or not at all."""
+        """Return the change itself, because a size changes completely or not at all."""
         return self
 
 
 class File:
-    """Content that reads see, durable content, and the changes between them in order."""
+    """A file: the content that reads see, the durable content, and the pending changes between them in order."""
 
     def __init__(self, durable: bytes | None = None) -> None:
         self.durable = bytearray(durable or b"")
@@ -96,7 +97,7 @@ class File:
         self.locks: dict[object, int] = {}
 
     def change(self, change: FileWrite | FileTruncate) -> None:
-        """Apply a change: visible at once, durable with the next sync."""
+        """Apply a change. It is visible immediately, and durable after the next sync."""
         change.apply(self.content)
         self.pending.append(change)
 
@@ -108,7 +109,7 @@ class File:
         self.is_name_durable = True
 
     def drop_pending(self) -> None:
-        """Keep pending data readable without ever writing it, as after a failed sync on Linux."""
+        """Keep pending data readable but never write it, as after a failed sync on Linux."""
         self.pending.clear()
 
     def build_after_power_loss(self, random: Random | None) -> "File | None":
@@ -124,14 +125,14 @@ class File:
 
 
 class Directory:
-    """Files by name, and files with a pending deletion."""
+    """Files by name, and files whose deletion is pending."""
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
         self._deleted: dict[str, File] = {}
 
     def get_file(self, name: str, *, create: bool) -> File:
-        """Return the file with a name."""
+        """Return the file with the given name."""
         if name not in self.files:
             if not create:
                 raise apsw.exception_for(apsw.SQLITE_CANTOPEN)
@@ -139,7 +140,7 @@ class Directory:
         return self.files[name]
 
     def has_content(self, name: str) -> bool:
-        """Return whether the file exists and is not empty, as SQLite's disk on Linux does."""
+        """Return whether the file exists and is not empty, as SQLite checks it on Linux."""
         return name in self.files and bool(self.files[name].content)
 
     def sync(self, file: File) -> None:
@@ -162,7 +163,7 @@ class Directory:
         """Keep only the data that survives a power loss."""
         survivors = {name: file.build_after_power_loss(random) for name, file in self.files.items()}
         for name, file in self._deleted.items():
-            # A name has one file: a surviving new file has replaced the deleted one.
+            # Each name has only one file, so a surviving new file replaces the deleted one.
             if survivors.get(name) is None and (random is None or random.random() < 0.5):
                 survivors[name] = file.build_after_power_loss(random)
         self.files = {name: file for name, file in survivors.items() if file is not None}
@@ -170,7 +171,7 @@ class Directory:
 
 
 class Closable(Protocol):
-    """Interface of a connection for the drive."""
+    """Interface of a connection, as the drive uses it."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -178,7 +179,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Number of the operation that will fail, since the creation of the disk, and whether all later operations fail
+    """Number of the operation that will fail, counted since the disk was created, and whether all later ones fail
     too."""
 
     number: int
@@ -190,7 +191,7 @@ class FaultPlan:
 
 
 class Drive:
-    """State of a disk: it counts every operation of SQLite, and fails the planned ones."""
+    """State of a disk. It counts every SQLite operation, and fails the planned ones."""
 
     def __init__(self, *, forgets_failed_syncs: bool = False) -> None:
         self.forgets_failed_syncs = forgets_failed_syncs
@@ -199,11 +200,11 @@ class Drive:
         self.is_on = True
         self.power_cycle = 0
         self.sync_event: tuple[int, Callable[[], None]] | None = None
-        """Number of a sync, and what happens to the machine or the process before it."""
+        """Number of a sync, and the event that happens to the machine or the process before that sync."""
         self.plans: dict[Fault, FaultPlan] = {}
         self.counts = dict.fromkeys(Fault, 0)
         self.syncs = 0
-        # One thread may cut the power while a connection works in another.
+        # One thread may cut the power while a connection works in another thread.
         self.lock = RLock()
 
     def is_alive(self, power_cycle: int) -> bool:
@@ -211,13 +212,13 @@ class Drive:
         return self.is_on and power_cycle == self.power_cycle
 
     def cut_power(self, seed: int | None) -> None:
-        """Cut the power; it stays off."""
+        """Cut the power until it is turned on again."""
         self.directory.lose_power(None if seed is None else Random(seed))  # noqa: S311  it must be repeatable
         self.power_cycle += 1
         self.is_on = False
 
     def kill(self) -> None:
-        """End the process: its connections are dead and its locks are released; written data stays."""
+        """Kill the process. Its connections are then dead and its locks released, but written data is kept."""
         for file in self.directory.files.values():
             file.locks.clear()
         self.power_cycle += 1

@@ -1,10 +1,10 @@
-"""A PostgreSQL server for tests: from a wheel, in a temporary directory.
+"""A PostgreSQL server for tests, installed from a wheel and run in a temporary directory.
 
     with postgres_server(directory) as server:
         store = PostgresStore(server.address)
 
-The environment variable ONCELOG_TEST_POSTGRES names another server to use, by the address of a user that may create
-schemas. Each `create_schema` creates a separate set of tables, as a database would have.
+To use an existing server instead, set the environment variable ONCELOG_TEST_POSTGRES to an address whose user may
+create schemas. Each call of `create_schema` provides a separate set of tables, as a database would.
 """
 
 import os
@@ -34,15 +34,15 @@ FAST_SETTINGS: Final = {
     "autovacuum": "off",
     "jit": "off",
 }
-"""For tests without power loss: the operating system keeps the writes of a killed server in its cache.
+"""Settings for tests without power loss: the operating system keeps the writes of a killed server in its cache.
 
-Each test has few rows in many tables, so autovacuum and compiled queries are not worth their cost.
+Each test has few rows in many tables, so autovacuum and JIT compilation are not worth their cost.
 """
 DURABLE_SETTINGS: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
-"""Defaults of PostgreSQL, for benchmarks."""
+"""PostgreSQL's defaults, for benchmarks."""
 _SETTINGS: Final = {"listen_addresses": "127.0.0.1", "max_connections": "300"}
 _SOCKET_PATH_MAX: Final = 80
-"""Maximum path of a directory for sockets: with the name of the socket, the system allows a hundred characters."""
+"""Maximum path length of the socket directory. With the socket's name, the system allows about a hundred characters."""
 _START_S: Final = 60
 
 
@@ -51,19 +51,19 @@ class PostgresServer(Struct):
 
     address: str
     process: Any = None
-    """Process that runs the server; None for an existing server."""
+    """Process that runs the server, or None for an existing server."""
     start_process: Callable[[], Any] | None = None
-    """Starts the server again in its directory."""
+    """Restarts the server in its directory."""
     socket_address: str = ""
-    """Address over a local socket; empty if its path would be too long."""
+    """Address over a local socket, or "" if its path would be too long."""
 
     def kill(self) -> None:
-        """Kill all processes of the server at once, as a crash does."""
+        """Kill all processes of the server at the same time, as a crash does."""
         kill_process_tree(self.process.pid)
         self.process.wait()
 
     def start(self) -> None:
-        """Start the server again, on the same data and port. Returns when it accepts sessions."""
+        """Restart the server with the same data and port. Returns once it accepts sessions."""
         if self.start_process is None:
             raise RuntimeError("an existing server cannot be started")
         self.process = self.start_process()
@@ -73,15 +73,16 @@ class PostgresServer(Struct):
 def postgres_server(
     directory: Path, settings: Mapping[str, str] = FAST_SETTINGS, *, is_own: bool = False
 ) -> Iterator[PostgresServer]:
-    """Start a server in an empty directory, or return the one of the environment variable. Stops it at the end.
+    """Start a server in an empty directory, or yield the server from the environment variable. Stops a started server
+    at the end.
 
-    With `is_own`, a new server starts even if the environment variable is set: for tests that kill the server.
+    With `is_own`, a new server is started even if the environment variable is set, for tests that kill the server.
     """
     named = os.environ.get(SERVER_VARIABLE)
     if named and not is_own:
         yield PostgresServer(named)
         return
-    directory = directory.resolve()  # the programs of the server run in another directory
+    directory = directory.resolve()  # the server's programs run in a different directory
     programs = prepare_server_programs(directory)
     data = directory / "data"
     data.mkdir()
@@ -126,7 +127,7 @@ def postgres_server(
 
 
 def _stop(process: Any) -> None:
-    process.send_signal(signal.SIGINT)  # fast shutdown: the server ends all sessions
+    process.send_signal(signal.SIGINT)  # fast shutdown: the server closes all sessions
     try:
         process.wait(_START_S)
     except subprocess.TimeoutExpired:
@@ -135,7 +136,7 @@ def _stop(process: Any) -> None:
 
 
 async def create_schema(address: str) -> str:
-    """Return the address of an empty schema in the database of the server."""
+    """Create an empty schema in the server's database, and return its address."""
     import asyncpg  # noqa: PLC0415 - an extra
 
     name = f"t{secrets.token_hex(8)}"
@@ -148,7 +149,7 @@ async def create_schema(address: str) -> str:
 
 
 async def drop_schema(address: str) -> None:
-    """Remove a schema of `create_schema`."""
+    """Remove a schema that `create_schema` created."""
     import asyncpg  # noqa: PLC0415 - an extra
 
     name = address.rpartition("search_path=")[2]

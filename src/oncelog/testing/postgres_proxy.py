@@ -1,4 +1,4 @@
-"""A proxy for sessions with PostgreSQL that ends them at chosen messages, mainly around COMMIT.
+"""A proxy for PostgreSQL sessions, which cuts them at chosen messages, mainly around COMMIT.
 
     async with PostgresProxy(server.address) as proxy:
         store = PostgresStore(proxy.address)
@@ -6,12 +6,12 @@
         ...
         assert proxy.done[CommitFault.CUT_AT_ANSWER]
 
-The proxy splits the streams into messages (type, length, body; before the start of the session length and code) and
-recognises a COMMIT that is sent as a simple query. The next entry of `commit_faults` determines the fault of a COMMIT.
-Without an entry, the fault depends only on the rates, the seed, the number of the connection and the place of the
-message in it. The proxy can hold answers (`hold`), stall open sessions (`stall_all`, `stalled_sessions`) and make the
-server unreachable (`is_unreachable`). It counts requests to cancel a statement. It does not support TLS, nor may the
-server.
+The proxy splits the streams into messages (type, length, body; before the session starts, length and code) and
+recognises a COMMIT that is sent as a simple query. The next entry in `commit_faults` determines the fault of a COMMIT.
+Without an entry, the fault depends only on the rates, the seed, the connection's number and the message's place in it.
+The proxy can hold answers (`hold`), stall open sessions (`stall_all`, `stalled_sessions`) and make the server
+unreachable (`is_unreachable`). It counts requests to cancel a statement. It does not support TLS, so the server must
+not offer TLS either.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _COMMIT: Final = b"COMMIT"
 _SIMPLE_QUERY: Final = ord("Q")
 _READY: Final = ord("Z")
 _REQUEST_ENDS: Final = b"QSHdcf"
-"""Messages after which a client may pause for long, because a request is complete. (Sync, Flush, a part of a COPY.)"""
+"""Messages after which a client may pause for long, because a request is complete (Sync, Flush, part of a COPY)."""
 
 
 class CommitFault(StrEnum):
@@ -43,29 +43,29 @@ class CommitFault(StrEnum):
     CUT_BEFORE = "cut_before"
     """The COMMIT does not reach the server."""
     CUT_AFTER = "cut_after"
-    """The COMMIT reaches the server, and the connection ends at once."""
+    """The COMMIT reaches the server, and the connection is cut immediately."""
     CUT_AT_ANSWER = "cut_at_answer"
-    """The server answers, and the connection ends before the client gets the answer."""
+    """The server answers, but the connection is cut before the client gets the answer."""
     CUT_IN_ANSWER = "cut_in_answer"
-    """The client gets the first half of the answer."""
+    """The client gets only the first half of the answer."""
     STALLED = "stalled"
-    """The COMMIT reaches the server. Its answer and all later answers are lost, while the connection stays open."""
+    """The COMMIT reaches the server. Its answer and all later answers are lost, but the connection remains open."""
 
 
 class Incident(StrEnum):
     """Other events that `PostgresProxy.done` counts."""
 
     REFUSED = "refused"
-    """A connection was accepted and closed at once."""
+    """A connection was accepted and immediately closed."""
     CUT = "cut"
-    """The connection ended inside or after another message."""
+    """The connection was cut inside or after a message other than COMMIT."""
     PASSED = "passed"
     """A COMMIT and its answer were forwarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresFaults:
-    """Rates of the faults, from 0 (never) to 1 (always)."""
+    """Fault rates, from 0 (never) to 1 (always)."""
 
     refuse_rate: float = 0.0
     """Per connection."""
@@ -89,7 +89,7 @@ class HeldMessage:
         self._released = asyncio.Event()
 
     async def wait_reached(self) -> None:
-        """Wait until the message reaches the proxy. If it is an answer, the server has executed the request."""
+        """Wait until the message reaches the proxy. If it is an answer, the server has then executed the request."""
         await self._reached.wait()
 
     def release(self) -> None:
@@ -97,25 +97,25 @@ class HeldMessage:
         self._released.set()
 
     async def wait_released(self) -> None:
-        """Wait for `release`, in the proxy."""
+        """Wait for `release`. The proxy calls this."""
         self._reached.set()
         await self._released.wait()
 
 
 class PostgresProxy:
-    """Listens on a separate port, as an asynchronous context manager. `target` is the address of a database."""
+    """Asynchronous context manager that listens on a separate port. `target` is the address of a database."""
 
     def __init__(self, target: str, *, seed: int = 0, faults: PostgresFaults = NO_FAULTS) -> None:
         self.target = target
-        """Address for new connections, of which the first host is used."""
+        """Address for new connections. Only its first host is used."""
         self.seed = seed
         self.faults = faults
         self.commit_faults: deque[CommitFault] = deque()
-        """Faults of the next COMMITs on any connection."""
+        """Faults for the next COMMITs on any connection."""
         self.is_unreachable = False
         """Whether new connections to the server fail."""
         self.stalled_sessions = 0
-        """Number of the next sessions that get no answers after their start."""
+        """How many of the next sessions get no answers after they start."""
         self.cancel_requests = 0
         self.accepted_count = 0
         self.done: Counter[str] = Counter()
@@ -145,7 +145,7 @@ class PostgresProxy:
 
     @property
     def address(self) -> str:
-        """Address of the target through the proxy."""
+        """Return the address of the target through the proxy."""
         if self._server is None:
             raise RuntimeError("the proxy has an address only while it is open")
         parts = urlsplit(self.target)
@@ -154,19 +154,20 @@ class PostgresProxy:
         return urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{port}"))
 
     def hold(self, statement: str, *, is_query: bool = False) -> HeldMessage:
-        """Hold the answer to the next simple query with this prefix, or the query itself."""
+        """Hold the answer to the next simple query that starts with `statement`, or the query itself."""
         message = HeldMessage(statement.encode(), is_query=is_query)
         self.held.append(message)
         return message
 
     def hold_after(self, statement: str, requests: int) -> HeldMessage:
-        """Hold the answers after a number of requests, counted from the next simple query with this prefix."""
+        """Hold the answers after a number of requests, counted from the next simple query that starts with
+        `statement`."""
         message = HeldMessage(statement.encode(), is_query=True, requests=requests)
         self.held.append(message)
         return message
 
     def stall_all(self) -> None:
-        """Drop all answers of the server to the current connections, which stay open."""
+        """Drop all server answers to the current connections, but keep these open."""
         for link in self._connections:
             link.is_stalled = True
 
@@ -185,7 +186,7 @@ class PostgresProxy:
 
     @property
     def open_count(self) -> int:
-        """Number of open connections."""
+        """Return the number of open connections."""
         return len(self._connections)
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -201,7 +202,7 @@ class PostgresProxy:
 
 
 class _CutError(Exception):
-    """Ends a connection on purpose. Forwarded bytes still arrive."""
+    """Cuts a connection on purpose. Bytes that were forwarded still arrive."""
 
 
 class _ProxiedSession:
@@ -216,11 +217,11 @@ class _ProxiedSession:
         self._client_messages = MessageSplitter(has_started=False)
         self._server_messages = MessageSplitter(has_started=True)
         self._commit_fault: CommitFault | None = None
-        """Fault of a forwarded COMMIT without an answer yet."""
+        """Fault of a forwarded COMMIT that has not been answered yet."""
         self._held: HeldMessage | None = None
         self._held_after: HeldMessage | None = None
         self._requests = 0
-        """Requests since the match of `_held_after`."""
+        """Requests since `_held_after` matched."""
         self._will_stall = proxy.stalled_sessions > 0
         proxy.stalled_sessions -= self._will_stall
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -235,7 +236,7 @@ class _ProxiedSession:
             server, to_server = await asyncio.open_connection(parts.hostname, parts.port, limit=CHUNK_BYTES)
             self._writers.append(to_server)
             for writer in self._writers:
-                # `drain` then waits until the kernel has all bytes, so that a cut does not lose them.
+                # With this limit, `drain` waits until the kernel has all bytes, so that a cut does not lose them.
                 writer.transport.set_write_buffer_limits(high=0)
             async with asyncio.TaskGroup() as directions:
                 directions.create_task(self._forward_to_server(to_server))
@@ -273,7 +274,7 @@ class _ProxiedSession:
             self._client_messages.has_started = not self._server_messages.awaits_one_byte
 
     async def _decide(self, message: bytes, writer: StreamWriter) -> None:
-        """Decide the fault of a message. Raises to end the connection before the message is forwarded."""
+        """Decide the fault of a message. Raises an error to cut the connection before the message is forwarded."""
         is_cut, where, which = (self._random.random() for _ in range(3))
         proxy = self._proxy
         if self._held_after is not None and self._requests == self._held_after.requests:
@@ -329,17 +330,17 @@ class _ProxiedSession:
 
 
 class MessageSplitter:
-    """Splits the stream of one end into messages."""
+    """Splits the stream from one end into messages."""
 
     def __init__(self, *, has_started: bool) -> None:
         self.has_started = has_started
-        """Whether messages have a type, which they have after the start of the session."""
+        """Whether the session has started, after which messages have a type."""
         self.awaits_one_byte = False
         """Whether the next byte is the answer to a request for encryption."""
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the complete messages. The caller may set `has_started` between two calls only."""
+        """Return the complete messages. The caller may set `has_started` only between two calls."""
         found = []
         data, self._rest = self._rest + data, b""
         if self.awaits_one_byte and data:

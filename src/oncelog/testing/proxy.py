@@ -1,34 +1,34 @@
-"""A proxy for WebSockets that injects network faults from a seed.
+"""A WebSocket proxy that injects network faults, determined by a seed.
 
     async with FaultyProxy("127.0.0.1", server_port, seed=7) as proxy:
         await work_of(clients_of(proxy.url))
-        assert proxy.done[Incident.CUT_AT_ANSWER]  # faults did happen
+        assert proxy.done[Incident.CUT_AT_ANSWER]  # the fault did happen
         proxy.calm()
-        ...  # and now everything must converge
+        ...  # and now all clients must converge
 
-The proxy stands between clients and a server. For each frame, at the rates of `Faults`, it
+The proxy runs between clients and a server. For each frame, at the rates of `Faults`, it injects these faults:
 
-- cuts: the connection ends, with a RST or a FIN: before or inside a frame or the HTTP upgrade, after a whole frame, or,
-  for a frame of a client, when the answer of the server has reached the proxy. That answer is lost;
-- stalls: all further bytes in one or both directions are lost, while the connection stays open, until one end closes it
-  or the proxy cuts it after the time of the stall;
-- delays: a frame and the frames after it are held;
-- duplicates: a text frame is sent twice, in either direction;
-- refuses: a connection is accepted and closed at once.
+- Cut: the connection is closed with a RST or a FIN. This happens before or inside a frame or the HTTP upgrade, after a
+  whole frame, or, for a client's frame, when the server's answer has reached the proxy. That answer is lost.
+- Stall: all further bytes in one or both directions are lost, but the connection remains open until one end closes it
+  or the proxy cuts it at the end of the stall.
+- Delay: a frame and the frames after it are held back.
+- Duplicate: a text frame is sent twice, in either direction.
+- Refusal: a connection is accepted and immediately closed.
 
-A stall drops all bytes from a point on, never a single frame, because TCP delivers bytes in order and without gaps. The
-loss of one frame would be a bug above TCP, which clients need not handle. TCP does not duplicate frames either, but
-clients that retry and relays do.
+A stall drops all bytes from a point on, never a single frame, because TCP delivers bytes in order and without gaps.
+Losing one frame would be a bug above TCP, which clients need not handle. TCP does not duplicate frames either, but
+retrying clients and relays do.
 
-The head of the upgrade counts as a frame that is never duplicated. Control frames, parts of messages, frames with bits
-of an extension such as compression, and frames above `DUPLICATED_BYTES_MAX` are not duplicated. The bytes of a
-connection whose first request is not an upgrade, or is not answered with 101, pass unchanged.
+The head of the upgrade is treated as a frame that is never duplicated. Control frames, parts of messages, frames with
+extension bits (such as compression), and frames above `DUPLICATED_BYTES_MAX` are not duplicated either. If the first
+request of a connection is not an upgrade, or is not answered with 101, its bytes pass unchanged.
 
 The fault of a frame depends only on the seed, the number of its connection (in order of arrival, including refused
-ones), its direction and its place among the frames of that direction. How the frames of several connections interleave
+ones), its direction, and its place among the frames in that direction. How the frames of several connections interleave
 depends on the machine.
 
-Times are real and short: the defaults delay a frame by at most 20 ms.
+Times are real but short: the defaults delay a frame by at most 20 ms.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ HOST: Final = "127.0.0.1"
 
 
 class FaultyProxy:
-    """Listens on a separate port from `start` to `close`, or as an asynchronous context manager.
+    """Proxy that listens on a separate port from `start` to `close`. Also an asynchronous context manager.
 
-    Print it when a test fails: its seed repeats the run.
+    Print the proxy when a test fails: its seed reproduces the run.
     """
 
     def __init__(self, host: str, port: int, *, seed: int = 0, faults: Faults | None = None) -> None:
         self.target = (host, port)
-        """Address for new connections. Change it when the server has moved; open connections stay."""
+        """Address for new connections. Change it when the server has moved; open connections are kept."""
         self._fault_state = FaultState(seed, Faults() if faults is None else faults)
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -76,12 +76,12 @@ class FaultyProxy:
 
     @property
     def seed(self) -> int:
-        """Seed of all faults."""
+        """Return the seed of all faults."""
         return self._fault_state.seed
 
     @property
     def faults(self) -> Faults:
-        """Rates of the faults. A change takes effect at the next frame of each direction."""
+        """Fault rates. A change takes effect at the next frame in each direction."""
         return self._fault_state.faults
 
     @faults.setter
@@ -90,40 +90,41 @@ class FaultyProxy:
 
     @property
     def done(self) -> Counter[str]:
-        """Number of faults so far, by `Incident`: `done[Incident.DUPLICATED]`, `done["duplicated"]`."""
+        """Return the number of faults so far, by `Incident`: `done[Incident.DUPLICATED]`, `done["duplicated"]`."""
         return self._fault_state.done
 
     @property
     def port(self) -> int:
-        """Port of the proxy, which stays the same until it is closed."""
+        """Return the proxy's port, which does not change until the proxy is closed."""
         if self._server is None:
             raise RuntimeError("the proxy has a port only while it is open")
         return self._port
 
     @property
     def url(self) -> str:
-        """Address for clients, without a path: `http://127.0.0.1:PORT`."""
+        """Return the address for clients, without a path: `http://127.0.0.1:PORT`."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def accepted_count(self) -> int:
-        """Number of connections so far, including refused ones. The last connection has this number."""
+        """Return the number of connections so far, including refused ones. The last connection has this number."""
         return self._accepted
 
     @property
     def open_count(self) -> int:
-        """Number of open connections."""
+        """Return the number of open connections."""
         return len(self._connections)
 
     async def start(self) -> None:
-        """Start to listen."""
+        """Start listening."""
         if self._server is not None:
             raise RuntimeError("the proxy is started already")
         self._server = await asyncio.start_server(self._accept, HOST, 0, limit=CHUNK_BYTES)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening, cut the open connections, and wait until they have ended. Does nothing if it is closed."""
+        """Stop listening, cut the open connections, and wait until they are closed. Does nothing if the proxy is
+        closed."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -135,7 +136,7 @@ class FaultyProxy:
         await server.wait_closed()
 
     def calm(self) -> None:
-        """Stop all faults. Connections that have lost bytes are cut; the others stay."""
+        """Stop all faults. Connections that have lost bytes are cut; the others are kept."""
         self._fault_state.faults = CALM
         for connection in list(self._connections):
             connection.calm()

@@ -11,10 +11,10 @@ from oncelog.testing.proxy_faults import NO_FAULT, Break, Direction, FaultSample
 from oncelog.testing.proxy_frames import ANSWER, REQUEST, Piece, Splitter
 
 CHUNK_BYTES: Final = 65_536
-"""Maximum read at once. A stream buffers twice as much before its sender must wait."""
+"""Maximum bytes per read. A stream buffers twice as much before its sender must wait."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER without a wait: unsent bytes are dropped and the other end gets a RST."""
+"""SO_LINGER value with a zero timeout: unsent bytes are dropped and the other end gets a RST."""
 
 
 class _CutError(Exception):
@@ -37,12 +37,12 @@ class _Flow:
         self.decision = NO_FAULT
         self.copy = bytearray()
         self.drops_bytes = False
-        # `drain` then waits until the kernel has all bytes, so that a cut does not lose them.
+        # With this limit, `drain` waits until the kernel has all bytes, so that a cut does not lose them.
         writer.transport.set_write_buffer_limits(high=0)
 
 
 class ProxiedConnection:
-    """Connection between a client and the target. `cut` works at any time; `task` ends with the connection."""
+    """Connection between a client and the target. `cut` works at any time; `task` finishes with the connection."""
 
     def __init__(self, number: int, fault_state: FaultState, reader: StreamReader, writer: StreamWriter) -> None:
         self._number = number
@@ -51,18 +51,18 @@ class ProxiedConnection:
         self._writers = [writer]
         self._flows: list[_Flow] = []
         self._is_breaking = False
-        """Whether the connection is ending: bytes are lost, or about to be lost."""
+        """Whether the connection is breaking: bytes are lost, or about to be lost."""
         self._answer: asyncio.Event | None = None
-        """Set when the server answers, while the connection waits for an answer to drop."""
+        """Event that is set when the server answers, while the connection waits for an answer to drop."""
         self.task: asyncio.Task[None]
 
     def start(self, target: tuple[str, int]) -> None:
-        """Start the connection, once, before any other call."""
+        """Start the connection. Call this once, before any other method."""
         self.task = asyncio.get_running_loop().create_task(self._run(target))
 
     def cut(self, *, is_reset: bool) -> None:
-        """End the connection at once, with a RST or a FIN at both ends."""
-        # Needed here too: a task that has not started does not close them.
+        """Close the connection immediately, with a RST or a FIN at both ends."""
+        # Close them here too, because a task that has not started does not.
         self._close_sockets(is_reset=is_reset)
         self.task.cancel()
 
@@ -100,10 +100,10 @@ class ProxiedConnection:
                 directions.create_task(self._forward_to_client(to_client, to_server.splitter))
         except* _CutError as cuts:
             cut = cuts.exceptions[0]
-            if isinstance(cut, _CutError):  # `except*` guarantees it, but type checkers do not know
+            if isinstance(cut, _CutError):  # `except*` guarantees this, but type checkers do not know it
                 self._close_sockets(is_reset=cut.is_reset, fin_writer=cut.fin_writer)
         except* OSError:
-            self._close_sockets(is_reset=True)  # one end was reset, so reset the other
+            self._close_sockets(is_reset=True)  # one end was reset, so reset the other too
 
     def _build_sampler(self, direction: Direction) -> FaultSampler:
         return FaultSampler(self._fault_state.seed, self._number, direction)
@@ -118,7 +118,7 @@ class ProxiedConnection:
     async def _forward_to_client(self, flow: _Flow, requests: Splitter) -> None:
         while data := await flow.reader.read(CHUNK_BYTES):
             if self._answer is not None:
-                self._answer.set()  # and the answer is lost
+                self._answer.set()  # the answer itself is dropped
                 continue
             pieces = flow.splitter.feed(data)
             if flow.splitter.is_plain:
@@ -127,14 +127,14 @@ class ProxiedConnection:
         await self._finish(flow)
 
     async def _finish(self, flow: _Flow) -> None:
-        """Handle the end of one side. The other side may still send, unless it cannot be reached."""
+        """Handle the end of the stream from one side. The other side may still send, unless it cannot be reached."""
         await self._forward_pieces(flow, flow.splitter.finish())
         if self._is_breaking:
             raise _CutError(is_reset=True)
         flow.writer.write_eof()
 
     async def _forward_pieces(self, flow: _Flow, pieces: list[Piece]) -> None:
-        # Delays of all pieces of a chunk start here, so that they do not add up.
+        # Delays of all pieces in a chunk start now, so that they do not add up.
         now_s = asyncio.get_running_loop().time()
         for piece in pieces:
             if piece.offset == 0 and not flow.drops_bytes:
@@ -143,7 +143,7 @@ class ProxiedConnection:
                 await self._forward_piece(flow, piece)
 
     async def _decide(self, flow: _Flow, piece: Piece, now_s: float) -> None:
-        """Decide the fault of a unit at its first bytes, so that the fault does not depend on how its bytes arrive."""
+        """Decide the fault of a unit at its first byte, so that the fault does not depend on how the bytes arrive."""
         flow.decision = NO_FAULT
         if piece.unit is None:
             return
@@ -172,11 +172,11 @@ class ProxiedConnection:
     # --- end --------------------------------------------------------------------------------------------
 
     async def _end(self, flow: _Flow, breaks: Break, last: bytes) -> None:
-        """Forward the last bytes and end the connection, at once or later. Raises `_CutError`."""
+        """Forward the last bytes and cut the connection, immediately or later. Raises `_CutError`."""
         incident = breaks.incident
         self._is_breaking = True
         if incident is Incident.CUT_AT_ANSWER:
-            # Created before the last bytes are written, because an answer may arrive before `drain` returns.
+            # Create the event before writing the last bytes, because an answer may arrive before `drain` returns.
             self._answer = asyncio.Event()
         await self._write(flow, last)
         if incident is Incident.STALLED:
@@ -186,12 +186,12 @@ class ProxiedConnection:
         if self._answer is not None and not await _wait_event(self._answer, breaks.wait_s):
             incident = Incident.CUT_AFTER_FRAME
         self._fault_state.done[incident] += 1
-        # A RST can overtake unread bytes. If the frame must arrive, the connection ends with a FIN.
+        # A RST can overtake unread bytes. If the frame must arrive, close the connection with a FIN.
         is_whole = incident in (Incident.CUT_AFTER_FRAME, Incident.CUT_AT_ANSWER)
         raise _CutError(is_reset=breaks.is_reset, fin_writer=flow.writer if is_whole else None)
 
     async def _stall(self, flow: _Flow, breaks: Break) -> None:
-        """Drop bytes until the sender closes the connection or the time is over. The sender can continue to send."""
+        """Drop bytes until the sender closes the connection or the time is up. The sender can continue to send."""
         for stalled_flow in self._flows if breaks.both_ways else [flow]:
             stalled_flow.drops_bytes = True
         with suppress(TimeoutError):
@@ -200,13 +200,13 @@ class ProxiedConnection:
                     pass
 
     def _close_sockets(self, *, is_reset: bool, fin_writer: StreamWriter | None = None) -> None:
-        """Close both sockets, except for those that are cut already."""
+        """Close both sockets, unless they have been cut already."""
         for writer in self._writers:
             close_writer(writer, is_reset=is_reset and writer is not fin_writer)
 
 
 def close_writer(writer: StreamWriter, *, is_reset: bool) -> None:
-    """Close a connection at once, with a RST or a FIN. Buffered bytes are not sent."""
+    """Close a connection immediately, with a RST or a FIN. Buffered bytes are not sent."""
     if writer.transport.is_closing():
         return
     with suppress(OSError):  # the other end has closed

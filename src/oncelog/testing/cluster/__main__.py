@@ -1,4 +1,4 @@
-"""`python -m oncelog.testing.cluster`: a cluster to try out, to watch, and to kill the primary of."""
+"""`python -m oncelog.testing.cluster`: a cluster for trying out and watching a failover."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from oncelog.testing.cluster.state import ClusterState, fetch_state
 from oncelog.testing.programs import wait_for_exit
 
 REVIVE_S: Final = 5.0
-"""Pause before a dead Patroni or etcd is started again, as an operator would do."""
+"""Pause before a dead Patroni or etcd process is started again, as an operator would do."""
 FIRST_PORT: Final = 7181
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Starts a cluster, simulates failures of machines and networks, and ends all its processes."""
+"""Starts a cluster, simulates machine and network failures, and stops all its processes."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ from oncelog.testing.programs import (
 )
 
 START_S: Final = 240
-"""Time limit of the start, which is long enough on a busy machine."""
+"""Time limit for starting, long enough for a busy machine."""
 _POLL_S: Final = 0.1
 _LOG_TAIL_BYTES: Final = 4000
 
@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 
 class ClusterError(RuntimeError):
-    """The cluster did not reach the expected state. The message has its state and the last output of its processes."""
+    """The cluster did not reach the expected state. The message contains its state and the last output of its
+    processes."""
 
 
 class Cluster:
@@ -58,9 +59,10 @@ class Cluster:
         first_port: int = 0,
         is_wired: bool = False,
     ) -> None:
-        """Prepare a cluster in an empty directory. With `is_wired` its nodes can be cut off from each other (`cut`).
+        """Prepare a cluster in an empty directory. With `is_wired`, its nodes can be cut off from each other (`cut`).
 
-        Servers listen at `first_port` and the following ports, or at free ones. Raises PortError for unavailable ports.
+        Servers listen on `first_port` and the following ports, or on free ones. Raises PortError if a port is
+        unavailable.
         """
         self._directory = directory.resolve()
         self.settings = settings or ClusterSettings()
@@ -76,16 +78,15 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Address for clients: all servers, of which the client chooses the writable one."""
+        """Return the address for clients. It lists all servers, and the client chooses the writable one."""
         return self.layout.address
 
     # --- start and end
 
     def start(self, is_ended: Callable[[], bool] = lambda: False) -> None:
-        """Start the cluster. Returns when there is a primary that both standbys follow, or when `is_ended` returns
-        True.
+        """Start the cluster. Returns once there is a primary that both standbys follow, or `is_ended` returns True.
 
-        Raises ClusterError on failure, at once if a process has ended.
+        Raises ClusterError on failure, or immediately if a process has exited.
         """
         nodes = [node.name for node in self.layout.nodes]
         for name in self._commands.keys() - set(nodes):
@@ -97,8 +98,8 @@ class Cluster:
         self._wait_for(lambda: True if is_ended() or (self._check_alive() and self.state().is_whole) else None)
 
     def close(self) -> None:
-        """End all processes and wait for them. Does nothing if it is closed."""
-        with suppress(AttributeError):  # start has failed early
+        """Stop all processes and wait for them to exit. Does nothing if the cluster is already closed."""
+        with suppress(AttributeError):  # `start` failed early
             stop_all(self.layout)
         for process in self._processes.values():
             process.wait()
@@ -116,7 +117,7 @@ class Cluster:
         self.close()
 
     def revive(self) -> list[str]:
-        """Start the ended processes of etcd and Patroni again and return their names."""
+        """Restart the etcd and Patroni processes that have exited, and return their names."""
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         for name in ended:
             self._start_process(name)
@@ -145,7 +146,7 @@ class Cluster:
     # --- failures of machines and networks
 
     def kill(self, node: Node, *, with_patroni: bool = False) -> None:
-        """Kill all processes of a PostgreSQL server at once; with its Patroni, as a power loss of the machine does."""
+        """Kill all processes of a PostgreSQL server at the same time. With its Patroni, this simulates a power loss."""
         if with_patroni:
             process = self._processes[node.name]
             process.kill()
@@ -153,11 +154,11 @@ class Cluster:
         kill_server(node)
 
     def freeze(self, node: Node, *, server: bool = True, patroni: bool = True) -> None:
-        """Stop processes without closing connections."""
+        """Suspend processes without closing their connections."""
         self._signal(node, signal.SIGSTOP, server=server, patroni=patroni)
 
     def thaw(self, node: Node, *, server: bool = True, patroni: bool = True) -> None:
-        """Continue stopped processes."""
+        """Resume suspended processes."""
         self._signal(node, signal.SIGCONT, server=server, patroni=patroni)
 
     def cut(self, node: Node, *, with_etcd: bool) -> None:
@@ -171,7 +172,7 @@ class Cluster:
             self._check_links().mend(name)
 
     def kill_etcd_leader(self) -> str:
-        """Wait for a leader of etcd, kill it, and return its name for `revive`."""
+        """Wait for an etcd leader, kill it, and return its name as `revive` does."""
         name = f"etcd{self._wait_for(lambda: self.state().etcd_leader)}"
         self._processes[name].kill()
         self._processes[name].wait()
@@ -212,7 +213,7 @@ class Cluster:
         )
 
     def _prepare_commands(self) -> dict[str, list[str]]:
-        """Return the commands to start, by name."""
+        """Return the commands that start the processes, by name."""
         self._directory.mkdir(parents=True, exist_ok=True)
         server, etcd, python = find_postgres(), find_etcd(), Path(sys.executable)
         commands: dict[str, list[str]] = {}
@@ -247,7 +248,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal is for this process only
+                start_new_session=True,  # Ctrl-C in the terminal must reach only this process
             )
 
     def _wait_for(self, condition: Callable[[], T | None]) -> T:
@@ -261,7 +262,7 @@ class Cluster:
         raise ClusterError(f"state of the cluster after {START_S} s: {self.state()}\n{self._read_log_tails(names)}")
 
     def _check_alive(self) -> bool:
-        """Raise ClusterError if a process has ended, because nothing restarts it before the cluster is up."""
+        """Raise ClusterError if a process has exited, because nothing restarts it before the cluster is up."""
         ended = [name for name, process in self._processes.items() if process.poll() is not None]
         if ended:
             raise ClusterError(
@@ -277,7 +278,7 @@ class Cluster:
             self._processes[node.name].send_signal(number)
         pid = find_server_pid(node)
         if server and pid is not None:
-            # Parents come first, so that no new child is missed.
+            # Signal parents first, so that no new child is missed.
             send_signal(pid, number)
             for child in list_children(pid):
                 send_signal(child, number)

@@ -15,27 +15,27 @@ MEMBERS: Final = 3
 SCOPE: Final = "oncelog"
 FILE: Final = "cluster.json"
 FIRST_PORT_MAX: Final = 65_535 - MEMBERS + 1
-"""Highest first port: the other servers need the ports after it."""
+"""Highest possible first port, because the other servers need the ports that follow."""
 
 
 class PortError(ValueError):
-    """A port is unavailable to servers. The message has the port and the reason."""
+    """A port is unavailable to servers. The message contains the port and the reason."""
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
-    """Settings of the failover. The defaults are the shortest times that Patroni accepts."""
+    """Failover settings. The defaults are the shortest times that Patroni accepts."""
 
     ttl_s: int = 20
-    """A primary without a sign of life for this time is replaced."""
+    """A primary that shows no sign of life for this long is replaced."""
     loop_wait_s: int = 1
     """Interval at which each Patroni checks the cluster."""
     retry_timeout_s: int = 3
-    """Time after which Patroni gives up on etcd or its server. `loop_wait_s` plus twice this time must fit
-    in `ttl_s`."""
+    """Time after which Patroni gives up on etcd or its server. `loop_wait_s` plus twice this time must not exceed
+    `ttl_s`."""
     replication_timeout_s: int = 5
-    """Time after which a silent synchronous standby is replaced by another one."""
+    """Time after which a silent synchronous standby is replaced by another standby."""
     parameters: dict[str, str] = {}
-    """Additional settings of PostgreSQL."""
+    """Additional PostgreSQL settings."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -44,31 +44,31 @@ class Node(Struct, frozen=True, kw_only=True):
     name: str
     data: str
     port: int
-    """Port of PostgreSQL."""
+    """PostgreSQL port."""
     rest_port: int
-    """Port of Patroni."""
+    """Patroni port."""
     wire_ports: tuple[int, int] = (0, 0)
-    """Ports of both for the other nodes: the same, or links that can be cut."""
+    """PostgreSQL and Patroni ports as the other nodes use them: the same ports, or links that can be cut."""
     etcd_ports: tuple[int, ...] = ()
-    """Ports of etcd for Patroni: shared, or links that can be cut."""
+    """etcd ports that Patroni uses: shared ports, or links that can be cut."""
 
     @property
     def configuration(self) -> Path:
-        """Configuration file of Patroni."""
+        """Return the path of Patroni's configuration file."""
         return Path(self.data).parent / "patroni.yml"
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Layout of a cluster. It is stored in the directory of the cluster, for later commands."""
+    """Layout of a cluster. It is saved in the cluster's directory for later commands."""
 
     directory: str
     pid: int
     """Process that supervises the cluster."""
     born_at: int | None = None
-    """Start time of that process, because its pid may be used again."""
+    """Start time of that process, because its pid may be reused."""
     nodes: tuple[Node, ...]
     etcd_ports: tuple[tuple[int, int], ...]
-    """Ports of each member: for clients, and for other members."""
+    """Two ports for each etcd member: one for clients and one for the other members."""
 
     @property
     def address(self) -> str:
@@ -82,7 +82,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, directory: Path) -> "Layout":
-        """Load the layout of a directory. Raises FileNotFoundError without a cluster."""
+        """Load the layout from a directory. Raises FileNotFoundError if the directory has no cluster."""
         return msgspec.json.decode((directory / FILE).read_bytes(), type=cls)
 
 
@@ -102,13 +102,13 @@ class Ports:
         return int(reserved.getsockname()[1])
 
     def close(self) -> None:
-        """Release the ports. They are free when their servers have ended."""
+        """Release the ports. Each becomes free once its server has exited."""
         for reserved in self._sockets:
             reserved.close()
 
 
 def build_etcd_arguments(layout: Layout, index: int) -> list[str]:
-    """Return the arguments of a member of etcd."""
+    """Return the command-line arguments for an etcd member."""
     client, peer = (f"http://{HOST}:{port}" for port in layout.etcd_ports[index])
     members = ",".join(f"etcd{number}=http://{HOST}:{ports[1]}" for number, ports in enumerate(layout.etcd_ports))
     return [
@@ -127,12 +127,12 @@ def build_etcd_arguments(layout: Layout, index: int) -> list[str]:
 
 
 def build_patroni_arguments(node: Node) -> list[str]:
-    """Return the arguments of Python for Patroni."""
+    """Return the Python arguments that run Patroni."""
     return ["-m", "patroni", str(node.configuration)]
 
 
 def build_patroni_configuration(node: Node, settings: ClusterSettings, programs: Path) -> str:
-    """Return the configuration of Patroni. JSON is valid YAML."""
+    """Return Patroni's configuration as JSON, which is valid YAML."""
     directory = Path(node.data).parent
     timeout = f"{settings.replication_timeout_s}s"
     parameters = {
@@ -149,7 +149,7 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
         "ttl": settings.ttl_s,
         "loop_wait": settings.loop_wait_s,
         "retry_timeout": settings.retry_timeout_s,
-        # Patroni does not wait for a dead primary: a complete standby takes over.
+        # Patroni does not wait for a dead primary: a standby that has all commits takes over.
         "primary_start_timeout": 0,
         "synchronous_mode": True,
         "synchronous_mode_strict": True,
@@ -160,11 +160,11 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
         "scope": SCOPE,
         "name": node.name,
         "restapi": {"listen": f"{HOST}:{node.rest_port}", "connect_address": f"{HOST}:{node.wire_ports[1]}"},
-        # With `use_proxies` Patroni uses only these ports, which may be links that can be cut.
+        # With `use_proxies`, Patroni uses only these ports, which may be links that can be cut.
         "etcd3": {"hosts": [f"{HOST}:{port}" for port in node.etcd_ports], "use_proxies": True},
         "bootstrap": {
             "dcs": common,
-            # Small segments of the write-ahead log are written and copied faster.
+            # Small write-ahead log segments are faster to write and copy.
             "initdb": [{"auth": "trust"}, {"encoding": "UTF8"}, {"locale": "C"}, {"wal-segsize": "1"}, "no-sync"],
         },
         "postgresql": {
@@ -178,7 +178,7 @@ def build_patroni_configuration(node: Node, settings: ClusterSettings, programs:
             "pg_hba": anybody,
             "create_replica_methods": ["basebackup"],
             "basebackup": [{"checkpoint": "fast"}, "no-sync"],
-            # A diverged server that cannot be rewound is created again. Its data exists on the primary.
+            # Recreate a diverged server that cannot be rewound. The primary has its data.
             "remove_data_directory_on_rewind_failure": True,
             "remove_data_directory_on_diverged_timelines": True,
         },

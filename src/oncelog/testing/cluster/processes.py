@@ -1,4 +1,4 @@
-"""Finds and ends the processes of a cluster, and no others that name its directory."""
+"""Finds and stops the processes of a cluster, but no other processes that mention its directory."""
 
 import signal
 from collections.abc import Iterator
@@ -10,26 +10,27 @@ from oncelog.testing.cluster.layout import Layout, Node, build_etcd_arguments, b
 from oncelog.testing.programs import get_start_ticks, kill_process_tree, list_children, send_signal, wait_for_exit
 
 _WRITERS: Final = {"initdb", "pg_basebackup", "pg_rewind"}
-"""Programs that Patroni runs for minutes. They continue when Patroni has died."""
+"""Programs that Patroni runs for minutes. They continue after Patroni has died."""
 
 
 def has_supervisor(layout: Layout) -> bool:
-    """Return whether the command that started the cluster still runs. Its pid may belong to another process by now."""
+    """Return whether the command that started the cluster is still running. Its pid may now belong to a different
+    process."""
     command = "\0".join(_read_arguments(layout.pid))
     return get_start_ticks(layout.pid) == layout.born_at and "oncelog.testing.cluster" in command.replace("/", ".")
 
 
 def find_server_pid(node: Node) -> int | None:
-    """Return the pid of a PostgreSQL server if it runs."""
+    """Return the pid of a PostgreSQL server, or None if it is not running."""
     with suppress(OSError, ValueError):
         pid = int(Path(node.data, "postmaster.pid").read_text().split("\n", 1)[0])
-        if _is_server(node, _read_arguments(pid)):  # the pid may belong to another process by now
+        if _is_server(node, _read_arguments(pid)):  # the pid may now belong to a different process
             return pid
     return None
 
 
 def kill_server(node: Node) -> None:
-    """Kill all processes of a server at once. Raises ProcessLookupError if it does not run."""
+    """Kill all processes of a server at the same time. Raises ProcessLookupError if it is not running."""
     pid = find_server_pid(node)
     if pid is None:
         raise ProcessLookupError(f"PostgreSQL of {node.name} does not run")
@@ -37,10 +38,10 @@ def kill_server(node: Node) -> None:
 
 
 def stop_all(layout: Layout) -> None:
-    """End all processes of a cluster, even if its supervisor has died."""
+    """Stop all processes of a cluster, even if its supervisor has died."""
     starters = [pid for pid, arguments in _iterate_commands() if _is_starter(layout, arguments)]
-    # First the processes that would start servers again, with their helpers. They are stopped first, so that no new
-    # child is missed.
+    # First kill the processes that would restart servers, with their helpers. Suspend them all before that, so that no
+    # new child is missed.
     for pid in starters:
         send_signal(pid, signal.SIGSTOP)
     writers = [
@@ -51,7 +52,8 @@ def stop_all(layout: Layout) -> None:
         send_signal(pid, signal.SIGKILL)
     for pid in process_ids:
         wait_for_exit(pid)
-    # Then the servers, in a way that releases their shared memory. Repeated for servers that were just being started.
+    # Then stop the servers in a way that releases their shared memory. Repeat this for servers that were just being
+    # started.
     while servers := _list_servers(layout):
         for pid in servers:
             send_signal(pid, signal.SIGQUIT)
@@ -66,7 +68,7 @@ def _list_servers(layout: Layout) -> list[int]:
 
 
 def _iterate_helpers(layout: Layout, parent: int) -> Iterator[int]:
-    """Yield the running helpers of a process, except for servers."""
+    """Yield the running helpers of a process, except servers."""
     for pid in list_children(parent):
         arguments = _read_arguments(pid)
         if not any(_is_server(node, arguments) for node in layout.nodes):
@@ -75,8 +77,8 @@ def _iterate_helpers(layout: Layout, parent: int) -> Iterator[int]:
 
 
 def _is_starter(layout: Layout, arguments: list[str]) -> bool:
-    """Return whether a process is an etcd or Patroni of the cluster. All arguments must match."""
-    if "--" in arguments and _get_program_name(arguments) == "setpriv":  # it is about to become one of them
+    """Return whether a process is one of the cluster's etcd or Patroni processes. All arguments must match."""
+    if "--" in arguments and _get_program_name(arguments) == "setpriv":  # setpriv is about to become one of them
         arguments = arguments[arguments.index("--") + 1 :]
     options = arguments[1:]
     if _get_program_name(arguments) == "etcd":
@@ -105,7 +107,8 @@ def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_arguments(pid: int) -> list[str]:
-    """Return the arguments of a process, which are readable for processes of all users; empty if it has ended."""
+    """Return the arguments of a process, which are readable for processes of all users. The list is empty if it has
+    exited."""
     try:
         command_line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

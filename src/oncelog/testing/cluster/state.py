@@ -1,4 +1,4 @@
-"""State of a cluster, as its Patronis and etcd report it."""
+"""State of a cluster, as its Patroni and etcd processes report it."""
 
 import http.client
 import json
@@ -33,16 +33,16 @@ class ClusterState(Struct, frozen=True, kw_only=True):
 
     members: tuple[Member, ...]
     etcd_leader: int | None
-    """Index of the leader of etcd; None if no member reports it."""
+    """Index of the etcd leader, or None if no member reports one."""
 
     @property
     def primary(self) -> Member | None:
-        """The running server that accepts writes."""
+        """Return the running server that accepts writes, or None."""
         return next((member for member in self.members if member.role == "leader" and member.state == "running"), None)
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a primary, all standbys follow it, and one of them is synchronous."""
+        """Return whether there is a primary, all standbys follow it, and one of them is synchronous."""
         primary = self.primary
         others = [member for member in self.members if member is not primary]
         return (
@@ -53,7 +53,7 @@ class ClusterState(Struct, frozen=True, kw_only=True):
 
 
 def fetch_state(layout: Layout) -> ClusterState:
-    """Return the state from the first Patroni that answers. Servers that it does not list are away."""
+    """Return the state from the first Patroni that answers. Servers that it does not list are unreachable."""
     ports = {node.name: node.port for node in layout.nodes}
     entries = next(_iterate_answers(layout), [])
     found = {member.name: member for member in (_parse_member(entry, ports) for entry in entries)}
@@ -81,7 +81,7 @@ def _parse_member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
 
 
 def is_etcd_ready(layout: Layout) -> bool:
-    """Return whether all members of etcd have agreed on their cluster. Before that, Patroni fails."""
+    """Return whether all etcd members have agreed on their cluster. Until then, Patroni fails."""
     with suppress(*_FAULTS):
         versions = [_request_json("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
         return "not_decided" not in versions

@@ -1,4 +1,4 @@
-"""TCP links that can be cut: bytes wait meanwhile, as retransmitted packets would."""
+"""TCP links that can be cut. Bytes wait until the link is mended, as retransmitted packets would."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class TcpLink:
-    """Forwards connections from a separate port to another one."""
+    """Forwards connections from its own port to a target port."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -26,12 +26,12 @@ class TcpLink:
         self.port = 0
 
     async def start(self) -> None:
-        """Start to listen."""
+        """Start listening."""
         self._server = await asyncio.start_server(self._accept, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
-        """Forward nothing in either direction, including new connections. No end is notified."""
+        """Stop forwarding in both directions, for new connections too. Neither end is notified."""
         self._connected.clear()
 
     def mend(self) -> None:
@@ -39,7 +39,7 @@ class TcpLink:
         self._connected.set()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -75,11 +75,12 @@ class TcpLink:
                 await self._connected.wait()
                 writer.write(data)
                 await writer.drain()
-            await self._connected.wait()  # the end of a connection waits too
+            await self._connected.wait()  # closing a connection waits too
 
 
 class TcpLinks:
-    """TCP links in a separate thread. Links are named after nodes: all links of a node are cut together."""
+    """TCP links that run in a separate thread. Links are named after nodes, and all links of a node are cut
+    together."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

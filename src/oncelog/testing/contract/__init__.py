@@ -1,10 +1,10 @@
-"""The contract of stores, as tests to run on a store.
+"""The store contract, as tests to run on a store.
 
     class TestMyStore(StoreContract):
         def make_store(self, tmp_path, clock, settings, draw):
             return MyStore(tmp_path / "log", settings, clock=clock, draw=draw)
 
-pytest finds the tests in the class. They need no plugin and no waiting: the clock moves by hand.
+pytest finds the tests in the class. They need no plugin and no waiting, because they set the clock by hand.
 """
 
 from oncelog.testing.contract.audit import AuditContract
@@ -39,8 +39,8 @@ class StoreContract(
     LeapContract,
     AuditContract,
 ):
-    """Subclass it, name the class Test…, and create a store in `make_store`.
+    """All contract tests. Subclass this class under a name that starts with Test, and create a store in `make_store`.
 
-    `make_store` is called again, with the same directory, to reopen a log with its content. Set `is_durable` to False
-    for a store whose content ends when it is closed.
+    To reopen a log with its content, `make_store` is called again with the same directory. Set `is_durable` to False
+    for a store that loses its content when it is closed.
     """

@@ -1,4 +1,4 @@
-"""Assertions of the contract about verdicts."""
+"""Contract assertions about verdicts."""
 
 # ruff: noqa: S101 - tests consist of assertions
 

@@ -51,7 +51,7 @@ def act(name: str = READ_ONLY_ON, actor: str = ROOT, **more: Any) -> RecordAct:
 
 
 class AuditContract(Contract):
-    """Content of audit records, their readers, and their transactions."""
+    """The content, readers and transactions of audit records."""
 
     def test_an_act_is_a_record_of_its_lane_and_of_no_stream_or_partition(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
@@ -107,7 +107,7 @@ class AuditContract(Contract):
             log.commit_items(*[event(number) for number in range(1, 5)])
             assert assert_replayed(log(noticed)).receipt == first
             assert assert_committed(log(act("key_revoked", target="k2", key=act_key("key_revoked", "k2")))) != first
-            # In one batch, and without a key.
+            # The same act in one batch, without a key.
             again = act("key_revoked", target="k3", key=act_key("key_revoked", "k3"))
             new, known = log.commit_items(again, again)
             assert assert_replayed(known).receipt == assert_committed(new)
@@ -222,7 +222,7 @@ class AuditContract(Contract):
             audited = _list_acts(log)[0]
             names = len(audited.scope) + len(audited.actor) + len(audited.key)
             assert before.bytes == submission_bytes(transaction(1, 1)) + record_bytes(names, (), len(audited.body))
-            # A new tenant counts the same.
+            # Counting for a new tenant gives the same result.
             log.run(log.store.set_tenants([Tenant(prefix=ORGANISATION), Tenant(prefix="org")]))
             assert _get_usage(log) == {ORGANISATION: before, "org": before}
 

@@ -22,7 +22,7 @@ OTHER: Final = "gateway/2"
 TABLES: Final = ("A", "Z", "_", "a", "a_b", "aa")
 ROW_IDS: Final = (" ", "0", "10", "9", "A", "a", "a a", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff")
 ALL_PLACES: Final = tuple(product(TABLES, ROW_IDS))
-"""In the order of code points, which is neither that of UTF-16 nor alphabetical."""
+"""Places in code point order, which is neither UTF-16 order nor alphabetical order."""
 BYTES_MAX: Final = 2**20
 
 Place = tuple[str, str]
@@ -64,7 +64,7 @@ class DeltasContract(Contract):
             if not page.has_more:
                 return places
             assert page.rows
-            assert len(places) <= len(ALL_PLACES)  # otherwise the loop would not end
+            assert len(places) <= len(ALL_PLACES)  # otherwise, the loop would not end
 
     def test_a_page_goes_on_after_any_place_whether_a_row_is_there_or_not(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, *ALL_PLACES) as log:
@@ -98,7 +98,7 @@ class DeltasContract(Contract):
                 assert longest < len(places)
 
     def test_rows_are_what_was_merged_and_deleted_ones_are_there(self, tmp_path: Path) -> None:
-        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first place is written last, as 2
+        with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first place is the second write
             assert_committed(log(_build_change(4, "a", "2", op=Op.DELETE, clock=9)))
             assert_committed(log(_build_change(5, "a", "3", op=Op.DELETE, clock=7)))
             kept = _build_stamp(2, 2)

@@ -1,4 +1,4 @@
-"""Synchronous calls of a store, on a clock that tests move by hand."""
+"""Synchronous calls to a store, on a clock that tests set by hand."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -15,7 +15,7 @@ from oncelog.testing.clock import ManualClock
 T = TypeVar("T")
 
 MakeStore = Callable[[ManualClock, Settings | None], Store]
-"""Creates a store, not yet open. Without settings it opens with those of its log."""
+"""Creates an unopened store. Without settings, it opens with those of its log."""
 
 
 class StoreDriver:
@@ -30,7 +30,7 @@ class StoreDriver:
         self.run(self.store.open())
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call of the store to its end."""
+        """Run a call to the store until it completes."""
         return self._runner.run(call)
 
     def close(self) -> None:
@@ -39,14 +39,14 @@ class StoreDriver:
         self._runner.close()
 
     def reopen(self, settings: Settings | None = None) -> None:
-        """Close the store and open it again. A store that is not durable stays open."""
+        """Close the store and open it again. A store that is not durable is left open."""
         if self._is_durable:
             self.run(self.store.close())
             self.store = self._make_store(self.clock, settings)
             self.run(self.store.open())
 
     def catch_reopen_error(self, settings: Settings) -> BaseException | None:
-        """Return the error of opening the store with other settings, or None. Afterwards the store is open
+        """Return the error raised by opening the store with different settings, or None. Afterwards, the store is open
         as before."""
         self.run(self.store.close())
         other = self._make_store(self.clock, settings)
@@ -93,7 +93,7 @@ class StoreDriver:
         return dict(self.run(self.store.heads()))
 
     def catch_error(self, call: Coroutine[Any, Any, Any]) -> BaseException | None:
-        """Return the error of a call, or None."""
+        """Return the error that a call raises, or None."""
         try:
             self.run(call)
         except Exception as error:  # noqa: BLE001 - whichever it is, the test looks at it
@@ -102,15 +102,15 @@ class StoreDriver:
 
 
 class Contract:
-    """Base of the parts of the contract, with the creation of stores."""
+    """Base class for the parts of the contract. It creates the stores."""
 
     is_durable: ClassVar[bool] = True
-    """Whether a store that is closed and created again has its content."""
+    """Whether a store still has its content after it is closed and created again."""
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
-        """Create a store, not yet open. A repeated call with the same path must return the same log.
+        """Create an unopened store. A repeated call with the same path must return the same log.
 
-        Settings of None stand for those of the log.
+        Without `settings`, the log's own settings apply.
         """
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Contract:
 
 
 def make_salt_source() -> Draw:
-    """Return a source of salts that differ between records and are the same in every run."""
+    """Return a source of salts, which differ between records but are the same in every run."""
     drawn = 0
 
     def draw(size: int) -> bytes:
@@ -141,5 +141,5 @@ def make_salt_source() -> Draw:
 
 
 def list_positions(records: Sequence[Record]) -> list[int]:
-    """Return the positions of records in their lane."""
+    """Return the positions that records have in their lane."""
     return [record.position for record in records]

@@ -17,7 +17,7 @@ OTHER = event_scope("other")
 
 
 class EventIdsContract(Contract):
-    """Ids of events in the scopes of tenants."""
+    """Event ids in the scopes of tenants."""
 
     def test_tenants_with_own_ids_can_use_the_same_id(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -82,7 +82,7 @@ class EventIdsContract(Contract):
             receipts.append(assert_committed(log(event(2, partitions=both))))
             log.reopen()
             for number, receipt in enumerate(receipts):
-                for scope in ("", ACME, OTHER):  # writers with the settings of each time
+                for scope in ("", ACME, OTHER):  # writers with the settings of each point in time
                     assert assert_replayed(log(event(number, scope=scope, partitions=both))).receipt == receipt
 
     def test_retry_is_known_though_another_event_has_its_id_in_the_scope(self, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ class EventIdsContract(Contract):
             own = assert_committed(log(event(1, "own", scope=ACME, partitions=("acme/x",))))
             assert_committed(log(event(2, "after", scope=ACME, partitions=("acme/x",))))
             log.reopen()
-            # By a writer with outdated tenants, whose scope has the id of the event of the other tenant.
+            # A writer with outdated tenants submits these. Its scope contains the id of the other tenant's event.
             assert assert_replayed(log(event(1, "own", partitions=("acme/x",)))).receipt == own
             assert_refused(log(event(1, "new", partitions=("acme/x",))), Reason.WRONG_SCOPE)
             assert assert_replayed(log(event(1, "of another tenant", partitions=("other/x",)))).receipt == squatted

@@ -102,7 +102,7 @@ class LeapContract(Contract):
             assert list_positions(log.read_all()) == list_positions(log.read_all(limit=1)) == wanted
             assert list_positions(log.read_all(partitions=("p",), limit=1)) == [1, 2, 3, ABOVE + 2]
             assert list_positions(log.read_all(partitions=("q", "p"), limit=2)) == [1, 2, 3, ABOVE + 2]
-            # A reader with a cursor in the lost history.
+            # A reader whose cursor is in the lost history.
             assert list_positions(log.read_all(after=5)) == [ABOVE + 1, ABOVE + 2]
             sequences = [record.sequence for record in log.read_all(stream=CHANNEL, limit=1)]
             assert sequences == [1, 2, ABOVE + 1]
@@ -237,7 +237,7 @@ class LeapContract(Contract):
 
 
 def _fill(log: StoreDriver) -> str:
-    """Commit three events, two messages, two transactions and a lease. Return the epoch."""
+    """Commit three events, two messages, two transactions and a lease. Returns the epoch."""
     log.commit_items(*[event(number, partitions=("p",)) for number in (1, 2, 3)])
     log.commit_items(SetMember(CHANNEL, "user:ann"), message(1), message(2))
     log.commit_items(transaction(1, 1), transaction(2, 2), claim(1, "h1"))

@@ -35,7 +35,7 @@ def build_transaction(sequence: int, *operations: Operation, scope: str = ORGANI
 
 
 def _build_foreign_transaction(sequence: int, *operations: Operation) -> Submission:
-    """Return a transaction whose body has a form of the application."""
+    """Return a transaction whose body is in the application's own format."""
     return transaction(sequence, sequence, *operations)
 
 
@@ -44,7 +44,7 @@ class LedgerContract(Contract):
 
     @contextmanager
     def open_written(self, tmp_path: Path, *operations: Operation) -> Iterator[StoreDriver]:
-        """Open a log with one transaction of these operations, and one of another scope in the same lane."""
+        """Open a log with one transaction of these operations, and one in another scope of the same lane."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log(transaction(1, 1, SetEntity("a", b"other"), Relate("doc", "owner", "other"), scope=OTHER))
             log(transaction(1, 1, *operations))

@@ -1,4 +1,4 @@
-"""The contract of members: opening of streams, members of a stream, streams of a member, and changes."""
+"""The contract of members: opening streams, members of a stream, streams of a member, and membership changes."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -23,11 +23,11 @@ NAMES: Final = (
     "user:\ue000",
     "user:\U00010000",
 )
-"""In the order of code points."""
+"""Names in code point order."""
 
 
 class MembersContract(Contract):
-    """Storage, reads and notification of members."""
+    """Storage and reads of members, and their notifications."""
 
     def test_a_stream_is_opened_once_and_stays_so(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -117,7 +117,7 @@ class MembersContract(Contract):
             told = [MemberChange(first, CHANNEL, name, MEMBERSHIP, True, 0, role) for name, role in roles.items()]
             assert self._list_changes(log, 0) == told
             log(message(1))
-            assert self._list_changes(log, first) == []  # a record is not a change of members
+            assert self._list_changes(log, first) == []  # a record is not a membership change
             log.reopen()
             log(Acknowledge(CHANNEL, "user:ann", 1))
             acknowledged = log.heads()[1].revision
@@ -172,7 +172,7 @@ class MembersContract(Contract):
             assert_committed(log(message(4, "x", "user:bob", "chat/2", **rates)))
             log.clock.advance(334)
             log.reopen()
-            # A refusal by one rate takes no token of the other.
+            # A refusal by one rate takes no token from the other.
             first, second = log.commit_items(
                 message(4, actor="user:bob", **rates), message(5, actor="user:bob", **rates)
             )

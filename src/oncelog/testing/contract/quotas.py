@@ -1,4 +1,4 @@
-"""The contract of tenants: all stores count usage alike."""
+"""The contract of tenants: all stores count usage in the same way."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -15,7 +15,7 @@ from oncelog.testing.contract.writes import CAMPAIGN, ORGANISATION, claim, event
 
 
 class QuotasContract(Contract):
-    """Quotas of storage and rate."""
+    """Storage and rate quotas."""
 
     def test_a_log_has_no_tenants_unless_it_is_told(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -128,7 +128,7 @@ class QuotasContract(Contract):
             assert (late.tenant, late.current) == ("acme", 0), "without the request"
             assert late.message == "records_max of the tenant 'acme' is 3; it has 0, and this request adds more than 3"
             assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
-            # Three at once exceed the burst; the bucket refills from the debt.
+            # Three writes at the same time exceed the burst; the bucket refills from the debt.
             assert [
                 assert_committed(commit_item).position
                 for commit_item in log.commit_items(*events[:3], is_admitted_whole=True)
@@ -163,7 +163,7 @@ def set_tenants(log: StoreDriver, *tenants: Tenant) -> bool:
 
 
 def get_usage(log: StoreDriver) -> dict[str, tuple[int, int]]:
-    """Return the bytes and records of each tenant that the log reports."""
+    """Return the bytes and records that the log reports for each tenant."""
     return {tenant.prefix: (usage.bytes, usage.records) for tenant, usage in log.run(log.store.usage())}
 
 

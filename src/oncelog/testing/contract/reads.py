@@ -1,4 +1,4 @@
-"""The contract of reads: pages by cursor, of a lane, of partitions, of a stream."""
+"""The contract of reads: pages of a lane, of partitions and of a stream, by cursor."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -21,7 +21,7 @@ EVENT_COUNT = 12
 
 
 def encode_views(views: Sequence[RecordView]) -> bytes:
-    """Encode the views of records for a comparison. There is at least one."""
+    """Encode views of records for a comparison. There must be at least one."""
     assert views
     return repr(list(views)).encode()
 
@@ -31,7 +31,8 @@ class ReadContract(Contract):
 
     @contextmanager
     def open_filled(self, tmp_path: Path) -> Iterator[StoreDriver]:
-        """Open a log of 12 events: partition p has those at even positions, q those at multiples of 3, r all."""
+        """Open a log of 12 events. Partition p has the events at even positions, q those at multiples of 3, and r
+        all."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for position in range(1, EVENT_COUNT + 1):
                 named = [name for name, every in (("p", 2), ("q", 3), ("r", 1)) if position % every == 0]

@@ -1,4 +1,4 @@
-"""The contract of roles: owners, inheritance, and limits of new streams and members."""
+"""The contract of roles: owners, inheritance, and limits on new streams and members."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -26,7 +26,7 @@ UNCHANGED = Applied(changed=False)
 
 
 class RolesContract(Contract):
-    """Storage, inheritance and notification of owners."""
+    """Storage and inheritance of ownership, and its notifications."""
 
     def test_creator_is_owner_and_names_others(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -86,7 +86,7 @@ class RolesContract(Contract):
 
     def test_oldest_member_inherits_when_the_last_owner_leaves(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
-            # The order of joining is neither that of names nor that of the removals.
+            # The order of joining is neither the order of names nor that of the removals.
             joining = ("user:m", "user:c", "user:x", "user:a", "user:b")
             log.commit_items(*[SetMember(CHANNEL, name) for name in joining], message(1, actor="user:x"))
             log.commit_items(Acknowledge(CHANNEL, "user:x", 1), SetMember(CHANNEL, "user:c", present=False))

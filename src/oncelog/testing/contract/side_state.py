@@ -199,7 +199,8 @@ class SideStateContract(Contract):
             assert log.heads() == before
             assert assert_replayed(log.commit_items(*events[:2], is_admitted_whole=True)[0]).receipt == first
             before = log.heads()
-            # Above the burst: admitted when the bucket is full; it refills from the debt.
+            # The request exceeds the burst, so it is admitted only when the bucket is full; the bucket refills from the
+            # debt.
             verdicts = log.commit_items(*events[2:], mode=Mode.UNTIL_REFUSED, is_admitted_whole=True)
             assert assert_refused(verdicts[2], Reason.RATE_LIMITED).retry_after_ms == 1000
             assert log.heads() == before
@@ -304,7 +305,7 @@ class SideStateContract(Contract):
 
 
 def check_headers(log: StoreDriver, lane: int) -> None:
-    """Check every record of the lane, erased or not, in its block by the stored hash of its body."""
+    """Check every record of the lane, erased or not, against its block by the stored hash of its body."""
     for height in range(1, log.heads()[lane].height + 1):
         block, evidence = log.run(log.store.block(lane, height))
         leaves = [

@@ -1,4 +1,4 @@
-"""Contract for storage quotas: names, members and side state count, and a recount gives the same total."""
+"""The contract of storage quotas: names, members and side state are counted, and a recount gives the same total."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -101,7 +101,7 @@ class StoredBytesContract(Contract):
             add = SetMember(CHANNEL, "user:bob", actor="user:ann")
             remove = SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")
             for _ in range(3):
-                # The member counts once; each addition and removal counts an audit record.
+                # The member is counted once, and each addition and removal as an audit record.
                 assert log(add) == Applied(changed=True)
                 assert log(remove) == Applied(changed=True)
             assert get_usage(log)["chat"][1] == 9

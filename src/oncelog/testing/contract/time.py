@@ -12,7 +12,7 @@ from oncelog.testing.contract.writes import CHANNEL, DAY_MS, HOUR_MS, claim, eve
 
 
 class TimeContract(Contract):
-    """Behaviour of a store when the clock changes."""
+    """How a store behaves when the clock changes."""
 
     def test_log_time_is_the_time_of_the_commit(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:

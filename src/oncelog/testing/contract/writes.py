@@ -17,7 +17,7 @@ CAMPAIGN: Final = "campaign/1"
 
 
 def key(number: int, length: int = 16) -> bytes:
-    """Return the key with a number."""
+    """Return the key for a number."""
     return number.to_bytes(length, "big")
 
 
@@ -34,7 +34,7 @@ def message(number: int, content: str = "x", actor: str = "user:ann", scope: str
 
 
 def transaction(number: int, sequence: int, *operations: Operation, content: str = "x", **more: Any) -> Submission:
-    """Build a write to a ledger with a client sequence; number 0 stands for no key."""
+    """Build a write to a ledger with a client sequence. The number 0 means no key."""
     fields: dict[str, Any] = {"scope": ORGANISATION, "client": "c1", "body": content.encode(), **more}
     return Submission(
         policy=LEDGER,
@@ -47,7 +47,7 @@ def transaction(number: int, sequence: int, *operations: Operation, content: str
 
 
 def delta(number: int, clock: int, op: Op = Op.UPDATE, **columns: str) -> Submission:
-    """Build a change of a row; higher clocks win."""
+    """Build a change of a row. The change with the highest clock wins."""
     values = tuple((name, value.encode()) for name, value in columns.items())
     change = RowDelta(op, "todos", "r1", "c1", clock, values, key(number, 32))
     return Submission(policy=DELTAS, scope=GATEWAY, key=key(number, 32), fingerprint=b"", delta=change)
