@@ -1,4 +1,4 @@
-"""The command line: one file for each command."""
+"""The command line: one file per command."""
 
 from importlib import metadata
 from typing import Annotated
@@ -43,7 +43,7 @@ def _print_version(is_wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        # A callback, because Typer does not call the function without a command.
+        # A callback, because Typer does not call this function if no command is given.
         typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
@@ -75,5 +75,5 @@ app.add_typer(key.app, name="key")
 
 
 def main() -> None:
-    """Run the command line; the entry point of the `oncelog` script."""
+    """Run the command line. Entry point of the `oncelog` script."""
     app()

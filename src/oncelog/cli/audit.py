@@ -1,4 +1,4 @@
-"""`oncelog audit`: the administrative acts in a log."""
+"""`oncelog audit`: print the administrative acts in a log."""
 
 import asyncio
 import time
@@ -93,7 +93,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
 
 
 def _parse_time_ms(text: str, option: str) -> int | None:
-    """Return the milliseconds of a time, or of a duration before now, or None for an empty text."""
+    """Parse a time, or a duration before now, into milliseconds since 1970. Return None for an empty text."""
     if not text:
         return None
     ago_ms = find_duration_ms(text)
@@ -156,7 +156,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
 
 
 def _format_line(act: Act) -> bytes:
-    """Return `2026-11-18 12:03:11.250 UTC  user:ada  erase  orders  {"records":2}`."""
+    """Format an act as `2026-11-18 12:03:11.250 UTC  user:ada  erase  orders  -  {"records":2}`."""
     columns = [
         format_utc(act["time_ms"]),
         f"{act['actor']:<24}",

@@ -1,4 +1,4 @@
-"""`oncelog backup`, `oncelog restore` and `oncelog epoch`."""
+"""`oncelog backup`, `oncelog restore` and `oncelog epoch`: copy a log, restore a copy, and print or renew the epoch."""
 
 import os
 import pwd
@@ -18,7 +18,7 @@ CLI_ACTOR: Final = "system:cli"
 
 
 def get_cli_operator() -> Operator:
-    """Return the command line as the actor, with the user name of the operating system."""
+    """Return the command line as the acting operator, with the user name from the operating system."""
     number = os.getuid()
     try:
         return Operator(CLI_ACTOR, pwd.getpwuid(number).pw_name)

@@ -1,4 +1,4 @@
-"""`oncelog clock`: the clock of a log, and whether it has jumped."""
+"""`oncelog clock`: show a log's clock and whether it has jumped."""
 
 from typing import Annotated
 

@@ -19,7 +19,7 @@ from oncelog.server.auth.secret_files import SecretCheck, check_secret_file
 
 STANDARD_INPUT: Final = "-"
 CHECK_VARIABLE: Final = "ONCELOG_CHECK_SECRET_FILES"
-"""Environment variable of the server setting `check_secret_files`. Commands read it too."""
+"""Environment variable of the server setting `check_secret_files`, which commands also read."""
 _CHECKS: Final = {"true": SecretCheck.COMMAND, "false": SecretCheck.WARN}
 
 
@@ -32,9 +32,9 @@ def open_file(path: str) -> BufferedReader:
 
 
 def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]:
-    """Open a file, or standard input for `-`; end the command if standard input is closed. Raises OncelogError.
+    """Open a file, or standard input for `-`. Exit if standard input is closed. Raises OncelogError.
 
-    `content` names what the command reads line by line; a user at a terminal sees it.
+    `content` says what each line contains, for the message to a user at a terminal.
     """
     if path != STANDARD_INPUT:
         return open_file(path)
@@ -42,16 +42,16 @@ def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]
         print_message("standard input must be open")
         raise typer.Exit(EXIT_IO_ERROR)
     if content:
-        os.set_blocking(sys.stdin.fileno(), True)  # an empty pipe that does not block would look like the end
+        os.set_blocking(sys.stdin.fileno(), True)  # an empty non-blocking pipe would look like the end of the input
         if sys.stdin.isatty():
             typer.echo(f"Reading one {content} a line from the terminal; end with Ctrl-D.", err=True)
     return nullcontext(sys.stdin.buffer)
 
 
 def write_new_file(path: Path, chunks: Iterable[bytes]) -> bool:
-    """Create a file. Return False, without a change, if the file exists. Raises OncelogError.
+    """Create a file. Return False and change nothing if the file exists. Raises OncelogError.
 
-    The content is on the disk before the file gets its name, so a reader never sees a partial file.
+    The content is on disk before the file appears under its name, so a reader never sees a partial file.
     """
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}.unfinished")
     try:
@@ -73,7 +73,7 @@ def write_new_file(path: Path, chunks: Iterable[bytes]) -> bool:
 
 
 def get_secret_check() -> SecretCheck:
-    """Return how strictly this command checks secret files. Raises SettingsError for a wrong variable."""
+    """Return how strictly this command checks secret files. Raises SettingsError if the variable is invalid."""
     check = _CHECKS.get(os.environ.get(CHECK_VARIABLE, "").lower() or "true")
     if check is None:
         raise SettingsError(f"environment variable {CHECK_VARIABLE} must be true or false")
@@ -81,7 +81,7 @@ def get_secret_check() -> SecretCheck:
 
 
 def read_token_file(path: str, bytes_max: int) -> str:
-    """Return the text of a file or pipe with a token, and check permissions as the server does. Raises OncelogError."""
+    """Read a token from a file or pipe, and check file permissions as the server does. Raises OncelogError."""
     try:
         with open_file(path) as file:
             found = os.fstat(file.fileno())

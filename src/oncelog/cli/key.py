@@ -1,4 +1,4 @@
-"""`oncelog key`: canonical forms and identities of the JSON values on standard input."""
+"""`oncelog key`: print canonical forms and identities of the JSON values on standard input."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -81,7 +81,7 @@ def _make_identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable
 
 
 def _answer_lines(answer: Callable[[bytes], LineResult]) -> None:
-    """Answer each line as soon as it arrives, so that a program can send the next line after an answer."""
+    """Answer each line as soon as it arrives, so that a program can wait for the answer before it sends the next."""
     with open_input(STANDARD_INPUT, "JSON value") as source:
         for line in _iterate_lines(source):
             write_lines([encode_json_line(_answer_line(line, answer))])
@@ -97,7 +97,7 @@ def _answer_line(line: bytes | None, answer: Callable[[bytes], LineResult]) -> L
 
 
 def _iterate_lines(source: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the lines without their ends; None for a line that is too long, which is skipped."""
+    """Yield the lines without line endings. A line that is too long is skipped and yields None."""
     while line := source.readline(LINE_BYTES_MAX + 1):
         if line.endswith(b"\n") or len(line) <= LINE_BYTES_MAX:
             yield line.rstrip(b"\r\n")

@@ -1,4 +1,4 @@
-"""Reading of lines from standard input or a file, and their division into requests."""
+"""Reading of lines from standard input or a file, and batching of their items into requests."""
 
 import asyncio
 import os
@@ -14,18 +14,18 @@ from oncelog.errors import OncelogError
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 64 * 1024
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""A larger request is divided: servers accept 4 MiB by default. A single write is never divided."""
+"""Larger requests are divided, because servers accept 4 MiB by default. A single write is never divided."""
 
 
 class InputItem(Struct, frozen=True):
     """A write to send."""
 
     body: bytes
-    """JSON, as it is sent."""
+    """JSON, as sent."""
     location: str = ""
-    """Place in the input, such as `line 3`; empty for a write from the command line."""
+    """Location in the input, such as `line 3`. Empty for a write from the command line."""
     key: bytes | None = None
-    """Identity that a request must not repeat; None if the server accepts repetitions."""
+    """Identity that must not occur twice in a request, or None if the server accepts repetitions."""
 
 
 Item = TypeVar("Item", bound=InputItem)
@@ -37,12 +37,12 @@ async def read_batches(
     items_max: int,
     finish: Callable[[], Iterable[Item]] = tuple,
 ) -> AsyncIterator[list[Item]]:
-    """Yield requests with the items of lines as they arrive. `parse` gets a line and its number.
+    """Yield the items of lines in batches as they arrive. `parse` is called with each line and its number.
 
     At the end of the input, `finish` returns the items that `parse` has held back.
 
-    A request does not wait until it is full, because a user may be typing. Items before a malformed line are yielded
-    before its error is raised.
+    A batch is yielded before it is full if no further input is available, because a user may be typing. Items before a
+    malformed line are yielded before its error is raised.
     """
     chunks = _start_reader(descriptor)
     items: list[Item] = []
@@ -71,7 +71,7 @@ async def read_batches(
 
 
 def _start_reader(descriptor: int) -> asyncio.Queue[bytes]:
-    """Read a file descriptor in a daemon thread, so that an interrupted command ends at once. b"" marks the end."""
+    """Read a file descriptor in a daemon thread, so that an interrupted command exits at once. b"" marks the end."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=16)
 
@@ -90,7 +90,7 @@ def _start_reader(descriptor: int) -> asyncio.Queue[bytes]:
 
 
 def split_batches(items: Iterable[Item], items_max: int) -> Iterator[list[Item]]:
-    """Divide items into requests, in their order. No request repeats a key (EV-7)."""
+    """Divide items into batches, in order. No batch contains a key twice (EV-7)."""
     batch: list[Item] = []
     keys: set[bytes | None] = set()
     size = 0

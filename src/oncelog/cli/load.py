@@ -1,4 +1,4 @@
-"""`oncelog load`: a quick load test of a running server, which also checks that a retry does not commit again."""
+"""`oncelog load`: run a quick load test against a server, and check that retries do not commit again."""
 
 import asyncio
 import sys
@@ -141,7 +141,7 @@ class _Tally:
         self.note_problem(problem)
 
     def note_problem(self, problem: str) -> None:
-        """Keep a description of the first few problems."""
+        """Keep the descriptions of the first few problems."""
         if len(self.problems) < PROBLEMS_SHOWN_MAX:
             self.problems.append(problem)
 
@@ -189,7 +189,7 @@ def _format_figures(figures: dict[str, Any]) -> list[str]:
 class _Worker:
     """A connection with several requests in flight.
 
-    After reconnecting, the worker resends the requests that have not been answered.
+    After reconnecting, the worker resends the unanswered requests.
     """
 
     def __init__(self, client: HttpClient, remote: Remote, client_id: str, plan: _LoadPlan, tally: _Tally) -> None:
@@ -212,7 +212,7 @@ class _Worker:
         await run_until_first_ends([self._retrier.run(self._run_connection), slots])
 
     async def _run_connection(self) -> None:
-        """Open a connection and pass each answer to its request. Ends with an error, and the worker reconnects."""
+        """Open a connection and pass each answer to its request. Always raises an error; the worker then reconnects."""
         async with connect(self._client, self._remote, self._client_id) as connection:
             self._retrier.mark_connected()
             self._tally.start(connection.hello.server_last_committed_id)
@@ -236,7 +236,7 @@ class _Worker:
             raise problem  # the first connection is not retried
 
     async def _run_slot(self, until_s: float) -> None:
-        """Submit one request after another."""
+        """Submit one request after another until `until_s`."""
         await self._is_connected.wait()
         while time.perf_counter() < until_s:
             events = [self._build_event() for _ in range(self._plan.batch)]

@@ -1,4 +1,4 @@
-"""`oncelog move`: a log from a file into a database."""
+"""`oncelog move`: move a log from a file into a database."""
 
 from typing import Annotated
 

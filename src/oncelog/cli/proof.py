@@ -1,4 +1,4 @@
-"""`oncelog proof`: the proof of a record as a document, and the check of such a document."""
+"""`oncelog proof`: export the proof of a record as a document, and check such a document."""
 
 from pathlib import Path
 from typing import Annotated
@@ -105,12 +105,12 @@ def proof(  # noqa: PLR0913 - each is an option
         raise typer.Exit(EXIT_FOUND_NOTHING)
     if output is None:
         typer.echo(document.decode())
-    elif not write_new_file(output, [document, b"\n"]):  # never overwrites: the file might be the log
+    elif not write_new_file(output, [document, b"\n"]):  # never overwrites, because the file might be the log
         raise OncelogError(f"{output} already exists.")
 
 
 def _parse_record_id(id: str | None, lane: int | None, position: int | None, options: KeyOptions) -> RecordId:  # noqa: A002
-    """Return the record that the arguments name. Raises OncelogError if they name no record, or two."""
+    """Parse the arguments that identify a record. Raises OncelogError if they identify no record or two."""
     if (lane is None) is not (position is None):
         raise OncelogError("--lane and --position must be given together.")
     if lane is not None and position is not None:
@@ -174,7 +174,7 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
 def _find_anchor(
     document: ProofDocument, expected_hash: bytes | None, head: ExportedHead | None
 ) -> tuple[bytes | None, str]:
-    """Return the trusted hash of the document's block, None without one, and how a valid block compares with it."""
+    """Return the trusted hash of the document's block, if any, and how a valid block compares with it."""
     block = document.block
     if expected_hash is not None:
         return expected_hash, "it has the given hash"

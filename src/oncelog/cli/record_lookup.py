@@ -1,4 +1,4 @@
-"""IDs of records for `show` and `proof`, and the search for the records."""
+"""Parsing of record IDs for `show` and `proof`, and the search for the records."""
 
 import re
 from bisect import bisect_left
@@ -56,7 +56,7 @@ ReadAll = Annotated[bool, typer.Option("--all", help="Read all records, even if 
 
 
 class KeyOptions(Struct, frozen=True):
-    """The options of `show` and `proof` that go with a key."""
+    """The options of `show` and `proof` that apply to a key."""
 
     policy: str | None
     scope: str | None
@@ -76,7 +76,7 @@ class KeyOptions(Struct, frozen=True):
 
 
 class RecordId(Struct, frozen=True):
-    """An ID with its options: a place, or the keys that the text can mean."""
+    """An ID with its options: a place, or the keys that the text may stand for."""
 
     text: str
     options: KeyOptions
@@ -85,7 +85,7 @@ class RecordId(Struct, frozen=True):
 
 
 def parse_record_id(text: str, options: KeyOptions) -> RecordId:
-    """Read an ID. Raises OncelogError."""
+    """Parse an ID. Raises OncelogError."""
     place = parse_place(text) if options.as_text is None else None
     if place is None:
         return RecordId(text, options, None, parse_keys(text, options.as_text))
@@ -98,7 +98,7 @@ def parse_record_id(text: str, options: KeyOptions) -> RecordId:
 
 
 def parse_place(text: str) -> Place | None:
-    """Return lane and position if a text names a record by them: LANE:POSITION, or a message's id."""
+    """Parse a place: LANE:POSITION or a message's id. Return None if the text is neither."""
     place = _PLACE.fullmatch(text)
     if place is not None:
         return int(place[1]), int(place[2])
@@ -114,7 +114,7 @@ def parse_place(text: str) -> Place | None:
 
 
 def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
-    """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
+    """Return the keys that a text may stand for: the bytes of a UUID or hex, and the key of the text itself."""
     key_bytes = parse_hex(text)
     if as_text is False:
         if key_bytes is None:
@@ -130,7 +130,7 @@ def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
 
 
 def parse_hex(text: str) -> bytes | None:
-    """Return the bytes of a UUID or of hex digits."""
+    """Return the bytes of hex digits or a UUID, or None if the text is neither."""
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
     try:
@@ -140,7 +140,7 @@ def parse_hex(text: str) -> bytes | None:
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """An outcome, and the identity or place where it was found."""
+    """An outcome, and the identity or place under which it was found."""
 
     outcome: Outcome
     identity: KeyIdentity = ("", "", "", b"")
@@ -150,9 +150,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def find_records(view: LogView, record_id: RecordId, meter: ProgressMeter) -> list[Finding]:
-    """Find the records that an ID names. Without a record the only finding says why.
+    """Find the records that an ID may refer to. If no record is found, the only finding explains why.
 
-    A text with the form of a ledger transaction's id may also be a key. The transaction is tried first.
+    A text in the form of a ledger transaction's id may also be a key. The transaction is looked up first.
     """
     lookup, options = _RecordLookup(view), record_id.options
     if record_id.place is not None:
@@ -196,7 +196,7 @@ def _build_unknown(text: str, query: KeyQuery, matches: KeyMatches, transaction:
 
 
 class _RecordLookup:
-    """Reads records of a log by key and by place."""
+    """Looks up the records of a log by key and by place."""
 
     def __init__(self, view: LogView) -> None:
         self._view = view
@@ -249,7 +249,7 @@ class _RecordLookup:
         return self._build_finding(Outcome(Status.COMMITTED, why, record), (record.policy, "", "", b""))
 
     def _build_finding(self, outcome: Outcome, identity: KeyIdentity) -> Finding:
-        """Return a finding with the block hash and the eviction of the record."""
+        """Build a finding, with the record's block hash and eviction."""
         record = outcome.record
         if record is None:
             return Finding(outcome, identity)
@@ -258,7 +258,7 @@ class _RecordLookup:
         return Finding(outcome, identity, b"" if block is None else block.hash, evicted)
 
     def _find_eviction(self, record: Record) -> Record | None:
-        """Find the first evicting position at which the key of a record was too old. Log time never goes back."""
+        """Find the first eviction position at which a record's key was too old. Log time never decreases."""
         retention, interval = self.policies[record.policy].retention, self._view.metadata.settings.eviction_interval
         if retention.forget is not Forget.AT_EVICTION:
             return None
@@ -277,7 +277,7 @@ class _RecordLookup:
         return find_eviction_record(numbers[first]) if first < len(numbers) else None
 
     def find_of_policy(self, place: Place, policy: Policy, kind: str) -> Finding:
-        """Return the record at a place if it has the policy. `kind` is what users call a record of the policy."""
+        """Return the record at a place if it has the policy. `kind` is the users' name for a record of the policy."""
         finding = self.find_at(*place)
         record = finding.outcome.record
         if record is None or record.policy == policy.name:
@@ -297,7 +297,7 @@ class _RecordLookup:
 
 
 def _select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[Policy, ...]:
-    """Return the policy of this name, or all. Raises OncelogError for a name that the log does not know."""
+    """Return the policy with this name, or all policies for None. Raises OncelogError for an unknown name."""
     if name is None:
         return tuple(policies.values())
     if name not in policies:
@@ -306,13 +306,13 @@ def _select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[
 
 
 def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
-    """Return the sentence above the list of several writes with one key."""
+    """Return the heading of a list of several writes with one key."""
     count = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
     return f"ambiguous: {count} writes have this key. Choose one with these options:"
 
 
 def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
-    """Return the options that choose each of several writes. The key of the text is the last of several keys."""
+    """Return the options that select each of several writes. If there are several keys, the text's key is the last."""
     are_of_both = len({key for *_, key in identities}) > 1
     lines = []
     for policy, scope, client, key in identities[:MATCHES_MAX]:
@@ -328,7 +328,7 @@ def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> 
 def format_fields(
     record: Record | RecordHeader, key: str, fingerprint: str, more: Sequence[tuple[str, str]], key_text: str = ""
 ) -> list[str]:
-    """Return a line for each field of a record that has a value. `more` follows the fields that all records have."""
+    """Format a record, with one line for each field that has a value. `more` follows the common fields."""
     client = f"{record.client}, sequence {record.client_sequence}" if record.client_sequence else record.client
     fields = [
         ("place", f"lane {record.lane}, position {record.position}"),

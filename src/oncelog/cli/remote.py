@@ -1,7 +1,7 @@
 """Options, connections and retries of the commands that use a server.
 
-A request or a connection ends with one of two errors: `LostError` if the connection was lost, after which the command
-may send the same again, or `ServerRefusedError` with the server's reason.
+A request or a connection fails with one of two errors: `LostError` if the connection was lost, after which the command
+may resend the same request, or `ServerRefusedError` with the server's reason.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_MS: Final = 30_000
 MESSAGE_BYTES_MAX: Final = 1024 * MIB
-"""Larger than any page: the server limits its pages."""
+"""Larger than any page, because the server limits its pages."""
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
 _CONNECT_ID: Final = "connect"
 PAUSE_LIMITS: Final = BaseLimits(pause_ms_min=100, pause_ms_max=5000, retry_after_ms_max=LIMIT_MAX)
-"""Commands wait as long as the server asks for, or give up at once if that is beyond their deadline."""
+"""Commands wait as long as the server requests, or give up immediately if that exceeds their deadline."""
 T = TypeVar("T")
 
 Url = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
@@ -82,7 +82,7 @@ _SERVER_PARAMETERS: Final = (
 
 
 class Remote(Struct, frozen=True):
-    """A server, and the token for it."""
+    """A server and the token for it."""
 
     url: str
     token: str | None = None
@@ -92,14 +92,14 @@ class Remote(Struct, frozen=True):
 
 
 def build_remote(url: str, token: str | None, token_file: str | None) -> Remote:
-    """Return the server that the options of a command name. Raises OncelogError for wrong options."""
+    """Build the `Remote` from a command's options. Raises OncelogError for invalid options."""
     if find_spec("aiohttp") is None:
         raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
     return Remote(normalize_url(url, "--url"), _load_credential(token, token_file))
 
 
 def uses_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `remote` of a command by the options that name a server and its token."""
+    """Replace the parameter `remote` of a command with the options for a server and its token."""
 
     @wraps(command)
     def run(url: str, token: str | None, token_file: str | None, **arguments: Any) -> None:
@@ -127,14 +127,14 @@ def _load_credential(token: str | None, token_file: str | None) -> str | None:
 
 
 def check_text(text: str, option: str) -> str:
-    """Return a text. Raises OncelogError for bytes of a terminal that are not UTF-8."""
+    """Return the text of an argument. Raises OncelogError if the terminal sent bytes that are not UTF-8."""
     if not is_unicode(text):
         raise OncelogError(f"{option} is not UTF-8")
     return text
 
 
 def choose_client_id(client_id: str | None, command: str) -> str:
-    """Return the client id of a WebSocket: that of the option, or a new one."""
+    """Return the client id for a WebSocket: the value of --client-id, or a new id."""
     return f"{command}-{uuid4().hex[:12]}" if client_id is None else check_text(client_id, "--client-id")
 
 
@@ -143,7 +143,7 @@ def choose_client_id(client_id: str | None, command: str) -> str:
 
 @contextmanager
 def translate_decode_errors(remote: Remote) -> Iterator[None]:
-    """Report an answer that cannot be decoded."""
+    """Raise OncelogError for an answer that cannot be decoded."""
     try:
         yield
     except msgspec.MsgspecError as error:
@@ -155,7 +155,10 @@ class _Results(Struct, frozen=True):
 
 
 def decode_results(remote: Remote, answer: bytes, kind: type[T], count: int, name: str) -> list[tuple[Raw, T]]:
-    """Return the results of a request with `count` items, as they arrived, and decoded. `name` is that of the items."""
+    """Decode the results of a request with `count` items, and return each as received and decoded.
+
+    `name` is the plural of an item in errors.
+    """
     with translate_decode_errors(remote):
         results = msgspec.json.decode(answer, type=_Results).results
         if len(results) != count:
@@ -164,7 +167,7 @@ def decode_results(remote: Remote, answer: bytes, kind: type[T], count: int, nam
 
 
 def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
-    """Decode an error of the server. Raises msgspec.MsgspecError for a malformed one."""
+    """Decode an error from the server. Raises msgspec.MsgspecError if it is malformed."""
     error = codec.decode_error(payload)
     return ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
@@ -172,12 +175,12 @@ def decode_refusal(payload: bytes | Raw) -> ServerRefusedError:
 async def run_while_output_open(work: Awaitable[None]) -> None:
     """Wait until the work is done.
 
-    Raises BrokenPipeError as soon as the reader of standard output, if a pipe, has closed it.
+    If standard output is a pipe, raises BrokenPipeError as soon as the reader closes it.
     """
     loop, descriptor, closed = asyncio.get_running_loop(), sys.stdout.fileno(), asyncio.Event()
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     if is_pipe:
-        loop.add_reader(descriptor, closed.set)  # a pipe becomes readable for its writer when the reader closes it
+        loop.add_reader(descriptor, closed.set)  # the writing end becomes readable when the reader closes the pipe
     try:
         await run_until_first_ends([work, closed.wait()])
     finally:
@@ -192,7 +195,7 @@ async def run_while_output_open(work: Awaitable[None]) -> None:
 
 @asynccontextmanager
 async def open_client(remote: Remote, answer_timeout_s: float = 60.0) -> AsyncIterator[HttpClient]:
-    """Open a client of a server for requests and WebSockets."""
+    """Open an HTTP client for requests and WebSockets to a server."""
     limits = ConnectionLimits(
         message_bytes_max=MESSAGE_BYTES_MAX,
         answer_timeout_ms=max(1, round(1000 * answer_timeout_s)),
@@ -209,7 +212,7 @@ async def open_client(remote: Remote, answer_timeout_s: float = 60.0) -> AsyncIt
 async def request(
     client: HttpClient, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None
 ) -> bytes:
-    """Send a request and return the body of the answer. Raises LostError, or ServerRefusedError for a refusal."""
+    """Send a request and return the body of the answer. Raises LostError or ServerRefusedError."""
     response = await client.request(method, path, query, body)
     if response.status == 200:
         return response.body
@@ -223,14 +226,14 @@ class EventsConnection:
     """A WebSocket of the Events API, which `connect` opens and closes."""
 
     hello: codec.Connected
-    """First message of the server, with the epoch and the newest number."""
+    """First message from the server, with the epoch and the newest number."""
 
     def __init__(self, remote: Remote, socket: WebSocket) -> None:
         self._remote = remote
         self.socket = socket
 
     async def authenticate(self, client_id: str) -> None:
-        """Send the token, and wait until the server admits the client. Raises LostError or ServerRefusedError."""
+        """Send the token and wait until the server admits the client. Raises LostError or ServerRefusedError."""
         remote = self._remote
         await self.socket.send(codec.encode_connect(remote.token, client_id, _CONNECT_ID))
         try:
@@ -244,9 +247,9 @@ class EventsConnection:
             self.hello = codec.decode_connected(message.payload)
 
     async def receive(self, msg_id: str | None = None) -> Envelope:
-        """Return the next message. Raises LostError, or ServerRefusedError for an error.
+        """Return the next message. Raises LostError, or ServerRefusedError if the message is an error.
 
-        An error is returned if it answers a message of the caller other than `msg_id`.
+        An error that answers a message other than `msg_id` is returned instead of raised.
         """
         data = await self.socket.receive()
         with translate_decode_errors(self._remote):
@@ -258,7 +261,7 @@ class EventsConnection:
 
 @asynccontextmanager
 async def connect(client: HttpClient, remote: Remote, client_id: str) -> AsyncIterator[EventsConnection]:
-    """Open a connection, authenticate, and close it at the end. Raises LostError or ServerRefusedError."""
+    """Open a connection, authenticate it, and close it on exit. Raises LostError or ServerRefusedError."""
     socket = await client.open_websocket(EVENTS_PATH)
     try:
         connection = EventsConnection(remote, socket)
@@ -274,7 +277,7 @@ async def connect(client: HttpClient, remote: Remote, client_id: str) -> AsyncIt
 
 
 class CursorPrinter:
-    """Prints numbered items above a cursor, each once, up to a limit."""
+    """Prints numbered items after a cursor, each once, up to a limit."""
 
     def __init__(
         self,
@@ -286,20 +289,20 @@ class CursorPrinter:
         as_json: bool | None,
         format_line: Callable[[Raw], bytes],
     ) -> None:
-        """`number_name` is the member of an item that has its number. `as_json` is that of the option `AsJsonLines`."""
+        """`number_name` is the JSON member with an item's number. `as_json` is the value of `AsJsonLines`."""
         self._remote = remote
         self.cursor = since
-        """Number of the last printed item, which never goes back. None means the end of the log, which is not known
+        """Number of the last printed item, which never decreases. None means the end of the log, which is not known
         yet."""
         self.remaining = limit
-        """Items until the limit; None without a limit."""
+        """How many more items may be printed, or None without a limit."""
         is_json = not sys.stdout.isatty() if as_json is None else as_json
         self._format_line = encode_raw_line if is_json else format_line
         numbered: Any = defstruct("Numbered", [("number", int)], rename={"number": number_name})
         self._number_decoder = Decoder(numbered)
 
     def compute_page_size(self, largest: int) -> int:
-        """Return the number of items to request."""
+        """Return how many items to request."""
         return largest if self.remaining is None else min(self.remaining, largest)
 
     def print(self, items: Iterable[Raw]) -> None:
@@ -317,24 +320,24 @@ class CursorPrinter:
         output.flush()
 
     def advance(self, cursor: int) -> None:
-        """Move the cursor over items that do not match. Items beyond the limit do not count: the command ends."""
+        """Move the cursor past items that do not match. Beyond the limit this is harmless, because the command ends."""
         self.cursor = max(self.cursor or 0, cursor)
 
     def explain(self, error: ServerRefusedError) -> OncelogError:
-        """Return the error to report for a refusal."""
+        """Convert a refusal to the error that is reported to the user."""
         if error.code == HISTORY_CHANGED:
             return OncelogError(f"the log has another history than that of the cursor {self.cursor}: {error}")
         return error
 
 
 def encode_raw_line(item: Raw) -> bytes:
-    """Return an item of JSON with the end of the line."""
+    """Return a JSON item with a line feed."""
     return bytes(item) + b"\n"
 
 
 @contextmanager
 def report_early_end(report: Callable[["GaveUpError | None"], None]) -> Iterator[None]:
-    """Call `report` if the command gives up, with the error, or if it is interrupted."""
+    """Call `report` with the error if the command gives up, or with None if it is interrupted."""
     try:
         yield
     except GaveUpError as error:
@@ -346,7 +349,7 @@ def report_early_end(report: Callable[["GaveUpError | None"], None]) -> Iterator
 
 
 def describe_progress(describe: Callable[[], str]) -> AbstractContextManager[None]:
-    """Tell the user how far a command has come if it gives up or is interrupted."""
+    """Print how far a command has come if it gives up or is interrupted."""
     return report_early_end(lambda error: print_message(f"{error or 'interrupted'}; {describe()}"))
 
 
@@ -358,16 +361,16 @@ class GaveUpError(OncelogError):
 
 
 class Retrier:
-    """Repeats attempts that fail because of the connection or because the server asks for a later retry.
+    """Retries attempts that fail because of the connection or because the server asks for a later retry.
 
-    With `timeout_s` each call of `run` ends after this time. Without it, `run` repeats attempts without end, but only
-    once the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus ends a command at once.
+    With `timeout_s`, each call of `run` gives up after this time. Without it, `run` retries indefinitely, but only once
+    the server has been reached: call `mark_connected` as soon as it has. A wrong URL thus fails immediately.
     """
 
     def __init__(
         self, remote: Remote, timeout_s: float | None = None, on_problem: Callable[[OncelogError], None] | None = None
     ) -> None:
-        """Pass `on_problem` to be called for each failed attempt; the default reports the first one to the user."""
+        """`on_problem` is called after each failed attempt. By default, the first one is reported to the user."""
         self._remote = remote
         self._timeout_s = timeout_s
         self._on_problem = on_problem or self._report_problem
@@ -375,10 +378,10 @@ class Retrier:
         self._was_connected = False
         self._has_reported = False
         self.has_retried = False
-        """Whether a request was sent again, so that an earlier attempt may have succeeded."""
+        """Whether an attempt was repeated, so that an earlier one may have succeeded unnoticed."""
 
     def mark_connected(self, message: str = "") -> None:
-        """Restart the pauses. Print the message if an interruption was reported before."""
+        """Reset the pauses. Print the message if an interruption was reported before."""
         if self._has_reported and message:
             print_message(message)
         self._was_connected, self._has_reported = True, False
@@ -403,7 +406,7 @@ class Retrier:
                 async with asyncio.timeout_at(deadline_s):
                     return await attempt()
             except TimeoutError:
-                # The deadline says nothing about the server: an earlier problem is more useful to the user.
+                # Reaching the deadline explains nothing, so an earlier problem is more useful to the user.
                 problem = problem or LostError(f"{self._remote.url} does not answer in time")
             except LostError as error:
                 if deadline_s is None and not self._was_connected:
@@ -429,7 +432,7 @@ class Retrier:
 
 
 def _is_permanent(error: LostError) -> bool:
-    """Return whether each further attempt would fail in the same way."""
-    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+    """Return whether every further attempt would fail in the same way."""
+    import aiohttp  # noqa: PLC0415 - the library alone does not need it
 
     return isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL)

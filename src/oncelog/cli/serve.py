@@ -1,4 +1,4 @@
-"""`oncelog serve`: the server."""
+"""`oncelog serve`: run the server."""
 
 import asyncio
 import gc
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     from oncelog.server.settings import ServerSettings
 
 FORCE_AFTER_S: Final = 1.0
-"""A signal that is this much later than the first one ends the server immediately."""
+"""A signal that arrives at least this long after the first one stops the server immediately."""
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How long a thread waits before it requests the interpreter from another one. With Python's default of 5 ms, each
-durable commit and each row of a read would wait that long while the event loop is busy."""
-# Python counts objects that were created against objects that were dropped. A server that caches the newest answers
-# drops an old one for each new one: the count hardly moves while 100,000 young objects accumulate, and the collection
-# that finally runs stops the server for 50 ms. With the default threshold of 700, collections take 9 % of the time.
+"""How long a thread waits before it requests the interpreter lock from another thread. With Python's default of 5 ms,
+each durable commit and each row of a read would wait that long while the event loop is busy."""
+# Python triggers a collection by the number of created minus freed objects. A server that caches the newest answers
+# frees an old one for each new one, so the number hardly grows while 100,000 young objects accumulate, and the
+# collection that finally runs stops the server for 50 ms. With the default threshold of 700, collections take 9 % of
+# the time.
 GC_THRESHOLD_OBJECTS: Final = 50_000
 """Threshold for automatic collections, in case the event loop cannot run the explicit ones."""
 COLLECT_PAUSE_S: Final = 0.1
 GENERATION_1_EVERY: Final = 20
 GENERATION_2_EVERY: Final = 6000
-"""Collections of the youngest generation for each one of the second generation, and for each one of all objects."""
+"""Number of collections after which one includes the second generation, and after which one includes all objects."""
 CLOSED_CONNECTIONS_MAX: Final = 500
-"""Closed connections after which everything is collected. Each leaves about 20 KiB in cycles, and old ones after a few
-seconds: a client that opens and closes connections would fill the memory within ten minutes."""
+"""A full collection runs after this many closed connections. Each leaves about 20 KiB in cycles, which are in an old
+generation after a few seconds. Otherwise a client that keeps opening and closing connections would fill the memory
+within ten minutes."""
 logger: Final = logging.getLogger("oncelog.doors")
 
 
@@ -76,17 +78,17 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
 
       oncelog serve --config /etc/oncelog.toml --set log.format=json
     """
-    # Until the server installs its handlers, there is nothing to reload or to finish.
+    # Until the server installs its signal handlers, there is nothing to reload or to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        from oncelog.server import log_format  # noqa: PLC0415 - what the library alone does not need
+        from oncelog.server import log_format  # noqa: PLC0415 - the library alone does not need it
         from oncelog.server.settings import load  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
     flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
     overrides = {name: _format_value(value) for name, value in flags.items() if value is not None}
-    # The token belongs to clients, not to the settings of the server.
+    # The token variable is for clients and is not a server setting.
     environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     flag_settings = {**overrides, **dict(map(_parse_pair, set_ or []))}
     settings = load(config, environment, flag_settings)
@@ -174,7 +176,7 @@ In another terminal, try:
 
 
 def _find_program() -> str:
-    """Return the command with which this program was started."""
+    """Return the command that started this program."""
     called = sys.argv[0]
     if called.endswith("__main__.py"):
         return f"{shlex.quote(sys.executable)} -m oncelog"
@@ -182,9 +184,10 @@ def _find_program() -> str:
 
 
 def _stop(stopped: asyncio.Event, signal_times: list[float]) -> None:
-    """Stop the server in order at the first signal, and at once at a later one.
+    """Stop the server gracefully at the first signal, and immediately at a later one.
 
-    A signal directly after the first one is ignored: Ctrl-C in `make run` arrives from the terminal and from make.
+    A signal directly after the first one is ignored, because Ctrl-C in `make run` arrives from the terminal and from
+    make.
     """
     now = asyncio.get_running_loop().time()
     signal_times.append(now)
@@ -209,7 +212,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 async def collect_forever(closed_connections: Callable[[], int] = int, pause_s: float = COLLECT_PAUSE_S) -> None:
     """Collect garbage at short intervals until cancelled. Objects that exist at the start are never collected."""
-    gc.collect()  # the garbage of the start would stay forever otherwise
+    gc.collect()  # otherwise the freeze would keep the garbage of the startup forever
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD_OBJECTS)
     closed_before = closed_connections()
@@ -223,7 +226,7 @@ async def collect_forever(closed_connections: Callable[[], int] = int, pause_s: 
 
 
 def choose_generation(number: int) -> int:
-    """Return the oldest generation to collect."""
+    """Return the oldest generation to include in a collection."""
     if number % GENERATION_2_EVERY == 0:
         return 2
     return 1 if number % GENERATION_1_EVERY == 0 else 0

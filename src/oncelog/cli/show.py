@@ -1,4 +1,4 @@
-"""`oncelog show`: the record under an identity, and its state."""
+"""`oncelog show`: print the record under an identity, and its state."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -85,7 +85,7 @@ def show(  # noqa: PLR0913 - each is an option
 
 
 def _add_hint(finding: Finding) -> Finding:
-    """Add a hint to use --text if the ID is a key that looks like a place."""
+    """Add the hint to use --text if the ID is a key that looks like a place."""
     outcome = finding.outcome
     why = f"{outcome.why}. If the ID is the text of a key, add --text"
     return msgspec.structs.replace(finding, outcome=msgspec.structs.replace(outcome, why=why))
@@ -117,7 +117,7 @@ def _to_json(finding: Finding) -> dict[str, Any]:
 
 
 def _format_choices(findings: list[Finding], keys: Sequence[bytes]) -> list[str]:
-    """Return a line for each of several writes, with its outcome and the options that choose it."""
+    """List several writes, each with its outcome and the options that select it."""
     identities = [finding.identity for finding in findings]
     lines = [describe_ambiguity(identities)]
     for finding, options in zip(findings, format_choices(identities, keys), strict=False):
@@ -142,7 +142,7 @@ def _format_finding(finding: Finding) -> list[str]:
 
 
 def _format_body(record: Record) -> tuple[str, str]:
-    """Return the name and the text of a body: in hex if it is not printable text."""
+    """Return the label and the text of a body, which is hex if the body is not printable text."""
     text = _decode_printable(record.body)
     return ("body (hex)", record.body.hex()) if text is None else ("body", text)
 

@@ -1,4 +1,4 @@
-"""`oncelog stats`: figures of a log, read without counting."""
+"""`oncelog stats`: print figures of a log, without counting its records."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`oncelog submit`: events to a server, each committed once."""
+"""`oncelog submit`: submit events to a server, each of which commits once."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
 from oncelog.storage.verify.findings import StepProgress
 
 PROGRESS_EVENTS_MIN: Final = 1000
-"""Number of events before progress is shown. Fewer events are submitted faster than a user reads."""
+"""Progress is shown from this many events on. Fewer events are submitted faster than a user can read."""
 
 
 @uses_server
@@ -96,7 +96,7 @@ class _EventItem(InputItem, frozen=True, kw_only=True):
 
 
 class _EventParser:
-    """Parses lines. An event is sent as it was written: it is not decoded and encoded again."""
+    """Parses lines. An event is sent exactly as written, without being decoded and re-encoded."""
 
     def __init__(self, partitions: Sequence[str]) -> None:
         self._partitions = orjson.dumps(partitions) if partitions else b""
@@ -104,7 +104,7 @@ class _EventParser:
     def parse(
         self, text: bytes, line: int = 0, id_text: str | None = None, expected: int | None = None
     ) -> list[_EventItem]:
-        """Return the event of a line. Raises OncelogError with the number of the line."""
+        """Return the event in a line. Raises OncelogError with the line number."""
         where = f"line {line}" if line else "the event"
         try:
             orjson.loads(text)
@@ -157,7 +157,7 @@ async def _yield_batch(items: list[_EventItem]) -> AsyncIterator[list[_EventItem
 async def _submit_all(
     batches: AsyncIterator[list[_EventItem]], remote: Remote, client_id: str | None, timeout_s: float, as_json: bool
 ) -> bool:
-    """Send requests, each until it is answered. Return whether all events were committed."""
+    """Send requests, retrying each until it is answered. Return whether all events were committed."""
     retrier = Retrier(remote, timeout_s)
     printed = rejected = 0
     prefix = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
@@ -180,7 +180,7 @@ async def _submit_all(
 
 
 def _report_unknown(items: Sequence[_EventItem], error: GaveUpError | None) -> None:
-    """Print the ids of events without an answer. A later retry needs them, and this command may have created them."""
+    """Print the ids of unanswered events. A later retry needs them, and this command may have generated them."""
     if error is not None:
         print_message(str(error))
     for item in items:
@@ -192,7 +192,7 @@ def _print_about(item: _EventItem, sentence: str) -> None:
 
 
 def _print_results(items: Sequence[_EventItem], results: Sequence[tuple[Raw, SubmitResult]], as_json: bool) -> int:
-    """Print a line for each result, and why events were rejected. Return the number of rejected events."""
+    """Print a line for each result, and why events were rejected. Return how many were rejected."""
     lines, rejected = [], 0
     for item, (raw, result) in zip(items, results, strict=True):
         is_committed = result.status == "committed"

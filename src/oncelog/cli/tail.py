@@ -1,4 +1,4 @@
-"""`oncelog tail`: the stored and the new events of a server."""
+"""`oncelog tail`: print the stored and the new events of a server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def tail(
 
 
 def _parse_since(text: str) -> int | None:
-    """Return the number of the option --since, or None for `now`."""
+    """Parse the option --since. Return None for `now`."""
     if text == NOW:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) >= 2**53:
@@ -86,7 +86,7 @@ class _EventPage(Struct, frozen=True):
 async def _run_tail(
     remote: Remote, client_id: str, partitions: Sequence[str], epoch: str | None, printer: CursorPrinter
 ) -> None:
-    """Follow partitions until the limit, and reconnect. Raises OncelogError if a reconnection would not help."""
+    """Follow partitions up to the limit and reconnect as needed. Raises OncelogError if reconnecting would not help."""
     retrier = Retrier(remote)
 
     async def run_connection() -> None:
@@ -143,9 +143,9 @@ class _Event(Struct, frozen=True):
 
 
 def _format_line(raw: Raw) -> bytes:
-    """Return `17  12:03:11  user:ada  orders  order.placed  {"order":17}`, with the time in UTC.
+    """Format an event as `17  12:03:11  user:ada  orders  order.placed  {"order":17}`, with the time in UTC.
 
-    Control characters are escaped. The actor is `-` if the server does not show it.
+    Control characters are escaped. The actor is `-` if the server does not reveal it.
     """
     event = msgspec.json.decode(raw, type=_Event)
     time = "--:--:--"

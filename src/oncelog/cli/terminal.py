@@ -25,7 +25,7 @@ EXIT_AMBIGUOUS: Final = 3
 EXIT_IO_ERROR: Final = 74
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""Exit status of a program that SIGPIPE ended. It is not 0, because a reader may have missed output."""
+"""Exit status of a program killed by SIGPIPE. Not 0, because the reader may have missed output."""
 _DISK_ERROR_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_ERROR_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
@@ -42,10 +42,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class CommandGroup(typer.Typer):
-    """Commands whose errors become the exit statuses of this module (`translate_errors`)."""
+    """A group of commands whose errors are translated into the exit statuses of this module (`translate_errors`)."""
 
     def __init__(self, *, interrupts_on_sigterm: bool = False, **options: Any) -> None:
-        """Pass `interrupts_on_sigterm` if SIGTERM is to interrupt the commands like Ctrl-C."""
+        """With `interrupts_on_sigterm`, SIGTERM interrupts the commands like Ctrl-C."""
         super().__init__(no_args_is_help=True, **options)
         self._interrupts_on_sigterm = interrupts_on_sigterm
 
@@ -63,8 +63,8 @@ class CommandGroup(typer.Typer):
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn an error that ends a command early into its exit status and a message."""
-    if sys.stdout is None:  # checked before the command has effects that it could not report
+    """Translate an error that aborts a command into a message and an exit status."""
+    if sys.stdout is None:  # checked first, before the command has effects that it cannot report
         print_message("standard output must be open")
         raise typer.Exit(EXIT_IO_ERROR)
     try:
@@ -87,9 +87,9 @@ def translate_errors() -> Iterator[None]:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard what a stream could not write.
+    """Redirect a stream to the null device, to discard what it could not write.
 
-    Python flushes its streams again at exit, and replaces the exit status by 120 if that fails.
+    Python flushes its streams again at exit, and exits with status 120 if that fails.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
@@ -98,7 +98,7 @@ def discard_output(stream: TextIO) -> None:
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM interrupt a command like Ctrl-C."""
+    """Make SIGTERM interrupt a command like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _handle_sigterm)
     try:
         yield
@@ -114,7 +114,7 @@ def _handle_sigterm(_: int, frame: FrameType | None) -> None:
 
 
 def _is_disk_error(error: OncelogError) -> bool:
-    """Whether the disk is full or fails. The arguments of the command are not the cause."""
+    """Whether a full or failing disk caused the error, rather than the command's arguments."""
     cause = error.__cause__
     if isinstance(cause, OSError):
         return cause.errno in _DISK_ERROR_NUMBERS
@@ -123,7 +123,7 @@ def _is_disk_error(error: OncelogError) -> bool:
 
 
 def print_message(sentence: str) -> None:
-    """Print a sentence for people to standard error. If that is closed, only the exit status reports the problem."""
+    """Print a message to standard error. If standard error is closed, only the exit status reports the problem."""
     try:
         typer.echo(f"oncelog: {sentence}", err=True)
     except OSError:
@@ -131,14 +131,14 @@ def print_message(sentence: str) -> None:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape all characters that could control the terminal."""
+    """Escape all unprintable characters, which could control the terminal."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else f"\\u{ord(character):04x}" for character in text)
 
 
 def format_record_counts(records: int, restore_records: int, audit_records: int) -> str:
-    """Return the number of records. Internal records are listed separately, because users count their own writes."""
+    """Format a record count. Internal records are listed separately, because users count only their own writes."""
     internal = [
         f"{count} {kind} records" for count, kind in ((restore_records, "restore"), (audit_records, "audit")) if count
     ]
@@ -146,28 +146,28 @@ def format_record_counts(records: int, restore_records: int, audit_records: int)
 
 
 def print_json(value: Any) -> None:
-    """Print one object on one line. Structs in it become objects."""
+    """Print a value as JSON on one line. Structs become objects."""
     typer.echo(orjson.dumps(value, default=msgspec.to_builtins).decode())
 
 
 def encode_json_line(value: Any) -> bytes:
-    """Return an object of JSON with the end of the line."""
+    """Encode an object as JSON, with a line feed."""
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def write_lines(lines: Iterable[bytes]) -> None:
-    """Write lines with their ends to standard output at once."""
+    """Write lines, which include their line feeds, to standard output and flush it."""
     sys.stdout.buffer.writelines(lines)
     sys.stdout.buffer.flush()
 
 
 def format_columns(columns: Iterable[str]) -> bytes:
-    """Return a line of columns for people, with control characters escaped."""
+    """Format columns as a line for human readers, with control characters escaped."""
     return (escape_unprintable("  ".join(columns)).rstrip() + "\n").encode()
 
 
 def print_result(value: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print the result of a command: as JSON for machines, or as lines for people."""
+    """Print a command's result, as JSON for programs or as lines for human readers."""
     if as_json:
         print_json(value)
         return
@@ -176,7 +176,7 @@ def print_result(value: Any, lines: Iterable[str], as_json: bool) -> None:
 
 
 def format_utc(time_ms: int, separator: str = " ", zone: str = " UTC") -> str:
-    """Return milliseconds since 1970 as a time in UTC, or the number if no calendar has the time."""
+    """Format milliseconds since 1970 as a UTC time, or as a number if the time is outside the calendar."""
     try:
         moment = _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -194,13 +194,13 @@ def parse_utc_ms(text: str) -> int | None:
 
 
 def find_duration_ms(text: str) -> int | None:
-    """Return the milliseconds of a duration such as `15m` or `30d`, or None for another text."""
+    """Parse a duration such as `15m` or `30d` into milliseconds. Return None if the text is not a duration."""
     parts = _DURATION.fullmatch(text)
     return None if parts is None else int(parts[1]) * _UNIT_MS[parts[2]]
 
 
 def parse_duration_ms(text: str) -> int:
-    """Like `find_duration_ms`. Raises OncelogError for another text."""
+    """Like `find_duration_ms`, but raises OncelogError if the text is not a duration."""
     duration_ms = find_duration_ms(text)
     if duration_ms is None:
         raise OncelogError(f"{text!r} is not a duration: write a number and s, m, h or d")
@@ -208,7 +208,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 class ProgressMeter(AbstractContextManager["ProgressMeter"]):
-    """Shows the progress of a command on standard error if that is a terminal."""
+    """Shows a command's progress on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -226,7 +226,7 @@ class ProgressMeter(AbstractContextManager["ProgressMeter"]):
             self._end()
             self._step = progress.step
             self._started_s = time.monotonic()
-            # Without a known total, the name of the step is all there is to show.
+            # Without a known total, the bar can show only the name of the step.
             self._bar = typer.progressbar(length=progress.total or 1, label=progress.step, file=sys.stderr)
             self._bar.__enter__()
         elapsed_s = time.monotonic() - self._started_s

@@ -1,4 +1,4 @@
-"""`oncelog verify` and `oncelog head`: the check of a log, and the hashes for later checks."""
+"""`oncelog verify` and `oncelog head`: check a log, and export the hashes for later checks."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -28,7 +28,7 @@ from oncelog.storage.verify.findings import (
 from oncelog.storage.verify.verification import export_head, verify_log
 
 FINDINGS_SHOWN: Final = 20
-"""Findings that are printed. `--json` prints up to `comparison.FINDINGS_MAX`."""
+"""Most findings that are printed without `--json`, which prints up to `comparison.FINDINGS_MAX`."""
 
 
 def verify(
@@ -82,7 +82,7 @@ def verify(
 
 
 def format_summary(passed: VerificationSummary) -> str:
-    """Return the summary of a log without damage, as one line."""
+    """Format the summary of an undamaged log as one line."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
         f"ok: {format_record_counts(passed.records, passed.restore_records, passed.audit_records)} "
@@ -93,7 +93,7 @@ def format_summary(passed: VerificationSummary) -> str:
 
 
 def format_side_state(passed: VerificationSummary) -> str:
-    """Return the counts of rebuilt side state, and of what could not be checked."""
+    """Format the counts of rebuilt entries of side state, and of entries that could not be checked."""
     same = ", ".join(f"{count} {name}" for name, count in passed.same.items() if count)
     unknown = ", ".join(f"{count} {name}" for name, count in passed.not_checkable.items() if count)
     text = f"{same} as the records produce them, " if same else ""

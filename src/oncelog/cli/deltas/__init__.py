@@ -1,4 +1,4 @@
-"""`oncelog deltas`: rows of tables that are synced."""
+"""`oncelog deltas`: commands for synced rows and their deltas."""
 
 from oncelog.cli.deltas import compact, import_csv, pull, push, rows
 from oncelog.cli.terminal import CommandGroup

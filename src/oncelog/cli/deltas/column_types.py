@@ -1,4 +1,4 @@
-"""Types of CSV cells. They are the types of a gateway's schemas."""
+"""Types of CSV cells, which are the types in a gateway's schemas."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ INTEGER: Final = "integer"
 NUMBER: Final = "number"
 BOOLEAN: Final = "boolean"
 NULLABLE_SUFFIX: Final = "?"
-"""Suffix of a type under which an empty cell is null."""
+"""Suffix of a type that encodes an empty cell as null."""
 EXACT_DIGITS_MAX: Final = 15
-"""Digits up to which a decimal number is unchanged after a conversion to a double and back."""
+"""A decimal number with up to this many digits survives a conversion to a double and back."""
 NUMBER_CHARACTERS_MAX: Final = 400
-"""More than the 309 digits of the largest double."""
+"""Longest accepted number. The largest double has 309 digits."""
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 
 CellEncoder = Callable[[str], bytes]
-"""Encodes the text of a cell as canonical JSON. Raises ValueError with the problem."""
+"""Encodes the text of a cell as canonical JSON. Raises ValueError that states the problem."""
 
 
 def _encode_integer(text: str) -> bytes:
@@ -69,7 +69,7 @@ _ENCODERS: Final[Mapping[str, CellEncoder]] = {
 
 
 def get_encoder(name: str) -> CellEncoder:
-    """Return the encoder of a type, such as `integer` or `integer?`. Raises ValueError for an unknown type."""
+    """Return the encoder for a type such as `integer` or `integer?`. Raises ValueError for an unknown type."""
     kind = _ENCODERS.get(name.removesuffix(NULLABLE_SUFFIX))
     if kind is None:
         raise ValueError(f"must be one of {', '.join(_ENCODERS)}, followed by ? if an empty cell is null")
@@ -79,7 +79,7 @@ def get_encoder(name: str) -> CellEncoder:
 
 
 class TypeGuess:
-    """Finds the narrowest type of a column under which no text changes."""
+    """Finds the narrowest type of a column that preserves the text of every cell."""
 
     def __init__(self) -> None:
         self._candidates = [INTEGER, NUMBER, BOOLEAN]
@@ -87,7 +87,7 @@ class TypeGuess:
         self._has_text = False
 
     def observe(self, text: str) -> None:
-        """Add the text of a cell."""
+        """Take the text of a cell into account."""
         if not text:
             self._has_empty = True
             return
@@ -96,7 +96,7 @@ class TypeGuess:
             self._candidates = [name for name in self._candidates if _is_exact(name, text)]
 
     def choose_type(self) -> str:
-        """Return the type of all texts. Under a type other than text, an empty cell is null."""
+        """Return the type that fits all observed cells. With a type other than text, an empty cell is null."""
         if not self._candidates or not self._has_text:
             return TEXT
         return self._candidates[0] + (NULLABLE_SUFFIX if self._has_empty else "")

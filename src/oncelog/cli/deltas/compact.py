@@ -1,4 +1,4 @@
-"""`oncelog deltas compact`: removal of the bodies of old deltas."""
+"""`oncelog deltas compact`: remove the bodies of old deltas."""
 
 import asyncio
 from typing import Annotated
@@ -86,7 +86,7 @@ class _CompactResult(Struct, frozen=True, rename="camel"):
 
 
 async def _run_compaction(gateway: Gateway, request: dict[str, int | str], upto: int) -> _CompactResult:
-    """Send requests until everything is compacted: a server limits the deltas of one request."""
+    """Send requests until everything is compacted, because the server limits the deltas per request."""
     compacted = dropped = 0
     held_by: _HeldBy | None = None
     with describe_progress(lambda: f"{compacted} deltas are compacted. {_RESUME_HINT}"), ProgressMeter() as meter:

@@ -1,4 +1,4 @@
-"""A CSV file as rows of a table. Errors name the line."""
+"""Reading of a CSV file as rows of a table. Errors contain the line number."""
 
 import csv
 import os
@@ -34,11 +34,11 @@ _CSV_ERRORS: Final = {
     "unexpected end of data": 'a field begins with " and does not end',
     "field larger": f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing',
 }
-"""Messages for errors of the module `csv`, by the beginnings of its texts."""
+"""Messages for errors of the `csv` module, by the beginning of its error text."""
 
 
 class CsvFormat(Struct, frozen=True):
-    """Options for reading a file. All of them determine the deltas."""
+    """Options for reading a file. Each of them affects the deltas."""
 
     delimiter: str
     row_id: str
@@ -67,7 +67,7 @@ class WrongLinesError(OncelogError):
 
 
 class CsvFile:
-    """An open file that is read several times. It must not change between the reads."""
+    """An open file that is read several times. It must not change between reads."""
 
     def __init__(self, path: str, file: BufferedReader, csv_format: CsvFormat) -> None:
         self.path = path
@@ -77,7 +77,7 @@ class CsvFile:
         self.size = self._initial_stat[0]
 
     def check_unchanged(self) -> None:
-        """Raise OncelogError if the file was changed since it was opened."""
+        """Raise OncelogError if the file has changed since it was opened."""
         if self._read_stat() != self._initial_stat:
             raise OncelogError(f"{self.path} has changed while it was read")
 
@@ -128,7 +128,7 @@ class CsvFile:
     def iterate_deltas(self, types: Mapping[str, str], client_id: str, table: str, start: int) -> Iterator[PushItem]:
         """Yield a delta for each row. Raises OncelogError.
 
-        The clock rises by one for each row, so the same file always produces the same deltas.
+        The clock advances by one for each row, so the same file always produces the same deltas.
         """
         head, records = self._read_header()
         columns = [
@@ -158,7 +158,7 @@ class CsvFile:
         return _CsvHeader(next(records, (1, []))[1], self._format), records
 
     def _iterate_records(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the first line and the fields of each record. Empty lines are skipped."""
+        """Yield each record as the number of its first line and its fields. Skip empty lines."""
         csv.field_size_limit(ROW_BYTES_MAX)
         reader = csv.reader(self._iterate_lines(), delimiter=self._format.delimiter, strict=True)
         while True:
@@ -175,7 +175,7 @@ class CsvFile:
                 yield line, cells
 
     def _iterate_lines(self) -> Iterator[str]:
-        """Yield the lines of the file, from UTF-8. A line that is too long is not read into memory."""
+        """Yield the lines of the file, decoded from UTF-8. A line that is too long is not read into memory."""
         self._file.seek(0)
         read_line = partial(self._file.readline, LINE_BYTES_MAX + 1)
         for number, line in enumerate(iter(read_line, b""), start=1):
@@ -189,7 +189,7 @@ class CsvFile:
 
 
 class _CsvHeader:
-    """The first line: the columns of the file, and their names in the table. Raises OncelogError."""
+    """The header line: the columns of the file and their names in the table. Raises OncelogError."""
 
     def __init__(self, cells: Sequence[str], csv_format: CsvFormat) -> None:
         self._format = csv_format
@@ -232,14 +232,14 @@ class _CsvHeader:
             )
 
     def choose_type(self, name: str, guess: TypeGuess | None = None) -> str:
-        """Return the type of a column: the guessed one, or that of the options."""
+        """Return the type of a column: the guessed one, or the one from the options."""
         chosen = self._format.types.get(name, TEXT) if guess is None else guess.choose_type()
         is_nullable = self._format.empty_null or chosen.endswith(NULLABLE_SUFFIX)
         return chosen.removesuffix(NULLABLE_SUFFIX) + (NULLABLE_SUFFIX if is_nullable else "")
 
 
 def _build_encoder(name: str, type_name: str) -> CellEncoder:
-    """Return the encoder of the cells of a column. Its errors name the column."""
+    """Build the cell encoder of a column. Its errors contain the name of the column."""
     encoder = get_encoder(type_name)
 
     def encode_cell(text: str) -> bytes:

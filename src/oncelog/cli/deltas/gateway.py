@@ -1,4 +1,4 @@
-"""Requests of the commands to a gateway. Each request is repeated until it is answered."""
+"""Requests to a gateway, each of which is retried until it is answered."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from oncelog.error_codes import RATE_LIMITED, TOO_LARGE
 from oncelog.errors import OncelogError
 
 RATE_DIVIDE_S: Final = 2.0
-"""Delay by a rate limit after which a push is divided: the server accepts smaller pushes sooner."""
+"""A push that a rate limit delays for longer than this is divided, because the server accepts smaller pushes sooner."""
 _LIMITS: Final = DeltasLimits(message_bytes_max=2**31, answer_timeout_ms=LIMIT_MAX)
-"""The server limits its pages. The option --timeout limits a request and its retries."""
+"""Effectively unlimited: the server limits its pages, and --timeout limits a request and its retries."""
 T = TypeVar("T")
 
 Name = Annotated[str, typer.Argument(metavar="GATEWAY", help="Name of the gateway.", show_default=False)]
@@ -33,7 +33,7 @@ class PushItem(InputItem, frozen=True):
     """A delta to push."""
 
     is_stamped: bool = False
-    """Whether this command created the id of the delta."""
+    """Whether this command generated the delta's id."""
 
 
 def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> PushItem | None:
@@ -42,14 +42,14 @@ def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> 
 
 
 class PushTooLargeError(OncelogError):
-    """A push that the server would accept only in smaller parts."""
+    """The server would accept the push only in smaller parts."""
 
 
 class Gateway(AbstractAsyncContextManager["Gateway"]):
-    """A gateway of a server. `async with` opens and closes its connections."""
+    """A gateway of a server. `async with` closes its connections on exit."""
 
     def __init__(self, name: str, timeout_s: float, remote: Remote) -> None:
-        """`name` is the argument of a command. Raises OncelogError if it is malformed."""
+        """`name` is the GATEWAY argument of a command. Raises OncelogError if it is malformed."""
         self.remote = remote
         fault = find_gateway_fault(check_text(name, "GATEWAY"))
         if fault is not None:
@@ -62,7 +62,7 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
         await self.transport.close()
 
     async def request(self, kind: type[T], path: str, body: bytes | None = None, **parameters: Any) -> T:
-        """Return the answer: to a POST request if there is a body, otherwise to a GET request.
+        """Send a POST request if there is a body, otherwise a GET request, and return the decoded answer.
 
         Raises GaveUpError or GatewayRefusedError.
         """
@@ -72,10 +72,9 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
             return msgspec.json.decode(answer, type=kind)
 
     async def push(self, items: Sequence[PushItem], *, can_divide: bool = False) -> list[tuple[Raw, PushResult]]:
-        """Push deltas until they are answered. Return the results as they arrived, and decoded.
+        """Push deltas, with retries until they are answered. Return each result as received and decoded.
 
-        Raises the errors of `request`; with `can_divide` PushTooLargeError for a push that exceeds the limits of the
-        server.
+        Raises the errors of `request` or, with `can_divide`, PushTooLargeError if the push exceeds the server's limits.
         """
         body, loop = encode_push([item.body for item in items]), asyncio.get_running_loop()
         limited_s: float | None = None
@@ -88,7 +87,7 @@ class Gateway(AbstractAsyncContextManager["Gateway"]):
             except GatewayRefusedError as error:
                 is_too_much = error.code == TOO_LARGE
                 if error.code == RATE_LIMITED:
-                    # Measured from the first refusal to this attempt, so that a slow answer does not count.
+                    # Measure from the first refusal to this attempt, so that slow answers do not count.
                     held_back_s = 0.0 if limited_s is None else sent_s - limited_s
                     is_too_much = max(held_back_s, error.retry_after_ms / 1000) > RATE_DIVIDE_S
                     limited_s = loop.time() if limited_s is None else limited_s

@@ -1,4 +1,4 @@
-"""`oncelog deltas import`: the lines of a CSV file as rows of a table, each written once."""
+"""`oncelog deltas import`: import the lines of a CSV file as rows of a table, each written once."""
 
 import asyncio
 import time
@@ -152,7 +152,7 @@ def _parse_types(options: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_start(text: str) -> int:
-    """Return the clock of the first row. Raises OncelogError."""
+    """Parse the option --at into the clock of the first row. Raises OncelogError."""
     time_ms = parse_utc_ms(text)
     if time_ms is None:
         raise OncelogError(f"--at must be a time such as 2026-01-31T12:00:00Z, not {text!r}")
@@ -162,7 +162,7 @@ def _parse_start(text: str) -> int:
 
 
 def _format_hlc_time(hlc: int) -> str:
-    """Return the time of a clock as the option --at accepts it."""
+    """Format the time of a clock reading as the option --at accepts it."""
     return format_utc(wall_ms(hlc), "T", "Z")
 
 
@@ -183,13 +183,13 @@ def _check_file(csv: CsvFile) -> CsvContent:
 
 
 # --- state ------------------------------------------------------------------------------------------------
-# The id of a delta depends on its clock, and the clock of an import is the time of its start. If a crash lost it, the
-# next run would create other ids and write all rows again. So the state is on the disk before the first request, in a
-# file next to the CSV file, and is removed when all rows are answered.
+# The id of a delta depends on its clock, and the clock of an import is its start time. If a crash lost the start time,
+# the next run would create different ids and write all rows again. The state is therefore saved before the first
+# request, in a file next to the CSV file, and removed when the server has answered all rows.
 
 
 class _Target(Struct, frozen=True):
-    """Where the rows go, and their client."""
+    """The table that receives the rows, and the client that writes them."""
 
     url: str
     gateway: str
@@ -198,7 +198,7 @@ class _Target(Struct, frozen=True):
 
 
 class _ImportState(Struct, frozen=True):
-    """An import that was started."""
+    """State of an import that has started."""
 
     target: _Target
     shape: CsvFormat
@@ -209,7 +209,7 @@ class _ImportState(Struct, frozen=True):
 
 
 def _load_state(path: Path) -> _ImportState | None:
-    """Return the state of an interrupted import; None without one. Raises OncelogError."""
+    """Load the state of an interrupted import, or return None without one. Raises OncelogError."""
     try:
         with path.open("rb") as file:
             text = file.read(STATE_BYTES_MAX)
@@ -233,7 +233,7 @@ def _save_state(path: Path, state: _ImportState) -> bool:
 
 
 def _check_same(path: Path, state: _ImportState, target: _Target, shape: CsvFormat, csv: CsvFile) -> None:
-    """Raise OncelogError if a stored import differs from this one: the ids would not fit the rows."""
+    """Raise OncelogError if a stored import differs from this one, because its ids would not match the rows."""
     differing = [name for name in target.__struct_fields__ if getattr(target, name) != getattr(state.target, name)]
     differing += [name for name in shape.__struct_fields__ if getattr(shape, name) != getattr(state.shape, name)]
     if (csv.size, csv.compute_hash()) != (state.content.bytes, state.content.sha256):
@@ -268,15 +268,14 @@ class _Import:
         return self._committed + self._duplicates
 
     def begin(self, start: int | None) -> None:
-        """Choose the clock of the first row: the one of --at, of an interrupted import, or the current time."""
+        """Choose the clock of the first row: the time of --at or of an interrupted import, or the current time."""
         if start is not None:
             self._state = _ImportState(self._target, self._shape, _check_file(self._csv), start)
             return
         self._state_path = path = Path(self._csv.path + STATE_SUFFIX)
         saved_state = _load_state(path)
         if saved_state is None:
-            # The state on the disk decides. If two imports start at a time, one of them continues with the state of the
-            # other.
+            # The saved state decides. If two imports start at the same time, one continues with the state of the other.
             content = _check_file(self._csv)
             self._state = _ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
             if _save_state(path, self._state):
@@ -294,7 +293,7 @@ class _Import:
         )
 
     async def run(self) -> None:
-        """Push all rows. The stored state is removed at the end, or if nothing can have been written."""
+        """Push all rows. Remove the saved state at the end, or if nothing can have been written."""
         state = self._state
         self._started_s = time.monotonic()
         total = state.content.rows
@@ -313,7 +312,7 @@ class _Import:
         self._remove_state()
 
     async def _push_batch(self, batch: Sequence[PushItem]) -> None:
-        """Push a batch. If the limits of the server delay it for too long, push this batch and later ones in halves."""
+        """Push a batch. If the server's limits delay it for too long, halve this batch and later ones."""
         at = 0
         while at < len(batch):
             part = batch[at : at + self._batch]
@@ -341,7 +340,7 @@ class _Import:
         return f"{self._describe_progress()}. {resume}"
 
     def _describe_leftover(self, *, has_row_index: bool) -> str:
-        """Describe how to continue after a refusal. The stored state is removed if nothing can have been written.
+        """Describe how to continue after a refusal. Remove the saved state if nothing can have been written.
 
         The server recognises written rows before it refuses anything, so a refused row was not written.
         """
@@ -357,7 +356,7 @@ class _Import:
             self._state_path.unlink(missing_ok=True)
 
     def print(self, as_json: bool) -> None:
-        """Print the numbers of rows and deltas."""
+        """Print how many rows and deltas were imported."""
         took_s = time.monotonic() - self._started_s
         figures = {"rows": self._rows_done, "committed": self._committed, "duplicates": self._duplicates}
         at = _format_hlc_time(self._state.hlc)

@@ -1,4 +1,4 @@
-"""`oncelog deltas pull`: the stored and the new deltas of a gateway."""
+"""`oncelog deltas pull`: print the stored and the new deltas of a gateway."""
 
 import asyncio
 from typing import Annotated, Final
@@ -59,7 +59,7 @@ class _PullCommand:
         self._retrier = Retrier(gateway.remote)
 
     async def run(self, *, follow: bool) -> None:
-        """Print the stored deltas, and with `follow` new ones. Raises OncelogError if a retry would not help."""
+        """Print the stored deltas and, with `follow`, new ones. Raises OncelogError if a retry would not help."""
         async with self._gateway:
             try:
                 await run_while_output_open(
@@ -108,7 +108,7 @@ class _StoredDelta(DeltaJson, frozen=True, kw_only=True):
 
 
 def _format_line(raw: Raw) -> bytes:
-    """Return `17  INSERT  products  p1  till-1  {"name":"Tea"}`, with control characters escaped."""
+    """Format a delta as `17  INSERT  products  p1  till-1  {"name":"Tea"}`, with control characters escaped."""
     delta = msgspec.json.decode(raw, type=_StoredDelta)
     columns = msgspec.json.decode(delta.columns, type=list[ColumnJson])
     members = msgspec.json.encode({column.column: column.value for column in columns}).decode()

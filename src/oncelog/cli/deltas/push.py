@@ -1,4 +1,4 @@
-"""`oncelog deltas push`: deltas to a gateway, each committed once."""
+"""`oncelog deltas push`: push deltas to a gateway, each of which commits once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -85,11 +85,11 @@ def push(  # noqa: PLR0913 - each one is an option
 
 
 class _IncompleteJsonError(OncelogError):
-    """A JSON text that may continue in the next line."""
+    """A JSON text that may continue on the next line."""
 
 
 class _DeltaParser:
-    """Parses lines. Members of a delta are kept, and missing ones are added."""
+    """Parses lines into deltas, and adds missing members."""
 
     def __init__(self, client_id: str | None) -> None:
         self._client_id = client_id
@@ -100,7 +100,7 @@ class _DeltaParser:
         self._size = 0
 
     def parse(self, text: bytes, line: int) -> list[PushItem]:
-        """Return the deltas of a line, or none if its text may continue. Raises OncelogError with the place."""
+        """Return the deltas in a line, or none if its text may continue. Raises OncelogError with the line number."""
         self._size = len(text) + (self._size if self._text else 0)
         if self._size > LINE_BYTES_MAX:
             raise OncelogError(f"line {line}: is longer than {LINE_BYTES_MAX} bytes; write one delta a line")
@@ -157,7 +157,7 @@ class _DeltaParser:
         return PushItem(encode_delta(decode_delta(text)), place, is_stamped=is_stamped)
 
     def _next_hlc(self) -> str:
-        """Return a clock above the last one: of two changes of one column the later line must win."""
+        """Return a clock reading above the last one, so that the later of two changes to a column wins."""
         reading = hlc.tick(self._last, self._clock.wall_ms())
         if isinstance(reading, ClockExhausted):
             raise OncelogError("the clock of this machine is beyond the highest time of a delta")
@@ -168,7 +168,7 @@ class _DeltaParser:
 async def _save_batches(
     batches: AsyncIterator[list[PushItem]], stamped: Path, items_max: int
 ) -> AsyncIterator[list[PushItem]]:
-    """Save all deltas in a new file before the first request, so that they can be pushed again."""
+    """Save all deltas to a new file before the first request, so that they can be pushed again."""
     items: list[PushItem] = []
     async for batch in batches:
         items += batch
@@ -182,7 +182,7 @@ async def _save_batches(
 
 
 async def _push_all(gateway: Gateway, batches: AsyncIterator[list[PushItem]], as_json: bool) -> None:
-    """Push all requests in order, until one is refused."""
+    """Push all batches in order, until one is refused."""
     async with gateway, aclosing(batches):  # type: ignore[type-var]
         async for items in batches:
             try:
@@ -200,7 +200,7 @@ def _format_result(raw: Raw, result: PushResult, as_json: bool) -> str:
 
 
 def _report_refusal(error: GatewayRefusedError, items: Sequence[PushItem]) -> Exception:
-    """Report the refused delta. Return the error that ends the command."""
+    """Print the refused delta. Return the error that ends the command."""
     item = find_refused_item(items, error)
     if item is None:
         return OncelogError(f"{error} (the request began with {items[0].location})")
@@ -210,7 +210,7 @@ def _report_refusal(error: GatewayRefusedError, items: Sequence[PushItem]) -> Ex
 
 
 def _report_unknown(items: Sequence[PushItem], error: GaveUpError | None) -> None:
-    """Print the deltas without an answer. A later retry needs their ids, which this command may have created."""
+    """Print the unanswered deltas. A later retry needs their ids, which this command may have generated."""
     if error is not None:
         print_message(str(error))
     print_message(

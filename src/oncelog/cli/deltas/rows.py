@@ -1,4 +1,4 @@
-"""`oncelog deltas rows` and `oncelog deltas snapshot`: merged rows of a table, or all rows with their clocks."""
+"""`oncelog deltas rows` and `oncelog deltas snapshot`: print a table's merged rows, or all rows with their clocks."""
 
 import asyncio
 import csv
@@ -22,7 +22,7 @@ from oncelog.errors import OncelogError
 
 PAGE_ROWS: Final = 500
 SPOOL_BYTES: Final = 8 * 1024 * 1024
-"""Size up to which rows are kept in memory. More rows go to a temporary file."""
+"""Rows up to this total size are kept in memory. More rows go to a temporary file."""
 CELL_CHARACTERS_MAX: Final = 40
 ROW_ID: Final = "rowId"
 
@@ -100,7 +100,7 @@ async def _run_rows(gateway: Gateway, table: str, row_id: str | None, output_for
 async def _iterate_pages(
     gateway: Gateway, kind: type[Page], path: str, next_name: str, **parameters: Any
 ) -> AsyncGenerator[Page, None]:
-    """Yield all pages. `next_name` is the parameter that requests the next one."""
+    """Yield all pages. `next_name` is the query parameter that requests the next one."""
     while True:
         page = await gateway.request(kind, path, **parameters)
         yield page
@@ -113,7 +113,7 @@ async def _iterate_pages(
 
 
 async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[_RowPage], output_format: Format) -> int:
-    """Print rows as a table or as CSV. The columns are known after the last row, so all rows are kept until then."""
+    """Print rows as a table or CSV. All rows are spooled first, because the columns are known only after the last."""
     widths: dict[str, int] = {}
     id_width = len(ROW_ID)
     count = 0
@@ -145,7 +145,7 @@ async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[_RowPage], ou
 
 
 def _format_value(value: Any) -> str:
-    """Return the text of a column. A missing or null value is empty."""
+    """Format the value of a column. A missing or null value is empty."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
