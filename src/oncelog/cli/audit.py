@@ -55,7 +55,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
     since: Annotated[str, typer.Option(metavar="TIME", help="From this time on: 2026-11-18T12:00, or 24h ago.")] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="Before this time.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further acts, until interrupted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Read from this server instead of a LOG. Needs the grant audit.")
     ] = None,

@@ -49,7 +49,7 @@ def backup(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     file_mode: FileMode = "0600",
 ) -> None:
-    """Copy a log while it is in use, into one file that shows one moment. The file is complete when it gets its name.
+    """Copy a log into one consistent file. The log may be in use. The file appears only when it is complete.
 
     For files only. Databases have their own tools: pg_dump and pg_basebackup.
 
@@ -78,7 +78,7 @@ def restore(
 ) -> None:
     """Restore a log from a backup, under a new epoch. Stop all programs that use the log first.
 
-    Positions, sequences, block heights and fencing numbers continue above every number that may have been given out
+    Positions, sequences, block heights and fencing numbers continue above every number that may have been assigned
     after the backup, so that no number is used twice. By default they continue 1,000,000 above the highest number of
     the backup, and 100,000 more for each second since its last commit.
 
@@ -117,11 +117,11 @@ def epoch(
     above: Above = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the epoch of a log, which names its history. Cursors contain it.
+    """Print the epoch of a log, which identifies its history. Cursors contain it.
 
     With --renew the log gets a new epoch, and readers with cursors of the old one get history_changed. Positions,
-    sequences, block heights and fencing numbers continue above every number that the lost history may have given out.
-    Use it after you restored a database from a dump or to an earlier moment, or a file with Litestream or by copying.
+    sequences, block heights and fencing numbers continue above every number that the lost history may have assigned.
+    Use it after you restored a database from a dump or to an earlier time, or a file with Litestream or by copying.
     `oncelog restore` renews the epoch itself.
 
     Example:  oncelog epoch orders.db

@@ -13,7 +13,7 @@ from oncelog.storage.inspect.inspector import ClockStatus
 
 def clock(
     log: LogArgument,
-    confirm: Annotated[bool, typer.Option("--confirm", help="Accept the current time of the clock.")] = False,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Accept the clock's current time.")] = False,
     jump_ms_max: Annotated[
         int,
         typer.Option(
@@ -26,8 +26,8 @@ def clock(
 ) -> None:
     """Show the clock, the time of the newest commit, and whether the clock has jumped. The exit status is 1 if it has.
 
-    The clock of a file is that of this machine; a database has its own. After a jump forward the log accepts no new
-    writes, because it would forget identities too early. Set the clock right, or confirm it here if it is right.
+    A file uses this machine's clock; a database has its own. After a jump forward the log accepts no new writes,
+    because it would forget identities too early. Correct the clock, or confirm it here if it is right.
 
     Example:  oncelog clock orders.db --confirm
 

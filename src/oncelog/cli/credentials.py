@@ -70,7 +70,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
 
 apikey_app = CommandGroup(
     help=(
-        "API keys, in a file that servers read at their start and poll every second. The file has only hashes. "
+        "API keys, in a file that servers read at startup and poll every second. The file contains only hashes. "
         "Concurrent commands do not lose each other's changes."
     ),
 )
@@ -87,7 +87,7 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
             help="Client of the key, without user:, client: or system: in front. Its writes have the actor `client:ID`."
         ),
     ],
-    name: Annotated[str, typer.Option(help="Name for people.")],
+    name: Annotated[str, typer.Option(help="Name for human readers.")],
     read: Read = None,
     write: Write = None,
     audit: Audit = None,
@@ -110,7 +110,7 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
 
 @apikey_app.command("list")
 def list_(file: KeysFile, as_json: AsJson = False) -> None:
-    """Print all keys, with the revoked ones. Their secrets are not stored.
+    """Print all keys, including revoked ones. Their secrets are not stored.
 
     Example:  oncelog apikey list keys.json
     """
@@ -123,9 +123,9 @@ def revoke(
     file: KeysFile,
     id: Annotated[str, typer.Argument(help="The id, as `list` shows it.", metavar="ID", show_default=False)],  # noqa: A002
 ) -> None:
-    """Revoke a key permanently; its entry stays. The exit status is 1 if there is no such key.
+    """Revoke a key permanently and keep its entry. The exit status is 1 if the file does not have the key.
 
-    Servers that use the file refuse the key about a second later, and end its open connections.
+    Servers that use the file refuse the key about a second later, and close its open connections.
 
     Example:  oncelog apikey revoke keys.json 5f1c0a9be2d34c77
     """

@@ -13,8 +13,8 @@ from oncelog.errors import CanonicalError
 
 app = CommandGroup(
     help=(
-        "Canonical forms and identities: one JSON value a line on standard input, one JSON object a line on standard "
-        'output. For an invalid line the answer is {"error", "path"}, and the command continues.'
+        "Canonical forms and identities: one JSON value per line on standard input, one JSON object per line on "
+        'standard output. For an invalid line the answer is {"error", "path"}, and the command continues.'
     ),
 )
 

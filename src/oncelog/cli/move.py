@@ -22,8 +22,8 @@ def move(
 ) -> None:
     """Move a log from a file into a PostgreSQL database, with everything in it: epoch, positions, keys, cursors.
 
-    The log may be in use until the end; then the file accepts no more writes. Run the same command again to continue
-    after an interruption.
+    The log may be in use during the move. At the end, the file stops accepting writes. Run the same command again to
+    continue after an interruption.
 
     Example:  oncelog move orders.db postgresql://oncelog@db.example.org/orders
     """

@@ -70,7 +70,7 @@ def proof(  # noqa: PLR0913 - each is an option
     """Print the proof that a record is in a log, as a JSON document, or check such a document.
 
     The check needs only the document and a hash that you trust: --block-hash, or --head with the newest block of each
-    lane. The exit status is 0 if everything is proven, and 1 if not, or if there is no record.
+    lane. The exit status is 0 if everything is proven, and 1 if not or if the record does not exist.
 
     Example:  oncelog proof ledger.db 0003000000000011 > proof.json
 

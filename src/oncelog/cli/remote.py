@@ -71,7 +71,7 @@ ClientId = Annotated[
 ]
 AsJsonLines = Annotated[
     bool | None,
-    typer.Option("--json/--pretty", help="One JSON object a line, or lines for people (the default on a terminal)."),
+    typer.Option("--json/--pretty", help="One JSON object per line, or readable lines (the default on a terminal)."),
 ]
 
 _SERVER_PARAMETERS: Final = (

@@ -53,7 +53,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; default 7171, 0 for any free port.")] = None,
     development: Annotated[
-        bool | None, typer.Option("--development", help="Allow all callers on this machine everything.")
+        bool | None, typer.Option("--development", help="Give all callers on this machine full access.")
     ] = None,
     read_only: Annotated[
         bool | None, typer.Option("--read-only", help="Accept no new writes; answer retries and reads.")
@@ -64,11 +64,11 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not print example commands in development mode.")] = False,
 ) -> None:
-    """Serve a log: events, deltas and chats by WebSocket and HTTP, the ledger by HTTP and gRPC.
+    """Serve a log: events, deltas and chats over WebSocket and HTTP, the ledger over HTTP and gRPC.
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command line;
-    later ones win. SIGHUP reloads keys, grants, certificates and the settings read_only, disk and tenants; files of
-    keys are also polled every second. SIGTERM finishes accepted requests and exits.
+    later ones win. SIGHUP reloads keys, grants, certificates and the settings read_only, disk and tenants; key files
+    are also polled every second. SIGTERM finishes accepted requests and exits.
 
     Examples:
 

@@ -15,7 +15,7 @@ from oncelog.storage.verify.side_state import decode_policies
 
 
 def stats(log: LogArgument, as_json: AsJson = False) -> None:
-    """Print the settings of a log, the heads of its lanes, its policies, consumers, tenants and sizes.
+    """Print the settings, lane heads, policies, consumers, tenants and sizes of a log.
 
     Example:  oncelog stats orders.db --json
 

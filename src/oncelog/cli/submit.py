@@ -46,7 +46,7 @@ def submit(  # noqa: PLR0913 - each one is an option
     event: Annotated[
         str,
         typer.Argument(
-            metavar="EVENT-JSON", help="An event, or `-` for one event a line on standard input.", show_default=False
+            metavar="EVENT-JSON", help="An event, or `-` for one event per line on standard input.", show_default=False
         ),
     ] = STANDARD_INPUT,
     *,
@@ -61,7 +61,7 @@ def submit(  # noqa: PLR0913 - each one is an option
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to retry each request.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Submit events to a server, with retries under the same ids until they are answered.
+    """Submit events to a server, and retry them under the same ids until they are answered.
 
     A line is an event ({"type": …}), or {"id", "partitions", "event"} as `tail` prints it. The exit status is 1 if
     events were rejected, 2 if the server cannot be reached or a line is malformed; events before that line are

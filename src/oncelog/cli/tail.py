@@ -42,8 +42,10 @@ def tail(
     since: Annotated[
         str, typer.Option(metavar="N|now", help="Only events after this committed_id, or from now on.")
     ] = "0",
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of events.")] = None,
-    epoch: Annotated[str | None, typer.Option(help="Epoch of N; the command fails if the log has another one.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N events.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(help="Epoch of N; the command fails if the log has a different one.")
+    ] = None,
     as_json: AsJsonLines = None,
     remote: Remote,
     client_id: ClientId = None,
@@ -51,7 +53,7 @@ def tail(
     """Print the stored events of partitions, then new ones, until interrupted.
 
     After a lost connection the command reconnects with its cursor: no event is lost, and none is shown twice. The exit
-    status is 2 if the server cannot be reached at first, or has another history (epoch).
+    status is 2 if the first connection fails, or the server has a different history (epoch).
 
     Examples:
 

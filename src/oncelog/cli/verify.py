@@ -58,7 +58,7 @@ def verify(
     differ, and exits with status 1. Only --head detects the loss of the newest records, or a history that was rewritten
     as a whole.
 
-    The log may be in use: the command checks one moment of it.
+    The log may be in use: the command checks a consistent snapshot of it.
 
     Example:  oncelog verify orders.db --head orders-head.json
 

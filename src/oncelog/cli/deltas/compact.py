@@ -25,7 +25,7 @@ def compact(
         int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Compact deltas up to this sequence.")
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Compact all but this number of the newest.")
+        int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Compact all but the newest N deltas.")
     ] = None,
     tombstone_age_days: Annotated[
         float | None,
@@ -42,8 +42,8 @@ def compact(
 ) -> None:
     """Drop the bodies of old deltas, and rows that were deleted long ago. This cannot be undone.
 
-    Existing rows, ids, sequences and hashes stay. After an interruption, run the same command again to continue.
-    Readers with an older cursor get a snapshot. A deleted row stays until all named consumers have read its DELETE. A
+    Existing rows, ids, sequences and hashes are kept. After an interruption, run the same command again to continue.
+    Readers with an older cursor get a snapshot. A deleted row is kept until all named consumers have read its DELETE. A
     client that was offline for longer than the age loses its earlier edits of dropped rows.
 
     Examples:

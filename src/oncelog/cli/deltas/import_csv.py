@@ -77,8 +77,8 @@ def import_(  # noqa: PLR0913 - each one is an option
 ) -> None:
     """Import a CSV file: each line is an INSERT of a row. The first line names the columns.
 
-    The whole file is checked before anything is sent. During the import, FILE.csv.oncelog-import keeps the time of its
-    start: after an interruption run the same command again, and no row is written twice. The exit status is 1 if the
+    The whole file is checked before anything is sent. During the import, FILE.csv.oncelog-import stores its start time:
+    after an interruption run the same command again, and no row is written twice. The exit status is 1 if the
     server refused a row, 2 if the file or an option is wrong or the server cannot be reached.
 
     Examples:

@@ -23,18 +23,20 @@ def pull(  # noqa: PLR0913 - each one is an option
     since: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**53 - 1, help="Only deltas with a higher sequence.")
     ] = 0,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of deltas.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N deltas.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Continue with new deltas, until interrupted.")] = False,
-    epoch: Annotated[str | None, typer.Option(help="Epoch of N; the command fails if the log has another one.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(help="Epoch of N; the command fails if the log has a different one.")
+    ] = None,
     as_json: AsJsonLines = None,
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Print the deltas of a gateway in its order, one a line.
+    """Print the deltas of a gateway in its order, one per line.
 
     With --follow the command reconnects with its cursor: no delta is lost, and none is shown twice. The exit status is
     1 if the deltas were compacted, so that only a snapshot has their rows, and 2 if the server cannot be reached or has
-    another history (epoch).
+    a different history (epoch).
 
     Examples:
 

@@ -34,7 +34,9 @@ _MEMBERS_DECODER: Final = msgspec.json.Decoder(dict[str, Raw])
 
 Source = Annotated[
     str,
-    typer.Argument(metavar="FILE", help="A file with one delta a line, or `-` for standard input.", show_default=False),
+    typer.Argument(
+        metavar="FILE", help="A file with one delta per line, or `-` for standard input.", show_default=False
+    ),
 ]
 
 
@@ -58,10 +60,10 @@ def push(  # noqa: PLR0913 - each one is an option
     as_json: AsJson = False,
     remote: Remote,
 ) -> None:
-    """Push deltas to a gateway, with retries under the same ids until they are answered.
+    """Push deltas to a gateway, and retry them under the same ids until they are answered.
 
-    A line is a delta as `pull` prints it, or {"deltas": […]}. The command adds deltaId, hlc (from the clock of this
-    machine) and clientId (from --client-id) if they are missing. The server accepts or refuses a request as a whole.
+    A line is a delta as `pull` prints it, or {"deltas": […]}. The command adds deltaId, hlc (from this machine's
+    clock) and clientId (from --client-id) if they are missing. The server accepts or refuses a request as a whole.
     The exit status is 1 if the server refused a delta, 2 if it cannot be reached or a line is malformed; earlier deltas
     are committed.
 

@@ -42,16 +42,16 @@ def rows(
     format: Annotated[  # noqa: A002 - what people expect
         Format | None,
         typer.Option(
-            help="Output format. Default: a table on a terminal, JSON (one object a line) elsewhere.",
+            help="Output format. Default: a table on a terminal, JSON (one object per line) elsewhere.",
             show_default=False,
         ),
     ] = None,
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Print the merged rows of a table, by their ids.
+    """Print the merged rows of a table, ordered by id.
 
-    The exit status is 1 if there is no row with the id of --row.
+    The exit status is 1 if the row of --row does not exist.
 
     Examples:
 
@@ -166,9 +166,9 @@ def snapshot(
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Print all rows of a gateway with their clocks, and deleted ones, as JSON: one object a line.
+    """Print all rows of a gateway with their clocks, including deleted rows, as JSON: one object per line.
 
-    Rows that were deleted and dropped by a compaction are missing: replace all your rows by these.
+    Deleted rows that a compaction has dropped are missing, so replace all your rows with these.
 
     The last line is {"cursor", "epoch"}: continue from there with `oncelog deltas pull GATEWAY --since CURSOR`. The
     output is complete only with this line.
