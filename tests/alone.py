@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--alone") and config.getoption("numprocesses", None):
-        raise pytest.UsageError("--alone does not go with --numprocesses; use --alone-jobs.")
+        raise pytest.UsageError("--alone cannot be combined with --numprocesses; use --alone-jobs.")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -523,7 +523,7 @@ def test_command_with_closed_standard_output_does_nothing(log: Path, tmp_path: P
 def test_unwritable_standard_output_is_reported(log: Path) -> None:
     with open("/dev/full", "wb") as full, Command("stats", str(log), stdin=None, stdout=full) as process:  # noqa: PTH123
         _, errors = process.communicate()
-    assert (process.returncode, errors) == (74, "oncelog: cannot go on: No space left on device\n")
+    assert (process.returncode, errors) == (74, "oncelog: cannot continue: No space left on device\n")
 
 
 @pytest.mark.parametrize("nowhere", ["2>/dev/full", "2>&-"])

@@ -146,7 +146,7 @@ def test_closed_output_pipe_ends_the_command_silently() -> None:
 def test_full_disk_is_reported() -> None:
     with open("/dev/full", "wb") as full, Command("key", "jcs", stdout=full) as process:  # noqa: PTH123
         _, errors = process.communicate("1\n")
-    assert (process.returncode, errors) == (74, "oncelog: cannot go on: No space left on device\n")
+    assert (process.returncode, errors) == (74, "oncelog: cannot continue: No space left on device\n")
 
 
 @pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])

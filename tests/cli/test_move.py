@@ -109,7 +109,7 @@ def test_move_prints_what_was_moved_and_where_to(log: Path, database: str) -> No
     assert done.stdout.splitlines() == [
         f"{records} records in 5 lanes moved from {log} to {redact_address(database)} (epoch {epoch})",
         f"{log} can still be read, but accepts no more writes: open {redact_address(database)}",
-        f"other tables stay in {log}: accounts",
+        f"other tables remain in {log}: accounts",
     ]
     again = moved(log, database)
     assert again.exit_code == 0

@@ -321,7 +321,10 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
         (["--url", "http://u:secret@x", "--partition", "a", "{}"], "--url must be http://HOST:PORT"),
         (["--url", "http://x:99999", "--partition", "a", "{}"], "--url must be http://HOST:PORT"),
         (["--partition", "\udcff", '{"type":"x"}'], "--partition is not UTF-8"),
-        (["--token", "a", "--token-file", "b", "--partition", "a", "{}"], "--token does not go with --token-file"),
+        (
+            ["--token", "a", "--token-file", "b", "--partition", "a", "{}"],
+            "--token cannot be combined with --token-file",
+        ),
         (["--token-file", "nowhere", "--partition", "a", "{}"], "nowhere cannot be read: No such file or directory"),
         (["--token", "ä", "--partition", "a", "{}"], "the token has invalid characters"),
     ],

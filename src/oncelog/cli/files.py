@@ -44,7 +44,7 @@ def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]
     if content:
         os.set_blocking(sys.stdin.fileno(), True)  # an empty non-blocking pipe would look like the end of the input
         if sys.stdin.isatty():
-            typer.echo(f"Reading one {content} a line from the terminal; end with Ctrl-D.", err=True)
+            typer.echo(f"Reading one {content} per line from the terminal; end with Ctrl-D.", err=True)
     return nullcontext(sys.stdin.buffer)
 
 

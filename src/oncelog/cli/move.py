@@ -46,4 +46,4 @@ def move(
     typer.echo(f"{outcome.records} records in {outcome.lanes} lanes moved from {source} to {where}")
     typer.echo(f"{source} can still be read, but accepts no more writes: open {redact_address(target)}")
     if outcome.tables_left:
-        typer.echo(f"other tables stay in {source}: {', '.join(outcome.tables_left)}")
+        typer.echo(f"other tables remain in {source}: {', '.join(outcome.tables_left)}")

@@ -127,7 +127,7 @@ def _parse_record_id(id: str | None, lane: int | None, position: int | None, opt
 def _check_not_given(options: dict[str, object], other_option: str) -> None:
     conflicting = [name for name, value in options.items() if value is not None]
     if conflicting:
-        raise OncelogError(f"{conflicting[0]} does not go with {other_option}.")
+        raise OncelogError(f"{conflicting[0]} cannot be combined with {other_option}.")
 
 
 @translate_damage()
@@ -151,7 +151,7 @@ def _encode_proof(record: Record, view: LogView) -> bytes:
 
 def _check_document(file: str, block_hash: str | None, head: Path | None) -> None:
     if block_hash is not None and head is not None:
-        raise OncelogError("--block-hash does not go with --head: each names the expected block.")
+        raise OncelogError("--block-hash cannot be combined with --head: each names the expected block.")
     expected_hash = None if block_hash is None else _parse_hash(block_hash)
     exported = None if head is None else decode_exported_head(head.read_bytes())
     try:

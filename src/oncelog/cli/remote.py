@@ -115,7 +115,7 @@ def uses_server(command: Callable[..., None]) -> Callable[..., None]:
 
 def _load_credential(token: str | None, token_file: str | None) -> str | None:
     if token is not None and token_file is not None:
-        raise OncelogError("--token does not go with --token-file")
+        raise OncelogError("--token cannot be combined with --token-file")
     if token_file is not None:
         token = read_token_file(token_file, TOKEN_FILE_BYTES_MAX)
     elif token is None:
@@ -326,7 +326,7 @@ class CursorPrinter:
     def explain(self, error: ServerRefusedError) -> OncelogError:
         """Convert a refusal to the error that is reported to the user."""
         if error.code == HISTORY_CHANGED:
-            return OncelogError(f"the log has another history than that of the cursor {self.cursor}: {error}")
+            return OncelogError(f"the cursor {self.cursor} belongs to a different history: {error}")
         return error
 
 

@@ -132,7 +132,7 @@ def _format_finding(finding: Finding) -> list[str]:
         at = finding.evicted
         lines.append(f"{'key evicted:':<16}lane {at.lane}, position {at.position}, {format_utc(at.log_time_ms)}")
     if record is not None:
-        body = ("erased", "yes: the body is removed, its hash stays") if record.erased else _format_body(record)
+        body = ("erased", "yes: the body is removed, its hash remains") if record.erased else _format_body(record)
         more = [("block", f"height {record.height}, {finding.block_hash.hex()}"), body]
         key_text = _decode_printable(record.key) or ""
         lines += format_fields(record, record.key.hex(), record.fingerprint.hex(), more, key_text)

@@ -97,7 +97,7 @@ async def _run_tail(
             hello = connection.hello
             if epoch is not None and hello.epoch != epoch:
                 raise OncelogError(
-                    f"the log has another history now: its epoch is {hello.epoch}, and was {epoch}. Drop events "
+                    f"the log has a different history now: its epoch is {hello.epoch}, and was {epoch}. Drop events "
                     "that it does not have, or read again from 0"
                 )
             epoch = hello.epoch

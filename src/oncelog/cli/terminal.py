@@ -76,7 +76,7 @@ def translate_errors() -> Iterator[None]:
         print_message(str(error))
         raise typer.Exit(EXIT_IO_ERROR if _is_disk_error(error) else EXIT_CANNOT_READ) from None
     except OSError as error:
-        print_message(f"cannot go on: {error.strerror}")
+        print_message(f"cannot continue: {error.strerror}")
         try:
             sys.stdout.flush()
         except OSError:

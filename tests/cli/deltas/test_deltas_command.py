@@ -265,7 +265,7 @@ def test_pull_prints_all_pages_with_since_and_limit(server: ServerProcess) -> No
     assert [json.loads(line)["sequence"] for line in lines] == [1001, 1002, 1003]
     status, lines, [error] = deltas("pull", server.url, "pages", "--since", "9000")
     assert (status, lines) == (2, [])
-    assert error.startswith("oncelog: the log has another history than that of the cursor 9000: history_changed: ")
+    assert error.startswith("oncelog: the cursor 9000 belongs to a different history: history_changed: ")
     assert deltas("pull", server.url, "pages", "--epoch", "other")[0] == 2
 
 
@@ -308,7 +308,7 @@ def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
             served.start()
             status, said, errors = ended(process)
     assert (status, said) == (2, "")
-    assert "the log has another history than that of the cursor 1: history_changed: epoch: " in errors.splitlines()[-1]
+    assert "the cursor 1 belongs to a different history: history_changed: epoch: " in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

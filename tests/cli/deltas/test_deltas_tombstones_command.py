@@ -49,7 +49,7 @@ def test_compaction_reads_all_rows_and_names_the_consumer_that_holds_it_back() -
     assert (status, received) == (0, [asked, {**asked, "page": "page 2"}])
     assert lines[1:] == [
         "4 deleted rows dropped",
-        "other deleted rows stay until the consumer mail, which is 4 deltas behind, has read them",
+        "other deleted rows are kept until the consumer mail, which is 4 deltas behind, has read them",
     ]
 
 

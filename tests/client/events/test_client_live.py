@@ -313,7 +313,7 @@ async def test_start_over_cancels_a_handler_that_waits_for_an_outcome(client: Cl
         if event.event == counted(1) and not waiting.is_set():
             # The epoch is that of the server, so that the client continues by itself afterwards.
             epoch = client._runtime.protocol.epoch
-            client._runtime.protocol._change_history(epoch, 0, "the log on the server is another one than before")
+            client._runtime.protocol._change_history(epoch, 0, "the server has a different log than before")
             pending = await client.submit(counted(2))
             waiting.set()
             outcomes.append(await pending.outcome())

@@ -67,8 +67,8 @@ async def test_exceeded_quota_is_reported_until_it_is_raised_and_writes_keep_the
         assert first < second
         assert client.status().last_error is None
         await until(lambda: seen[-1].last_error is None)
-    assert count_lines(caplog, logging.WARNING, "not taken for now: quota_exceeded") == 1
-    assert count_lines(caplog, logging.INFO, "writes are taken again") == 1
+    assert count_lines(caplog, logging.WARNING, "temporarily refused: quota_exceeded") == 1
+    assert count_lines(caplog, logging.INFO, "writes are accepted again") == 1
 
 
 async def test_read_only_server_is_reported(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_rate_limit_is_reported_on_an_open_connection(tmp_path: Path, capl
         are_errors = [one.last_error is not None for one in seen]
         assert [is_error for is_error, _ in groupby(are_errors)] == [False, True, False], "without a break"
         assert all(one.state is ConnectionState.LIVE for one in seen)
-    assert count_lines(caplog, logging.WARNING, "not taken for now: server_busy") == 1
+    assert count_lines(caplog, logging.WARNING, "temporarily refused: server_busy") == 1
 
 
 async def test_exceeded_quota_of_a_chat_blocks_only_that_chat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -120,8 +120,8 @@ async def test_exceeded_quota_of_a_chat_blocks_only_that_chat(tmp_path: Path, ca
         await log.set_tenants([])
         assert [chat_clients.sent(await soon(one.outcome())).sequence for one in pending] == [2, 3]
         assert ann.status().last_error is None
-    assert count_lines(caplog, logging.WARNING, "not taken for now in full: QUOTA_EXCEEDED") == 1
-    assert count_lines(caplog, logging.INFO, "writes are taken again in full") == 1
+    assert count_lines(caplog, logging.WARNING, "temporarily refused in full: QUOTA_EXCEEDED") == 1
+    assert count_lines(caplog, logging.INFO, "writes are accepted again in full") == 1
 
 
 async def test_exceeded_quota_of_a_ledger_is_reported_despite_gap_answers(

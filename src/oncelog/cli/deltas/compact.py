@@ -63,7 +63,7 @@ def compact(
         lines.append(f"{result.dropped_rows} deleted rows dropped")
     if result.held_by is not None:
         lines.append(
-            f"other deleted rows stay until the consumer {escape_unprintable(result.held_by.consumer)}, which "
+            f"other deleted rows are kept until the consumer {escape_unprintable(result.held_by.consumer)}, which "
             f"is {result.held_by.lag} deltas behind, has read them"
         )
     fields = ("compacted", "upto", "dropped_rows", "held_by")

@@ -105,7 +105,7 @@ class _DeltaParser:
         """Return the deltas in a line, or none if its text may continue. Raises OncelogError with the line number."""
         self._size = len(text) + (self._size if self._text else 0)
         if self._size > LINE_BYTES_MAX:
-            raise OncelogError(f"line {line}: is longer than {LINE_BYTES_MAX} bytes; write one delta a line")
+            raise OncelogError(f"line {line}: is longer than {LINE_BYTES_MAX} bytes; write one delta per line")
         if self._text:
             self._text.append(text)
             return []

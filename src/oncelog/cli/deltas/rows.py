@@ -190,7 +190,7 @@ async def _run_snapshot(gateway: Gateway) -> None:
             async for page in pages:
                 if epoch and page.epoch != epoch:
                     raise OncelogError(
-                        "the log has another history now, in the middle of the snapshot: run the same command again"
+                        "the log has a different history now, in the middle of the snapshot: run the same command again"
                     )
                 write_lines(map(encode_raw_line, page.rows))
                 epoch = page.epoch

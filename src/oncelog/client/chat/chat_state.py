@@ -127,7 +127,7 @@ class ChatState:
                 raise ProtocolError(f"a page after {self.fetched_to} has message {message.sequence} behind {last}")
             last = message.sequence
         if batch.next_sequence < last or (batch.has_more and batch.next_sequence == self.fetched_to):
-            raise ProtocolError(f"a page after {self.fetched_to} goes on at {batch.next_sequence}")
+            raise ProtocolError(f"a page after {self.fetched_to} continues at {batch.next_sequence}")
         self.fetched_to = batch.next_sequence
         self.heard_to = max(self.heard_to, self.fetched_to)
         if not batch.has_more:

@@ -248,7 +248,7 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def _reset_chat(self, chat: ChatState) -> None:
-        """Reload a chat from the start, because the server has fewer of its messages than the client in one history."""
+        """Reload a chat from the start, because the server has lost messages of it without a change of epoch."""
         logger.warning("the server has lost messages of %s: they are loaded again", chat.chat_id)
         self.changes.updates.append(HistoryChange(self.epoch, self.epoch, chat.chat_id))
         self.changes.reset_chat(chat)

@@ -251,7 +251,7 @@ class EventsProtocol(BaseProtocol):
         self.answer_count += 1
         self.last_committed_id = connected.server_last_committed_id
         if self.epoch and connected.epoch != self.epoch:
-            reason = "the log on the server is another one than before"
+            reason = "the server has a different log than before"
             self._change_history(connected.epoch, connected.server_last_committed_id, reason)
             return
         self.epoch = connected.epoch
@@ -290,7 +290,7 @@ class EventsProtocol(BaseProtocol):
         if self.phase is not EventsPhase.LIVE:
             return
         if page.has_more:
-            raise ProtocolError("the server began a sync that the client did not request and would not end")
+            raise ProtocolError("the server began a sync with further pages that the client did not request")
         for event in page.events:  # the server no longer broadcasts them
             self._handle_broadcast(event)
         self._cursor = max(self._cursor, page.next_since_committed_id)

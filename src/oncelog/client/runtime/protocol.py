@@ -25,12 +25,12 @@ class BlockedWrites:
         is_new = self._errors.pop(queue, None) is None
         self._errors[queue] = f"{code}: {message}"
         if is_new:
-            self._logger.warning("not taken for now%s: %s", _format_queue(queue), self._errors[queue])
+            self._logger.warning("temporarily refused%s: %s", _format_queue(queue), self._errors[queue])
 
     def unblock(self, queue: str = "") -> None:
         """Record that the blocked write of a queue now has an outcome."""
         if self._errors.pop(queue, None) is not None:
-            self._logger.info("writes are taken again%s", _format_queue(queue))
+            self._logger.info("writes are accepted again%s", _format_queue(queue))
 
 
 class BaseProtocol(ABC):
