@@ -16,5 +16,5 @@ FROM oncelog_blocks WHERE lane = ? AND height > ? AND height <= ? ORDER BY heigh
 SELECT place >> 48, place & 281474976710655, body_hash FROM oncelog_records WHERE body IS NULL;
 
 -- name: log_state
--- State of the log besides heads, clock and side state.
+-- The log's state apart from heads, clock and side state.
 SELECT erasures, tenants, usage_version, leaps FROM oncelog_state;

@@ -1,18 +1,18 @@
 -- Statements that a migration runs on the database, by name.
 
 -- name: alone
--- Lock of a migration. The session holds it, so the server releases it some time after a migration was killed.
+-- Lock that a migration's session holds. If the migration is killed, the server releases it some time later.
 SELECT pg_advisory_lock((1332634477::bigint << 32) | to_regnamespace(quote_ident(current_schema()))::oid::bigint);
 
 -- name: begin
 UPDATE oncelog_state SET move = $1, erasures = $2;
 
 -- name: end
--- Ends this move once, and no other.
+-- Ends this move, once, and no other move.
 UPDATE oncelog_state SET move = NULL WHERE move IS NOT NULL AND move = $1 RETURNING id;
 
 -- name: reached
--- The last position and height that each lane has.
+-- The last position and height in each lane.
 SELECT lane,
     coalesce((SELECT position FROM oncelog_records AS r WHERE r.lane = l.lane ORDER BY position DESC LIMIT 1), 0),
     coalesce((SELECT height FROM oncelog_blocks AS b WHERE b.lane = l.lane ORDER BY height DESC LIMIT 1), 0)

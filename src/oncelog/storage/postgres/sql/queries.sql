@@ -1,12 +1,12 @@
--- Statements of PostgreSQL, by name. queries/sql/queries.sql has the ones that SQLite shares. Arrays pass all keys or rows
--- of a batch to one statement.
+-- PostgreSQL statements, by name. queries/sql/queries.sql has the statements shared with SQLite. All keys or rows of a
+-- batch are passed to one statement as arrays.
 
 -- fragment: record_columns
 -- The columns of a record, in the order of `decode_record`.
 lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body;
 
 -- fragment: view_columns
--- The columns of a view of a record after its position (`RecordView`).
+-- The columns of a record view (`RecordView`) after the position.
 log_time_ms, actor, client, scope, key, partitions, body;
 
 -- fragment: receipt_columns
@@ -29,30 +29,30 @@ SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.evi
 (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 
 -- fragment: erase_entities
--- Erases the values of entities with some versions. `o` is the row before.
+-- Erases the values of entities that have one of some versions. `o` is the row before the change.
 UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
 WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[]);
 
 -- fragment: charged_bytes
--- The bytes that tenants were charged for the value of an entity.
+-- How many bytes tenants were charged for the value of an entity.
 CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
 
 -- fragment: acknowledged_of_short_key
--- What a member `m` has acknowledged, if its names are short.
+-- What a member `m` has acknowledged, if its key is short.
 LEFT JOIN LATERAL (
     SELECT sequence FROM oncelog_acknowledged AS a
     WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
 ) AS a ON true;
 
 -- fragment: acknowledged_of_long_key
--- The same for long names.
+-- The same for a long key.
 LEFT JOIN LATERAL (
     SELECT sequence FROM oncelog_acknowledged AS a
     WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
 ) AS a ON true;
 
 -- fragment: measured_rows
--- Rows with their number and the bytes of the rows before, for the limits of a page.
+-- Rows, each with its number and the bytes of the rows before it, for the limits of a page.
 SELECT table_name, row_id, state FROM (
     SELECT table_name, row_id, state, row_number() OVER in_order AS number,
         sum(octet_length(state)) OVER in_order - octet_length(state) AS before;
@@ -78,7 +78,7 @@ SELECT resource, relation, subject, version FROM oncelog_relationships
 WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2;
 
 -- name: is_there
--- Reads the catalog itself, because a session caches the result of an earlier lookup of the name.
+-- Reads the catalog itself, because a session caches the result of looking up a name.
 SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'oncelog_log' AND pg_table_is_visible(oid));
 
 -- name: encoding
@@ -107,12 +107,12 @@ SELECT pg_advisory_xact_lock((1332634476::bigint << 32) | to_regnamespace(quote_
 SELECT {now_ms};
 
 -- name: barrier
--- A separate write, which changes nothing. Its COMMIT makes everything before it in the write-ahead log durable: on the
--- disk, and on the standbys that the server waits for.
+-- A write that changes nothing, in its own transaction. Its COMMIT makes everything before it in the write-ahead log
+-- durable: on the disk, and on the standbys that the server waits for.
 SELECT pg_logical_emit_message(true, 'oncelog', '');
 
 -- name: server
--- The server of a session, identified by its start time, whether its commits wait for standbys, and its timeline.
+-- A session's server, identified by its start time; whether its commits wait for standbys; and its timeline.
 SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '',
     CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END;
 
@@ -127,7 +127,7 @@ SELECT lane, position FROM oncelog_lanes;
 
 -- name: state
 -- The state of the log after the lanes have been locked. The statement has a new snapshot, so it sees all commits of
--- earlier holders of the locks, and it reads the clock after the wait for the locks.
+-- earlier lock holders, and it reads the clock after the wait for the locks.
 SELECT {now_ms}, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
     s.tenants, s.leaps, g.epoch,
     l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
@@ -135,7 +135,7 @@ FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s CROSS JOIN oncelog_log AS 
 WHERE l.lane = ANY($1::integer[]);
 
 -- name: look_at_state
--- The same without lanes.
+-- Like `state`, without lanes.
 SELECT {now_ms}, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms
 FROM oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $1;
 
@@ -147,14 +147,14 @@ ON CONFLICT (boot) DO UPDATE SET elapsed_ms = excluded.elapsed_ms, time_ms = exc
 DELETE FROM oncelog_clocks;
 
 -- name: move
--- NULL unless `oncelog move` has not copied the log completely.
+-- NULL, unless `oncelog move` has not yet copied the log completely.
 SELECT move FROM oncelog_state;
 
 -- name: count_confirmation
 UPDATE oncelog_state SET confirmations = confirmations + 1;
 
 -- name: touch_state
--- Writes an equal version of the row, which fails if the disk is full.
+-- Writes an identical version of the row, which fails if the disk is full.
 UPDATE oncelog_state SET erasures = erasures;
 
 -- name: database_size
@@ -178,7 +178,7 @@ UPDATE oncelog_state SET tenants = $1, usage_version = $2;
 
 -- name: lock_usage
 -- A tenant may have streams in several lanes, so a transaction locks the rows of its tenants before it counts. All
--- transactions lock the lanes first and then these rows in one order, which prevents deadlocks.
+-- transactions lock first the lanes and then these rows in the same order, which prevents deadlocks.
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage WHERE lane = 0 AND tenant = ANY($1::text[])
 ORDER BY tenant FOR NO KEY UPDATE;
 
@@ -189,7 +189,8 @@ SELECT position, sequence, policy, actor, scope, partitions, octet_length(body),
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: state_sizes
--- Sizes of entities, relationships and rows, by scope. Expired entities may have been deleted already, so none counts.
+-- Sizes of entities, relationships and rows, by scope. Expired entities are not counted, because they may have been
+-- deleted already.
 SELECT e.scope, count(*), sum(octet_length(e.key))::bigint, sum(octet_length(e.value))::bigint FROM oncelog_entities AS e
 JOIN oncelog_lanes AS l ON l.lane = e.lane WHERE e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms
 GROUP BY e.lane, e.scope
@@ -201,7 +202,7 @@ SELECT scope, count(*), sum(octet_length(table_name) + octet_length(row_id))::bi
 FROM oncelog_rows GROUP BY lane, scope;
 
 -- name: member_sizes
--- Sizes of present and past members, by stream.
+-- Sizes of current and past members, by stream.
 SELECT scope, count(*), sum(octet_length(member))::bigint FROM (
     SELECT lane, scope, member FROM oncelog_members
     UNION SELECT lane, scope, member FROM oncelog_member_changes WHERE kind = 1
@@ -230,7 +231,7 @@ SELECT {head_columns}
 FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
 
 -- name: keys
--- Receipts of the records with some hashes, oldest first, so that the newest one counts.
+-- Receipts of the records with some hashes, oldest first, so that the newest one wins.
 SELECT {receipt_columns},
     policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 FROM oncelog_records WHERE key_hash = ANY($1::bigint[]) ORDER BY lane, position;
@@ -283,7 +284,7 @@ SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane
 ) AS found ORDER BY found.log_time_ms, found.lane, found.position LIMIT $4;
 
 -- name: count_internal
--- Number of audit and restore records, counted by their index.
+-- Number of audit and restore records, counted with their index.
 SELECT count(*) FROM oncelog_records
 WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
 
@@ -303,7 +304,7 @@ SELECT {record_columns}
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) ORDER BY position;
 
 -- name: partition_page
--- Records that touch a partition.
+-- Records in a partition.
 SELECT r.lane, r.position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane AND r.position = p.position
 WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 ORDER BY p.position LIMIT $5;
@@ -347,7 +348,7 @@ FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
 SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'oncelog_records'::regclass;
 
 -- name: page_end
--- Last position and number of the next records of a lane.
+-- Last position and count of the next records of a lane.
 SELECT max(position), count(*) FROM (
     SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 ORDER BY position LIMIT $3
 ) AS page;
@@ -368,8 +369,8 @@ SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND posit
 
 -- name: entity_page
 -- Unexpired entities of a scope by key, up to a number of rows ($7) and of bytes ($8). The page has the first entity
--- whatever its length, and one more than fits, which tells that there are more. As in all listings here, short and long
--- keys are in different indexes (0005_long_names.sql).
+-- whatever its length, and one entity more than fits, which shows that there are more. As in all listings here, short
+-- and long keys are in different indexes (0005_long_names.sql).
 SELECT key, value, version, expires_at_ms, erased FROM (
     SELECT key, value, version, expires_at_ms, erased, row_number() OVER by_key AS number,
         sum(octet_length(value)) OVER by_key - octet_length(value) AS before
@@ -487,20 +488,20 @@ FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, position, body
 WHERE r.lane = n.lane AND r.position = n.position;
 
 -- name: erase_values
--- Erases the values that a record set and that no later record replaced, by the keys of its operations. Returns the bytes
--- that tenants were charged for.
+-- Erases the values that a record set and that no later record has replaced, by the keys of its operations. Returns how
+-- many bytes tenants were charged for them.
 {erase_entities}
     AND e.digest IS NULL AND e.key = ANY($4::text[])
 RETURNING {charged_bytes};
 
 -- name: erase_long_values
--- As `erase_values`, by the digests of long keys.
+-- Like `erase_values`, by the digests of long keys.
 {erase_entities}
     AND e.digest IS NOT NULL AND e.digest = ANY($4::bytea[])
 RETURNING {charged_bytes};
 
 -- name: erase_all_values
--- As `erase_values`, for records whose bodies do not name their keys.
+-- Like `erase_values`, for records whose bodies do not determine their keys.
 {erase_entities}
     AND (e.digest IS NULL OR (e.digest IS NOT NULL AND left(e.scope, 64) = left($2, 64)))
 RETURNING {charged_bytes};
@@ -518,7 +519,8 @@ DELETE FROM oncelog_shared WHERE token = $1;
 SELECT count(*) FROM oncelog_shared WHERE token = $1;
 
 -- name: limit_shared
--- Lowers the limit for this transaction, so that an application that is cut off inside it does not block others.
+-- Lowers the limit for this transaction, so that an application that is cut off inside it does not block other
+-- sessions.
 SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 FROM (SELECT current_setting('idle_in_transaction_session_timeout')::interval AS now) AS s
 WHERE now = interval '0' OR now > $1::text::interval;
@@ -542,11 +544,11 @@ SELECT pg_try_advisory_xact_lock($1);
 -- name: lock_lanes
 SELECT 1 FROM oncelog_lanes WHERE lane = ANY($1::integer[]) ORDER BY lane FOR NO KEY UPDATE;
 
--- Statements of `oncelog verify` and other commands that inspect a log. SQLite has statements of the same names.
+-- Statements for `oncelog verify` and other commands that inspect a log. SQLite has statements with the same names.
 
 -- name: all_evidence
--- All records with everything that their hashes cover, and the hashes by which they are found. `body_at` reads long bodies
--- one by one.
+-- All records with everything that their hashes cover, and with the hashes by which they are found. `body_at` reads
+-- long bodies one by one.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions,
     CASE WHEN octet_length(body) <= $1 THEN body END, salt, body_hash, octet_length(body), key_hash, sequence_hash
 FROM oncelog_records ORDER BY lane, position;
@@ -558,7 +560,7 @@ SELECT body FROM oncelog_records WHERE lane = $1 AND position = $2;
 SELECT log_time_ms FROM oncelog_records WHERE lane = $1 AND position = $2;
 
 -- name: missing_partition_record
--- A record that is not found under a partition it touches. The count makes the planner use the whole key of the index.
+-- A record that is not found under one of its partitions. The count makes the planner use the whole key of the index.
 SELECT r.lane, r.position, p.value
 FROM oncelog_records AS r CROSS JOIN LATERAL json_array_elements_text(r.partitions::json) AS p (value)
 WHERE 0 = (
@@ -567,7 +569,7 @@ WHERE 0 = (
 ) ORDER BY r.lane, r.position LIMIT 1;
 
 -- name: extra_partition_record
--- An index row with a partition that its record does not touch.
+-- An index row with a partition that its record is not in.
 SELECT i.lane, i.position, i.partition FROM oncelog_partition_records AS i
 WHERE NOT EXISTS (
     SELECT FROM oncelog_records AS r CROSS JOIN LATERAL json_array_elements_text(r.partitions::json) AS p (value)
@@ -590,7 +592,7 @@ SELECT {record_columns}
 FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 
 -- name: member_page
--- The members of a stream, each with what it has acknowledged and whether it acts as an owner.
+-- The members of a stream, each with its acknowledged sequence and whether it acts as an owner.
 (
     SELECT m.member, coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL) FROM oncelog_members AS m
     LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
@@ -607,7 +609,8 @@ FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 ORDER BY 1 LIMIT $4;
 
 -- name: membership_page
--- The streams of a member, each with its newest sequence, what the member has acknowledged and whether it acts as an owner.
+-- The streams of a member, each with its newest sequence, the member's acknowledged sequence and whether the member
+-- acts as an owner.
 (
     SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL)
     FROM oncelog_members AS m
@@ -630,7 +633,7 @@ ORDER BY 1 LIMIT $4;
 ORDER BY 1 LIMIT $5;
 
 -- name: oldest_members
--- The members of some streams that joined first, with long names and short ones.
+-- The first members to join some streams, with long names and short ones.
 SELECT n.scope, m.member, m.joined, m.is_owner, coalesce(a.sequence, la.sequence)
 FROM unnest($1::integer[], $2::text[]) AS n (lane, scope)
 CROSS JOIN LATERAL (
@@ -653,8 +656,8 @@ LEFT JOIN LATERAL (
 ) AS la ON true;
 
 -- name: member_changes
--- Members of a lane that were added, were removed or acknowledged something since a revision, in their current state.
--- A key is short or long, so only one of the two joins of each table finds a row.
+-- Members in a lane that were added or removed, or that acknowledged something, since a revision, in their current
+-- state. A key is either short or long, so only one of each table's two joins finds a row.
 SELECT c.revision, c.scope, c.member, c.kind, (m.member IS NOT NULL OR lm.member IS NOT NULL),
     coalesce(a.sequence, la.sequence, 0), (coalesce(m.is_owner, lm.is_owner) = 1 OR r.owners IS NULL)
 FROM oncelog_member_changes AS c
@@ -680,13 +683,13 @@ WHERE c.lane = $1 AND c.revision >= $2 AND (c.revision, c.scope, c.member, c.kin
 ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
 
 -- name: lease_beyond
--- A lease with a fence that its lane has not given out.
+-- A lease with a fence that its lane has not assigned.
 SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
 FROM oncelog_leases AS l LEFT JOIN oncelog_lanes AS h ON h.lane = l.lane
 WHERE l.fence < 0 OR greatest(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1;
 
 -- name: rate_beyond
--- A bucket that is emptier than any rate allows.
+-- A bucket that is further from full than any rate allows.
 SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
 FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 > $1 LIMIT 1;
@@ -695,7 +698,8 @@ WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 
 SELECT coalesce(max(log_time_ms), 0) FROM oncelog_lanes;
 
 -- name: columns
--- The columns of Oncelog's tables in the schema of the log. UNLOGGED is an error: a crash of the server empties such tables.
+-- The columns of Oncelog's tables in the log's schema. UNLOGGED is an error, because a server crash empties such
+-- tables.
 SELECT c.relname::text, a.attname::text,
     concat_ws(' ', format_type(a.atttypid, a.atttypmod), 'COLLATE ' || l.collname, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
         CASE WHEN c.relpersistence <> 'p' THEN 'UNLOGGED' END)

@@ -1,7 +1,7 @@
--- Statements that SQLite and PostgreSQL share, by name. SQLite gets `?1` for `$1`.
+-- Statements that SQLite and PostgreSQL share, by name. For SQLite, `$1` becomes `?1`.
 
 -- name: schema_version
--- A separate statement, because a later version may have other columns.
+-- A separate statement, because a later schema version may have different columns.
 SELECT schema_version FROM oncelog_log;
 
 -- name: log
@@ -25,7 +25,7 @@ UPDATE oncelog_state SET leaps = $1;
 SELECT first_position + count - 1, height FROM oncelog_blocks WHERE lane = $1 AND height <= $2 ORDER BY height DESC LIMIT 1;
 
 -- name: set_floors
--- All streams of the log. (SQLite needs a WHERE before ON CONFLICT.)
+-- Covers all streams of the log. (SQLite needs a WHERE before ON CONFLICT.)
 INSERT INTO oncelog_floors (lane, scope, floor) SELECT lane, scope, $1 FROM oncelog_streams WHERE true
 ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
 
@@ -33,7 +33,7 @@ ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
 SELECT erasures FROM oncelog_state;
 
 -- name: consumers
--- All consumers, with the newest number of the order that each reads.
+-- All consumers, each with the newest number in the order that it reads.
 SELECT c.lane, c.scope, c.consumer, c.cursor, coalesce(s.sequence, CASE WHEN c.scope = '' THEN l.position END, 0)
 FROM oncelog_consumers AS c LEFT JOIN oncelog_streams AS s ON s.lane = c.lane AND s.scope = c.scope
 LEFT JOIN oncelog_lanes AS l ON l.lane = c.lane ORDER BY c.scope, c.consumer;
@@ -51,7 +51,7 @@ SELECT name, declaration FROM oncelog_policies ORDER BY name;
 INSERT INTO oncelog_policies (name, declaration) VALUES ($1, $2);
 
 -- name: touch_lane
--- A change of the lane that is neither a record nor in its head.
+-- Counts a change to the lane that neither adds a record nor changes its head.
 UPDATE oncelog_lanes SET revision = revision + 1 WHERE lane = $1;
 
 -- name: block
@@ -89,7 +89,7 @@ SELECT lane, height, first_position, count, log_time_ms, previous, root FROM onc
 SELECT lane, partition, position FROM oncelog_partition_records ORDER BY lane, partition, position;
 
 -- name: member_without_stream
--- A present or past member of a stream that was never opened.
+-- A current or past member of a stream that was never opened.
 SELECT m.lane, m.scope, m.member FROM (
     SELECT lane, scope, member FROM oncelog_members UNION ALL SELECT lane, scope, member FROM oncelog_member_changes
 ) AS m
@@ -102,7 +102,7 @@ SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
     AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
 
 -- name: bad_roster
--- A stream whose members, owners or numbers of joining differ from its roster, or that has no owner.
+-- A stream whose members, owners or joining numbers differ from its roster, or that has no owner.
 SELECT coalesce(m.lane, r.lane), coalesce(m.scope, r.scope), coalesce(m.members, 0), coalesce(m.owners, 0),
     coalesce(r.members, 0), r.owners
 FROM (
@@ -121,11 +121,11 @@ FROM oncelog_member_changes AS c LEFT JOIN oncelog_lanes AS h ON h.lane = c.lane
 WHERE c.kind NOT IN (1, 2) OR c.revision < 1 OR c.revision > coalesce(h.revision, 0) LIMIT 1;
 
 -- name: acknowledged_beyond
--- A member that has acknowledged a sequence that its stream does not have.
+-- A member that has acknowledged a sequence beyond the end of its stream.
 SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)
 FROM oncelog_acknowledged AS a LEFT JOIN oncelog_streams AS s ON s.lane = a.lane AND s.scope = a.scope
 WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
 
 -- name: usage_below
--- Impossible usage.
+-- Usage with impossible values.
 SELECT lane, tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;

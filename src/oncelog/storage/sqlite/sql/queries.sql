@@ -1,5 +1,5 @@
--- Statements of SQLite, by name. queries/sql/queries.sql has the statements that PostgreSQL shares.
--- A list is a JSON array. Several arrays are columns of rows: `?2 ->> n.key` is in the row of `n.value`.
+-- SQLite statements, by name. queries/sql/queries.sql has the statements shared with PostgreSQL. Lists are passed as
+-- JSON arrays. Several arrays are the columns of rows: `?2 ->> n.key` is in the same row as `n.value`.
 
 -- name: make_log
 INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, index_secret, created_ms)
@@ -29,7 +29,7 @@ SELECT max(sequence) FROM (
 );
 
 -- name: set_tenants
--- Counts as a commit, so that other processes reload all cached state.
+-- Counted as a commit, so that other processes reload all cached state.
 UPDATE oncelog_state SET tenants = ?1, usage_version = ?2, commits = commits + 1;
 
 -- name: record_sizes
@@ -39,7 +39,8 @@ SELECT place & 281474976710655, sequence, policy, actor, scope, partitions, leng
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place LIMIT ?4;
 
 -- name: state_sizes
--- Sizes of entities, relationships and rows, by scope. Expired entities count nothing, because they may be deleted already.
+-- Sizes of entities, relationships and rows, by scope. Expired entities are not counted, because they may have been
+-- deleted already.
 SELECT e.scope, count(*), sum(length(CAST(e.key AS BLOB))), sum(length(e.value)) FROM oncelog_entities AS e
 JOIN oncelog_lanes AS l ON l.lane = e.lane WHERE e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms
 GROUP BY e.lane, e.scope
@@ -52,14 +53,14 @@ SELECT scope, count(*), sum(length(CAST(table_name AS BLOB)) + length(CAST(row_i
 FROM oncelog_rows GROUP BY lane, scope;
 
 -- name: member_sizes
--- Sizes of members, including past members, by stream.
+-- Sizes of current and past members, by stream.
 SELECT scope, count(*), sum(length(CAST(member AS BLOB))) FROM (
     SELECT lane, scope, member FROM oncelog_members
     UNION SELECT lane, scope, member FROM oncelog_member_changes WHERE kind = 1
 ) GROUP BY lane, scope;
 
 -- name: lock_usage
--- Usage of some tenants. The caller holds the write lock of the file.
+-- Usage of some tenants. The caller holds the file's write lock.
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage
 WHERE lane = 0 AND tenant IN (SELECT value FROM json_each(?1)) ORDER BY tenant;
 
@@ -78,7 +79,7 @@ DELETE FROM oncelog_usage WHERE lane = 0 AND tenant IN (SELECT value FROM json_e
 SELECT moved FROM oncelog_state;
 
 -- name: set_moved
--- Counts as a commit, so that other processes reload all cached state.
+-- Counted as a commit, so that other processes reload all cached state.
 UPDATE oncelog_state SET commits = commits + 1, moved = ?;
 
 -- name: save_state
@@ -88,7 +89,7 @@ UPDATE oncelog_state SET commits = commits + 1, clock_boot = ?, clock_elapsed_ms
 UPDATE oncelog_state SET commits = commits + 1, erasures = erasures + 1;
 
 -- name: touch_state
--- A commit without changes. (SQLite does not write a row that stays the same.)
+-- A commit without other changes. (SQLite does not write a row that does not change.)
 UPDATE oncelog_state SET commits = commits + 1;
 
 -- name: lanes
@@ -107,7 +108,7 @@ ON CONFLICT (lane) DO UPDATE SET
 INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: remembered
--- What the records at some places left to remember.
+-- What the log remembers of the records at some places.
 SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, r.key, fingerprint, body IS NULL
 FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 
@@ -121,7 +122,7 @@ SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, poli
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place LIMIT ?4;
 
 -- name: partition_positions
--- Positions as one text, because returning a row costs as much as finding it. The caller orders them.
+-- Positions as one text, because returning a row costs as much as finding it. The caller sorts them.
 SELECT group_concat(position) FROM (
     SELECT position FROM oncelog_partition_records
     WHERE lane = ? AND partition = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?
@@ -159,7 +160,7 @@ FROM oncelog_stream_records AS s CROSS JOIN oncelog_records AS r ON r.place = s.
 WHERE s.lane = ?1 AND s.scope = ?2 AND s.sequence > ?3 AND s.sequence <= ?4 ORDER BY s.sequence LIMIT ?5;
 
 -- name: internal_page
--- Audit and restore records of all lanes, by log time. A page has at most `limit` records of a lane.
+-- Audit and restore records of all lanes, by log time. A page has at most `limit` records from each lane.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
 FROM json_each(?1) AS n CROSS JOIN oncelog_records AS r ON r.place IN (
     SELECT i.place FROM oncelog_records AS i INDEXED BY oncelog_records_internal
@@ -189,7 +190,8 @@ SELECT place & 281474976710655 FROM oncelog_records
 WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) AND scope = ?4 AND sequence > 0 ORDER BY place;
 
 -- name: entity_page
--- Live entities of a scope by key. A blob is greater than every text, so an empty end does not limit the page.
+-- Live entities of a scope, by key. A blob is greater than every text, so an empty blob as the end does not limit the
+-- page.
 SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
 WHERE lane = ?1 AND scope = ?2 AND key > ?3 AND key >= ?4 AND key < iif(?5 = '', x'', ?5)
     AND (expires_at_ms IS NULL OR expires_at_ms > ?6)
@@ -233,7 +235,7 @@ LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND
 WHERE m.lane = ? AND m.scope = ? AND m.member > ? ORDER BY m.member LIMIT ?;
 
 -- name: membership_page
--- Streams of a member, each with its newest sequence, the acknowledged sequence and the effective role of the member.
+-- Streams of a member, each with its newest sequence, and the member's acknowledged sequence and effective role.
 SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0), m.is_owner = 1 OR r.owners IS NULL
 FROM oncelog_members AS m INDEXED BY oncelog_members_member
 LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
@@ -242,7 +244,7 @@ LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND
 WHERE m.member = ? AND m.scope > ? AND m.scope >= ? AND m.scope < ? ORDER BY m.scope LIMIT ?;
 
 -- name: oldest_members
--- The members of some streams that joined first, up to a number per stream.
+-- The first members to join some streams, up to a number per stream.
 SELECT m.scope, m.member, m.joined, m.is_owner, a.sequence FROM json_each(?1) AS n
 CROSS JOIN oncelog_members AS m INDEXED BY oncelog_members_joined ON m.lane = n.value AND m.scope = ?2 ->> n.key
     AND m.joined IN (
@@ -267,12 +269,12 @@ SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, poli
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE body IS NOT NULL ORDER BY n.key;
 
 -- name: erase
--- Only the hash of the body stays, padded with zeros to the size of the row.
+-- Keeps only the hash of the body, padded with zeros to the size of the row.
 UPDATE oncelog_records SET body_hash = ?3, salt = NULL, body = NULL,
     padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = (?1 << 48 | ?2);
 
 -- name: bytes_of_values
--- Bytes of these values that tenants were charged for.
+-- How many bytes of these values tenants were charged for.
 SELECT coalesce(sum(length(e.value)), 0) FROM oncelog_entities AS e JOIN oncelog_lanes AS l ON l.lane = e.lane
 WHERE e.lane = ? AND e.scope = ? AND e.version IN (SELECT value FROM json_each(?)) AND e.key IN (SELECT value FROM json_each(?)) AND (e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms);
 
@@ -281,12 +283,12 @@ SELECT coalesce(sum(length(e.value)), 0) FROM oncelog_entities AS e JOIN oncelog
 WHERE e.lane = ? AND e.scope = ? AND e.version IN (SELECT value FROM json_each(?)) AND (e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms);
 
 -- name: erase_values
--- Erase the values that a record set and that no later record replaced, by the keys of its operations.
+-- Erases the values that a record set and that no later record has replaced, by the keys of its operations.
 UPDATE oncelog_entities SET value = x'', erased = 1
 WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?)) AND key IN (SELECT value FROM json_each(?));
 
 -- name: erase_all_values
--- The same for a record whose body does not determine its keys.
+-- Like `erase_values`, for a record whose body does not determine its keys.
 UPDATE oncelog_entities SET value = x'', erased = 1 WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?));
 
 -- name: record_estimate
@@ -305,7 +307,7 @@ SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
 SELECT level, target, sources, keys, cursor FROM oncelog_key_jobs ORDER BY level;
 
 -- name: find_runs
--- For each hash the only run of a segment that can contain it.
+-- For each hash, the only run of a segment that can contain it.
 SELECT h.value, (SELECT keys FROM oncelog_key_runs WHERE segment = :segment AND last >= h.value ORDER BY last LIMIT 1)
 FROM json_each(:hashes) AS h;
 
@@ -348,7 +350,7 @@ SELECT max(place) FROM oncelog_records WHERE place <= ?;
 SELECT log_time_ms FROM oncelog_records WHERE place = ? << 48 | ?;
 
 -- name: missing_partition_record
--- A record that a partition should list and does not.
+-- A record that a partition should list but does not.
 SELECT r.place >> 48, r.place & ((1 << 48) - 1), p.value FROM oncelog_records AS r CROSS JOIN json_each(r.partitions) AS p
 WHERE NOT EXISTS (
     SELECT 1 FROM oncelog_partition_records AS i
@@ -412,13 +414,14 @@ WHERE type = 'index' AND tbl_name LIKE 'oncelog\_%' ESCAPE '\'
 ORDER BY tbl_name;
 
 -- name: schema
--- Definitions of Oncelog's tables, and of everything that belongs to them or has such a name. Indexes that SQLite creates itself are in the text of their table.
+-- Definitions of Oncelog's tables, and of everything that belongs to them or has a similar name. Indexes that SQLite
+-- creates itself are part of the definition of their table.
 SELECT type, name, tbl_name, sql FROM sqlite_schema
 WHERE (name LIKE 'oncelog\_%' ESCAPE '\' OR tbl_name LIKE 'oncelog\_%' ESCAPE '\')
     AND NOT (type = 'index' AND sql IS NULL AND name LIKE 'sqlite\_autoindex\_%' ESCAPE '\')
 ORDER BY type, name;
 
 -- name: tables_of_others
--- Tables of an application in the file.
+-- The application's tables in the file.
 SELECT name FROM sqlite_schema
 WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;

@@ -1,8 +1,8 @@
--- The first version of the tables, in the schema that the connection's search_path names. All tables of Oncelog have one
--- prefix, so an application may keep other tables in the same schema.
+-- The first version of the tables, in the schema that the connection's search_path selects. All Oncelog tables have the
+-- same prefix, so that an application may keep other tables in the same schema.
 --
 -- Every key starts with the lane. Texts are compared byte by byte (COLLATE "C"), as in every other store, so that the
--- locale of the machine does not change an order. Identities, hashes and bodies are bytea.
+-- machine's locale does not affect the order. Identities, hashes and bodies are bytea.
 
 -- The settings of the log. One row, of which only the epoch and the version ever change.
 CREATE TABLE oncelog_log (
@@ -36,9 +36,9 @@ CREATE TABLE oncelog_policies (
     declaration text NOT NULL
 );
 
--- Heads of lanes. A commit locks the row of its lane before its first read and until the transaction ends. So the order
--- of commits is the order of positions, and a reader that follows positions misses no record. All rows exist from the
--- beginning.
+-- Heads of lanes. A commit locks its lane's row before its first read and until the transaction ends. The order of
+-- commits is therefore the order of positions, and a reader that follows positions misses no record. All rows exist
+-- from the beginning.
 CREATE TABLE oncelog_lanes (
     lane integer PRIMARY KEY,
     position bigint NOT NULL,

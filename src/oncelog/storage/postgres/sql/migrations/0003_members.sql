@@ -1,7 +1,7 @@
 -- Finds the streams of a member without reading the members of all streams.
 CREATE INDEX oncelog_members_member ON oncelog_members (member, scope);
 
--- The revision of the lane at which the membership (`kind` 1) or the acknowledgement (`kind` 2) of a member changed last.
+-- The lane revision at which the membership (`kind` 1) or the acknowledgement (`kind` 2) of a member last changed.
 -- Subscribers read the rows above the newest revision that they know. Each member has at most one row of each kind.
 CREATE TABLE oncelog_member_changes (
     lane integer NOT NULL,

@@ -1,7 +1,7 @@
--- The quotas of tenants, in JSON (storage/tenants.py). NULL without quotas: then usage is not counted.
+-- The quotas of tenants, in JSON (storage/tenants.py). NULL if the log has no quotas; usage is then not counted.
 ALTER TABLE oncelog_state ADD COLUMN tenants text;
 
--- The usage of each tenant (core.tenants.Usage). All rows are of lane 0, because a tenant may have streams in several
+-- The usage of each tenant (core.tenants.Usage). All rows are in lane 0, because a tenant may have streams in several
 -- lanes. A commit locks the rows that it changes after its lanes, in the order of names. All rows exist in advance.
 CREATE TABLE oncelog_usage (
     lane integer NOT NULL,

@@ -1,10 +1,11 @@
--- A row of a B-tree index holds at most 2,704 bytes, and the names of one key may have several thousand together. So a
--- key whose texts have more than 2,000 bytes in UTF-8 is indexed by their SHA-256 (side_state_tables.py:
--- compute_digest); all others are indexed by the texts, as before. Listings in order read long keys through an index of
--- the first 64 characters of each text, and sort keys that begin alike.
+-- A B-tree index row holds at most 2,704 bytes, but the names in one key may have several thousand bytes in total. A
+-- key whose texts have more than 2,000 bytes in UTF-8 is therefore indexed by their SHA-256 digest
+-- (side_state_tables.py: compute_digest); all other keys are indexed by the texts, as before. Ordered listings read
+-- long keys through an index on the first 64 characters of each text, and sort keys that begin alike.
 --
--- The primary keys become partial unique indexes, so an older server that still runs can no longer write to these tables.
--- For the same reason a publication needs another replica identity, which matters only if wal_level is logical.
+-- The primary keys become partial unique indexes, so that an older server that is still running can no longer write to
+-- these tables. For the same reason, a publication needs a different replica identity, which matters only if wal_level
+-- is logical.
 
 ALTER TABLE oncelog_clients ADD COLUMN digest bytea, DROP CONSTRAINT oncelog_clients_pkey, REPLICA IDENTITY FULL;
 ALTER TABLE oncelog_entities ADD COLUMN digest bytea, DROP CONSTRAINT oncelog_entities_pkey, REPLICA IDENTITY FULL;

@@ -1,5 +1,6 @@
--- Roles of members (core/members.py). `joined` is the order of joining in the stream: the oldest member inherits a stream
--- whose last owner leaves. Members of an older database get it from the revision at which they were added, then by name.
+-- Roles of members (core/members.py). `joined` is the order of joining in the stream: the oldest member inherits a
+-- stream whose last owner leaves. In an older database, it follows from the revision that added the member, then from
+-- the name.
 ALTER TABLE oncelog_members ADD COLUMN joined bigint NOT NULL DEFAULT 0, ADD COLUMN is_owner integer NOT NULL DEFAULT 0;
 
 UPDATE oncelog_members AS m SET joined = o.joined FROM (
@@ -10,14 +11,15 @@ UPDATE oncelog_members AS m SET joined = o.joined FROM (
 ) AS o
 WHERE o.place = m.ctid;
 
--- Without defaults, so that an older server that still runs cannot add members, which it would not count.
+-- The columns have no defaults, so that an older server that is still running cannot add members, which it would not
+-- count.
 ALTER TABLE oncelog_members ALTER COLUMN joined DROP DEFAULT, ALTER COLUMN is_owner DROP DEFAULT;
 
 CREATE INDEX oncelog_members_joined ON oncelog_members (lane, scope, joined) WHERE digest IS NULL;
 CREATE INDEX oncelog_members_long_joined ON oncelog_members (lane, left(scope, 64), joined) WHERE digest IS NOT NULL;
 
--- Number of members and owners of each stream, and the last number of `joined`. A stream from before roles has NULL as
--- `owners` until an owner is named: every member acts as an owner.
+-- Number of members and owners in each stream, and the last value of `joined`. `owners` is NULL in a stream from before
+-- roles, in which every member acts as an owner until one is named.
 CREATE TABLE oncelog_rosters (
     lane integer NOT NULL,
     scope text COLLATE "C" NOT NULL,

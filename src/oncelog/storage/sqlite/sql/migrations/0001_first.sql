@@ -1,4 +1,4 @@
--- The first schema. The prefix marks the tables of the log: an application may add tables of other names.
+-- The first schema. The prefix marks the log's tables: an application may add tables with other names.
 --
 -- A place is a lane and a position in one number (lane << 48 | position), so every key starts with the lane.
 -- Names from callers are TEXT, identities and hashes BLOB. STRICT tables accept no other types.
@@ -14,8 +14,8 @@ CREATE TABLE oncelog_log (
     created_ms INTEGER NOT NULL
 ) STRICT;
 
--- State that every transaction changes. `commits` shows a process that another one has committed.
--- The clock is that of the newest commit: its time, and the uptime of the machine (boot) at that time.
+-- State that every transaction changes. `commits` tells a process that another one has committed. The clock
+-- columns belong to the newest commit: its time, and the machine's boot id and uptime at that time.
 CREATE TABLE oncelog_state (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     commits INTEGER NOT NULL,
@@ -44,12 +44,13 @@ CREATE TABLE oncelog_lanes (
     sealing_position INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- Records. An erased record has a body_hash instead of salt and body.
--- The body is the last column, so reading the header does not read a long body.
+-- Records. An erased record has a body_hash instead of salt and body. The body is the last column, so that reading the
+-- header does not read a long body.
 --
--- Rows are in the order of their commits, not of their places, and keep their size when they are erased. So SQLite only
--- appends to this table and never moves a row to another page. A move would leave a copy of the row in a gap of the old
--- page, and a later erasure of the row would not reach that copy (`secure_delete` does not overwrite gaps).
+-- Rows are in the order of their commits, not of their places, and keep their size when they are erased. SQLite
+-- therefore only appends to this table and never moves a row to a different page. A move would leave a copy of the row
+-- in a gap of the old page, and a later erasure of the row would not reach that copy (`secure_delete` does not
+-- overwrite gaps).
 CREATE TABLE oncelog_records (
     id INTEGER PRIMARY KEY,
     place INTEGER NOT NULL UNIQUE,
@@ -89,7 +90,7 @@ CREATE TABLE oncelog_partition_records (
     PRIMARY KEY (lane, partition, position)
 ) STRICT, WITHOUT ROWID;
 
--- Position of the record with a sequence of a stream.
+-- Position of the record at each sequence of a stream.
 CREATE TABLE oncelog_stream_records (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,
@@ -98,8 +99,9 @@ CREATE TABLE oncelog_stream_records (
     PRIMARY KEY (lane, scope, sequence)
 ) STRICT, WITHOUT ROWID;
 
--- The key index (index.py): a keyed hash of each identity, and the place of its record. Keys are sorted inside a segment,
--- so segments are written and merged from one end to the other. The index can be rebuilt from the records.
+-- The key index (index.py): a keyed hash of each identity, and the place of its record. Keys are sorted inside a
+-- segment, so that segments are written and merged from one end to the other. The index can be rebuilt from the
+-- records.
 CREATE TABLE oncelog_keys (
     segment INTEGER NOT NULL,
     hash INTEGER NOT NULL,
@@ -113,8 +115,8 @@ CREATE TABLE oncelog_key_segments (
     keys INTEGER NOT NULL
 ) STRICT;
 
--- Jobs that fill segments: level 0 is filled from the newest records, other levels from the level below.
--- Everything up to the hash `cursor` is done.
+-- Jobs that fill segments: level 0 is filled from the newest records, other levels from the level below. The work is
+-- complete up to the hash `cursor`.
 CREATE TABLE oncelog_key_jobs (
     level INTEGER PRIMARY KEY,
     target INTEGER NOT NULL,

@@ -1,9 +1,9 @@
--- Streams of a member, without a scan of all members.
+-- Finds the streams of a member without a scan of all members.
 CREATE INDEX oncelog_members_member ON oncelog_members (member, scope);
 
--- Newest member changes, with the revision of the lane that made each. A subscriber queries the changes after the last
--- revision that it knows. One row for each member and kind, so the table stays small. `kind` is 1 for the membership and 2
--- for the acknowledgement.
+-- Newest member changes, each with the lane revision that made it. A subscriber queries the changes after the last
+-- revision that it knows. There is one row for each member and kind, so the table remains small. `kind` is 1 for the
+-- membership and 2 for the acknowledgement.
 CREATE TABLE oncelog_member_changes (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,

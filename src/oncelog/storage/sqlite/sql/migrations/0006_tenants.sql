@@ -1,4 +1,4 @@
--- Quotas of tenants, in JSON (storage/tenants.py). NULL without quotas; then nothing is counted.
+-- Quotas of tenants, in JSON (storage/tenants.py). NULL if the log has no quotas; usage is then not counted.
 ALTER TABLE oncelog_state ADD COLUMN tenants TEXT;
 
 -- Usage of each tenant (core.tenants.Usage). All rows are in lane 0: a tenant may have streams in several lanes.

@@ -1,2 +1,2 @@
--- Its keys are in runs now (database_file.py).
+-- The keys of this table are in runs now (database_file.py).
 DROP TABLE oncelog_key_rows;

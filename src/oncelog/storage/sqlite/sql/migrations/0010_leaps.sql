@@ -2,8 +2,8 @@
 -- log that was never restored.
 ALTER TABLE oncelog_state ADD COLUMN leaps TEXT;
 
--- Streams without a write since the last leap: their next sequence is above the floor. The table of streams keeps the last
--- sequence, which limits acknowledgements.
+-- Streams that have not been written to since the last leap: their next sequence is above the floor. The table of
+-- streams keeps the last sequence, which limits acknowledgements.
 CREATE TABLE oncelog_floors (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,

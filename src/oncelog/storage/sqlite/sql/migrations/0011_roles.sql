@@ -1,5 +1,6 @@
--- Roles of members (core/members.py). `joined` is the order of joining in the stream: the oldest member inherits a stream
--- whose last owner leaves. In an older file it follows from the revision that added the member, then from the name.
+-- Roles of members (core/members.py). `joined` is the order of joining in the stream: the oldest member inherits a
+-- stream whose last owner leaves. In an older file, it follows from the revision that added the member, then from the
+-- name.
 ALTER TABLE oncelog_members ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE oncelog_members ADD COLUMN is_owner INTEGER NOT NULL DEFAULT 0;
 
@@ -13,8 +14,8 @@ WHERE o.lane = oncelog_members.lane AND o.scope = oncelog_members.scope AND o.me
 
 CREATE INDEX oncelog_members_joined ON oncelog_members (lane, scope, joined);
 
--- Numbers of members and owners of a stream, and the last number of `joined`. `owners` is NULL in a stream from before
--- roles until an owner is named: every member acts as an owner.
+-- Number of members and owners in each stream, and the last value of `joined`. `owners` is NULL in a stream from before
+-- roles, in which every member acts as an owner until one is named.
 CREATE TABLE oncelog_rosters (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,

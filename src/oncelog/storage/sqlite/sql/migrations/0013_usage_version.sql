@@ -1,3 +1,3 @@
--- Version of the counting rules of oncelog_usage (storage/tenants.py). Version 1 counted only the bodies of records. The
--- process that opens a log of an older version counts again.
+-- Version of the counting rules of oncelog_usage (storage/tenants.py). Version 1 counted only the bodies of records.
+-- The process that opens a log with an older version counts usage again.
 ALTER TABLE oncelog_state ADD COLUMN usage_version INTEGER NOT NULL DEFAULT 1;

@@ -1,2 +1,3 @@
--- An entity whose value was erased with the record that set it: its key, version and expiry stay, its value is empty.
+-- Marks an entity whose value was erased with the record that set it. It keeps its key, version and expiry; its value
+-- is empty.
 ALTER TABLE oncelog_entities ADD COLUMN erased INTEGER NOT NULL DEFAULT 0;
