@@ -1,6 +1,6 @@
 """Oncelog: submit a write any number of times; it commits once, in an order that never changes.
 
-These are the public names. To read the code, start with docs/architecture.md, then `oncelog.core.plan`.
+This module exports the public names. To read the code, start with docs/architecture.md, then `oncelog.core.plan`.
 """
 
 from typing import TYPE_CHECKING, Final

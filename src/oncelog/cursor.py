@@ -15,7 +15,7 @@ class Cursor(Struct, frozen=True):
     position: int
     epoch: str
     order: str = ""
-    """Empty for lane 0 and its partitions, else the name of the lane or stream."""
+    """Empty for lane 0 and its partitions, otherwise the name of the lane or stream."""
 
     def __str__(self) -> str:
         return f"{self.epoch}:{self.order}:{self.position}" if self.order else f"{self.epoch}:{self.position}"

@@ -44,7 +44,7 @@ from oncelog.error_codes import RETRYABLE_CODES
 
 
 class OncelogError(Exception):
-    """Base of all errors that Oncelog raises on purpose."""
+    """Base class of all Oncelog errors."""
 
 
 class _PathError(OncelogError, ValueError):
@@ -107,7 +107,7 @@ class SlowReaderError(OncelogError):
 
 
 class ClockJumpedError(OncelogError):
-    """The clock is `ahead_ms` ahead of the time that the machine's steady clock predicts."""
+    """The wall clock is `ahead_ms` ahead of the time that the machine's monotonic clock predicts."""
 
     def __init__(self, ahead_ms: int, limit_ms: int) -> None:
         super().__init__(
@@ -158,7 +158,7 @@ class NotALogError(StoreError):
 
 
 class NewerSchemaError(StoreError):
-    """A newer version of Oncelog created the log. It was not changed."""
+    """A newer version of Oncelog created the log. This version did not change it."""
 
 
 class MovedError(StoreError):
@@ -193,7 +193,8 @@ class InFlightError(WorkError):
 
 
 class RunFailedError(WorkError):
-    """The work that the caller waited for failed in another process. `kind` names the error, `message` is its text.
+    """The work that the caller waited for failed in another process. `kind` is the error's class name, `message` its
+    text.
 
     No result was stored; the next call does the work again.
     """
@@ -213,7 +214,7 @@ class ResultError(WorkError):
 
 
 class ResultErasedError(WorkError):
-    """The work was done, but its result has been erased. It is not done again."""
+    """The work was done, but its result has been erased. The work is not repeated."""
 
 
 class BusyError(WorkError):
@@ -241,7 +242,7 @@ class LostError(ClientError):
 
 
 class ServerRefusedError(ClientError):
-    """The server refused the request. The error has its code and message."""
+    """The server refused the request. `code` is the server's error code; the text includes its message."""
 
     def __init__(self, code: str, message: str, retry_after_ms: int = 0) -> None:
         super().__init__(f"{code}: {message}")

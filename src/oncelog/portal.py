@@ -23,7 +23,7 @@ def build_closed_error() -> Exception:
 
 
 class Portal:
-    """Runs coroutines in a separate thread. Any number of threads may call it.
+    """Runs coroutines in an event loop in a separate thread. Any number of threads may call it.
 
     `build_closed_error` builds the error that is raised for calls after `close` and for calls that `close` interrupts.
     """

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 DOCUMENT_BYTES_MAX: Final = 64 * 2**20
-"""Allows for a body of 47 MiB in base64."""
+"""Large enough for a body of 47 MiB in base64."""
 PATH_HASHES_MAX: Final = 64
 """More levels than any tree has."""
 
@@ -117,7 +117,7 @@ class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A record, its block, and the path between them.
+    """A record, its block, and the hash path between them.
 
     Salt, hash and path are hexadecimal; the body is base64 in JSON. Salt and body are None if the record is erased or
     the sender of the document keeps the body private.
@@ -197,7 +197,7 @@ class Proven(Protocol):
 
 
 def proof_document(proven: Proven) -> ProofDocument:
-    """Build the document of a proven record."""
+    """Build the document for a proven record."""
     record, block = proven.record, proven.block
     header = {name: getattr(record, name) for name in RecordHeader.__struct_fields__}
     hashes = {"key": record.key.hex(), "fingerprint": record.fingerprint.hex()}

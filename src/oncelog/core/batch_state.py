@@ -53,7 +53,7 @@ class _UndoLog(Struct):
 
 
 class Overlay(Struct, Generic[K, V]):
-    """A table of the snapshot with changes on top."""
+    """A snapshot table with the batch's changes on top."""
 
     _base: Mapping[K, V]
     _undo_log: _UndoLog
@@ -79,7 +79,7 @@ class Overlay(Struct, Generic[K, V]):
 
 
 class LaneDraft(Struct, gc=False):
-    """Head of a lane during the decision of a batch."""
+    """Head of a lane while a batch is being decided."""
 
     number: int
     head: LaneHead
@@ -162,8 +162,7 @@ class BatchState:
         self.settings = snapshot.settings
         self._heads = snapshot.heads
         self.now_ms = now_ms
-        """Proposed time of the batch. Decisions about a write use the log time of its lane
-        (`LaneDraft.log_time_ms`)."""
+        """Proposed time of the batch. Decisions about a write use its lane's log time (`LaneDraft.log_time_ms`)."""
         self.tenants = snapshot.tenants
         self.admission: Admission | None = None
         """Set while `plan` decides a request that is admitted as a whole."""

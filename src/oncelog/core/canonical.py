@@ -44,7 +44,7 @@ FAST_DEPTH_LEVELS_MAX: Final = 64
 """Maximum nesting for the fast encoder, well below what the native code and Python's stack support."""
 
 SEND_AS_STRING: Final = "; send it as a string"
-"""End of the reason for a refused number."""
+"""Suffix of the reason for a refused number."""
 
 _SHORT_TEXT_CHARACTERS: Final = 64
 _LONG_RUN_CHARACTERS: Final = 32
@@ -53,7 +53,7 @@ stream-safe format allows 30."""
 _COMBINING_MARKS: Final = (0x300, 0x1E94B)
 """Range of code points that includes all combining marks. A test checks the code points outside it."""
 _COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"
-"""The only other characters that decompose to combining marks. A test checks all other characters."""
+"""The only other characters that decompose to combining marks. A test checks that there are no more."""
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
 _TOO_LARGE: Final = f"beyond the largest double, 1.7976931348623157e+308{SEND_AS_STRING}"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
@@ -66,7 +66,7 @@ _FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _LITERALS: Final = {True: "true", False: "false", None: "null"}
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""orjson leaves every text in a buffer of 4 KiB, even a short one. Texts that may be kept are therefore copied."""
+"""orjson returns every text in a buffer of 4 KiB, even a short one. Texts that may be kept are therefore copied."""
 
 
 def canonical(value: JsonValue) -> bytes:
@@ -134,7 +134,7 @@ def canonical_args(value: JsonValue) -> bytes:
 
 
 def parse(text: bytes | str) -> JsonValue:
-    """Return the value of a JSON text.
+    """Parse a JSON text.
 
     Raises CanonicalError for invalid JSON, and for valid JSON without a canonical form: a repeated key in an object, an
     integer with more digits than Python converts, or excessive depth.
@@ -349,7 +349,7 @@ def _is_plain_float(value: float) -> bool:
 # --- exact encoder -----------------------------------------------------------------------------------
 
 _Entry = tuple[str | int, str, JsonValue]
-"""A member or an element: its step in the path, the text before it, its value."""
+"""A member or element: its step in the path, the text that precedes it, and its value."""
 
 
 class UnreadableValue(Exception):  # noqa: N818 - also a value

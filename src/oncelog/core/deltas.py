@@ -253,7 +253,7 @@ def encode_delta(delta: RowDelta) -> bytes:
 
 
 def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
-    """Build a delta under the policy DELTAS. Its key is its id; its fingerprint is its op (`OP_FINGERPRINTS`).
+    """Build a delta under the policy DELTAS. Its key is its id, and its fingerprint is its op (`OP_FINGERPRINTS`).
 
     Raises CanonicalError for a delta that the Deltas API refuses.
     """

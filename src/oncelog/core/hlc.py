@@ -60,7 +60,7 @@ def parse_hlc(text: str, path: str = "$.hlc") -> int:
 
 
 def format_hlc(hlc: int, path: str = "$.hlc") -> str:
-    """Return a reading as decimal text. Raises CanonicalError for a number out of range."""
+    """Format a reading as decimal text. Raises CanonicalError for a number out of range."""
     if not 0 <= hlc <= HLC_MAX:
         raise CanonicalError(path, "must be from 0 to 2^64−1")
     return str(hlc)

@@ -76,7 +76,7 @@ def fingerprint(partitions: Sequence[str], event: bytes) -> bytes:
 
 
 def fingerprint_from_json(value: JsonValue) -> bytes:
-    """Return the fingerprint of a JSON value `{partitions, event}`."""
+    """Return the fingerprint of an event given as a JSON value `{partitions, event}`."""
     members = check_object(value, "$")
     partitions = get_required(members, "partitions")
     if type(partitions) is not list:
@@ -102,7 +102,7 @@ def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequenc
 
 
 def delta_id_from_json(value: JsonValue) -> bytes:
-    """Return the id of a delta from a JSON object. `op` and other members are ignored."""
+    """Return the id of a delta given as a JSON object. `op` and other members are ignored."""
     members = check_object(value, "$")
     client_id, hlc, table, row_id, columns = (get_required(members, name) for name in DELTA_FIELDS)
     if type(columns) is not list:
@@ -156,7 +156,7 @@ def run_key_v1(
 
 
 def run_key_from_json(value: JsonValue) -> bytes:
-    """Return the key (v2) of a run from a JSON object."""
+    """Return the key (v2) of a run given as a JSON object."""
     members = check_object(value, "$")
     return run_key(
         members.get("plan_id"),

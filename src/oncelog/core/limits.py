@@ -1,4 +1,4 @@
-"""Limits of the core. The APIs of the server have further limits."""
+"""Limits of the core. The server's APIs have additional limits."""
 
 import math
 from collections.abc import Container, Iterable

@@ -2,7 +2,7 @@
 
 Every write of a column has a stamp: clock, client and delta id, compared in this order. A column keeps the value with
 its highest stamp. A row keeps the highest stamps of its writes and of its deletes, and drops the columns below the
-delete. As all of these are maxima, the result does not depend on the order of arrival.
+delete. Because all of these are maxima, the result does not depend on the order of arrival.
 
 Merged rows are stored in MessagePack. A column is stored with its stamp only if that differs from the stamp of the
 newest write.

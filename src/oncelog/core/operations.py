@@ -1,6 +1,6 @@
 """Operations on the entities and relationships of a scope, and their conditions.
 
-Operations without a condition have the same members in JSON (`transactions.OperationJson`).
+Operations that cannot have a condition have the same members in JSON (`transactions.OperationJson`).
 """
 
 from enum import Enum

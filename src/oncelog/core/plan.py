@@ -92,7 +92,7 @@ def plan(
     validate: Validate | None = None,
     faults: Mapping[int, Refused] | None = None,
 ) -> Plan:
-    """Decide a batch. `snapshot` must have the keys of `build_read_set`; `now_ms` is the proposed log time.
+    """Decide a batch. `snapshot` must include all keys of its `build_read_set`. `now_ms` is the proposed log time.
 
     `faults` are the refusals that `build_read_set` found. If given, `plan` does not validate the items again.
     """
@@ -167,7 +167,7 @@ def _is_change(verdict: Verdict) -> bool:
 
 
 def refuse_skipped(index: int) -> Refused:
-    """Return the verdict of the items that are skipped because the item at this index was refused."""
+    """Return the verdict for items that are skipped because the item at this index was refused."""
     return Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
 
 

@@ -63,7 +63,7 @@ class Order(Enum):
 
 
 STREAM: Final = Order.STREAM
-"""Constant because Python 3.11 is slow to look up an enum member, and every decision compares with it."""
+"""A constant, because every decision compares with it and Python 3.11 is slow to look up an enum member."""
 
 
 class OnReuse(Enum):
@@ -135,7 +135,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     retention: Retention
     identity: Identity = Identity.GIVEN
     zero_key: bool = True
-    """Whether a key may consist of zero bytes only."""
+    """Whether a key may consist entirely of zero bytes."""
     client_sequence: bool = False
     """Each client numbers its writes in a scope 1, 2, 3…, has its own key space, and may omit keys."""
     leased: bool = False
@@ -163,7 +163,8 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
 
     def _check_types(self) -> None:
-        """Check the types exactly: `plan` compares members by identity, and the text "refuse" is not OnReuse.REFUSE."""
+        """Check the exact types, because `plan` compares enum members by identity: the text "refuse" is not
+        OnReuse.REFUSE."""
         for field, kind in _FIELD_TYPES.items():
             value = getattr(self, field)
             _check(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")

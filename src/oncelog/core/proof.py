@@ -118,7 +118,7 @@ def _frame_text(label: str, text: str) -> bytes:
     return frame(label.encode(), text.encode())
 
 
-# Copying a hasher is faster than creating one, for which OpenSSL looks up SHA-256 again.
+# Copying a hasher is faster than creating one, because OpenSSL looks up SHA-256 for each new hasher.
 _BODY_HASHER: Final = sha256()
 _LEAF_HASHER: Final = sha256(b"\x00")
 _NODE_HASHER: Final = sha256(b"\x01")
@@ -132,7 +132,7 @@ def hash_body(salt: bytes, body: bytes) -> bytes:
 
 
 def hash_leaf(header: bytes, salted_body_hash: bytes) -> bytes:
-    """Return the leaf of a record in the tree of its block."""
+    """Hash a record into its leaf in the block's tree."""
     hasher = _LEAF_HASHER.copy()
     hasher.update(header + salted_body_hash)
     return hasher.digest()
@@ -200,7 +200,7 @@ def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
     """
     if record.erased:
         return False
-    # With a variable length, a byte could move between salt and body without changing the hash.
+    # If the length could vary, a byte could move between salt and body without changing the hash.
     return len(salt) == SALT_BYTES and verify_header(record, hash_body(salt, record.body), proof, block)
 
 

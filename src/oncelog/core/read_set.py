@@ -78,7 +78,7 @@ class ReadSet(Struct):
 
 
 def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
-    """Return the keys of everything that `plan` reads for the batch. Stores lock the lanes in ascending order.
+    """Collect the keys of everything that `plan` reads for the batch. Stores lock the lanes in ascending order.
 
     Malformed items are refused without a look-up, because a store may be unable to represent their names.
     """

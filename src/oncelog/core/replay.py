@@ -74,7 +74,7 @@ def drop_conditions(submission: Submission) -> Submission:
 def replay_record(
     record: Record, submission: Submission, eviction_time_ms: int, state: BatchState
 ) -> Refused | Replayed | None:
-    """Apply a record to the batch state, at its log time and after the last eviction of its lane before it.
+    """Apply a record to the batch state, at its log time and after its lane's preceding eviction.
 
     Return None, or the answer that the write would have received instead of a commit.
     """

@@ -34,13 +34,13 @@ def record_bytes(names: int, partitions: tuple[str, ...], body: int) -> int:
 
 
 def submission_bytes(submission: Submission) -> int:
-    """Return the size of the record of a submission."""
+    """Return the size of a submission's record."""
     names = utf8_bytes(submission.scope) + utf8_bytes(submission.client) + utf8_bytes(submission.actor)
     return record_bytes(names + len(submission.key), submission.partitions, len(submission.body))
 
 
 def act_bytes(scope: str, actor: str, key: bytes, body: bytes) -> int:
-    """Return the size of the audit record of an act."""
+    """Return the size of an act's audit record."""
     return record_bytes(utf8_bytes(scope) + utf8_bytes(actor) + len(key), (), len(body))
 
 

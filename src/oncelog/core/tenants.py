@@ -22,11 +22,11 @@ _LIMITS: Final = {
     "new_writes_per_second_max": RATE_MAX,
     "new_writes_at_once_max": RATE_MAX,
 }
-"""Highest value of each limit of a tenant."""
+"""Highest allowed value of each tenant limit."""
 TENANT_SCOPE_PREFIX: Final = "tenant"
 """First part of the scope of a tenant with separate ids."""
 _CACHE_ENTRIES_MAX: Final = 10_000
-"""Number of writes whose tenants are cached."""
+"""Maximum number of writes whose tenants are cached."""
 _KNOWN_PARTITIONS_MAX: Final = 2
 """Maximum partitions of a cached write. 64 long partitions take 64 kB, so one writer could fill the cache with 640
 MB."""
@@ -43,9 +43,9 @@ class Tenant(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     bytes_max: int = 0
     """Bytes of the writes that the log stores (`core.stored_bytes`). Erasing a body frees its bytes."""
     records_max: int = 0
-    """Records, including erased ones, and members of the streams, including past ones."""
+    """Maximum records (including erased ones) plus stream members (including past ones)."""
     new_writes_per_second_max: int = 0
-    """Sustained rate."""
+    """Maximum sustained rate of new writes."""
     new_writes_at_once_max: int = 0
     """Burst of new writes after a pause. 0 stands for the number per second."""
     own_ids: bool = False
@@ -53,7 +53,7 @@ class Tenant(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """Usage of a tenant, and the state of its rate."""
+    """A tenant's usage and the state of its rate."""
 
     bytes: int = 0
     records: int = 0
@@ -87,8 +87,7 @@ class Tenants:
         return self.list_event_scopes(partitions)[0]
 
     def list_event_scopes(self, partitions: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the scopes in which an event with these partitions may have been committed; the first is for new
-        events.
+        """Return the scopes in which an event with these partitions may have been committed. New events use the first.
 
         These are the scope of the whole log and that of each of the event's tenants with separate ids. The order in
         which tenants got separate ids does not matter: tenants keep them (`check_own_ids_kept`), so scopes are only
@@ -108,7 +107,7 @@ class Tenants:
 
 
 def event_scope(prefix: str) -> str:
-    """Return the scope of the events of a tenant with separate ids: `tenant/acme`."""
+    """Return the event scope of a tenant with separate ids: `tenant/acme`."""
     return scope_of(TENANT_SCOPE_PREFIX, prefix)
 
 

@@ -171,7 +171,7 @@ _encode_body: Final = msgspec.json.Encoder(order="sorted").encode
 def encode_operations(operations: Sequence[Operation]) -> bytes:
     """Return the canonical JSON of operations, which is the body of their record.
 
-    Raises CanonicalError for a number beyond 2^53−1 and for a lone surrogate.
+    Raises CanonicalError for a number beyond 2^53−1 or a lone surrogate.
     """
     try:
         return _encode_body(_BodyJson(tuple([_operation_to_json(operation) for operation in operations])))
@@ -205,7 +205,7 @@ def _condition_to_json(condition: Condition) -> ConditionJson:
 
 
 def _check_exact(number: int) -> int:
-    """Check that a double holds the number exactly."""
+    """Check that a double can represent the number exactly."""
     if not -INTEGER_MAX <= number <= INTEGER_MAX:
         raise CanonicalError("$", f"must be at most {INTEGER_MAX}, not {number}")
     return number

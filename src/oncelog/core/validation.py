@@ -1,4 +1,4 @@
-"""Validation of an item against its policy and the named limits.
+"""Validation of items against their policies and the limits.
 
 APIs check their own messages; the core and the stores rely on this module. A valid item cannot make a later step fail,
 so a malformed submission never affects the other submissions in its group commit.

@@ -68,7 +68,7 @@ class Submission(KeyedItem, frozen=True, gc=False, kw_only=True):
     delta: RowDelta | None = None
     holder: str = ""
     fence: int = 0
-    """`holder` and `fence` of the lease under which the client made this write."""
+    """`holder` and `fence` identify the lease under which the client did the work for this write."""
     known_only: bool = False
     """Answer the submission only if its key is stored; refuse a new write with NOT_KNOWN."""
     rate: Rate | None = None
@@ -146,7 +146,7 @@ class SetMember(MemberItem, frozen=True, gc=False):
     actor: str = ""
     """The caller: an owner, or the member that removes itself. Empty for the application."""
     role: Role | None = None
-    """New role of the member. None keeps the role of a member, and adds a new member without ownership."""
+    """New role of the member. None keeps an existing member's role and adds a new member without ownership."""
     only_if_member: bool = False
     """Refuse a user that is not a member instead of adding it."""
     known_only: bool = False
@@ -209,7 +209,7 @@ class FoldRows(Struct, frozen=True, gc=False):
 
 
 class Leap(Struct, frozen=True, gc=False):
-    """Continues all numbers of the log above this one (core/rules/leaps.py). It must be the only item of its batch."""
+    """Continues all numbers of the log above `above` (core/rules/leaps.py). It must be the only item of its batch."""
 
     above: int
     body: bytes = b""
@@ -267,7 +267,7 @@ class Mode(Enum):
     EACH = "each"
     """Not at all: each item has a separate outcome."""
     ALL = "all"
-    """One refusal undoes the whole request."""
+    """Any refusal undoes the whole request."""
     UNTIL_REFUSED = "until_refused"
     """The items before the refused one are kept, and those after it are skipped."""
 
@@ -280,7 +280,7 @@ class Request(Struct, frozen=True, gc=False):
     is_admitted_whole: bool = False
     """Undo the whole request if a rate or a quota refuses one new item, in every mode.
 
-    A request with more new items than the burst of a rate is admitted when the bucket is full. It has at most
+    A request with more new items than a rate's burst is admitted when the bucket is full. Such a request has at most
     `core.limits.WHOLE_REQUEST_ITEMS_MAX` items.
     """
 
@@ -294,7 +294,7 @@ def enumerate_items(batch: Sequence[Request]) -> Iterator[tuple[int, Item]]:
 
 
 class Receipt(Struct, frozen=True, gc=False):
-    """Place of a write. Every retry gets the same receipt."""
+    """Where a write is stored. Every retry gets the same receipt."""
 
     lane: int
     position: int
@@ -345,7 +345,7 @@ class Reason(Enum):
     NOT_A_MEMBER = "not_a_member"
     NOT_AN_OWNER = "not_an_owner"
     LAST_OWNER = "last_owner"
-    """The stream would have members, but no owner."""
+    """The change would leave the stream with members but no owner."""
     IDENTITY_REUSED = "identity_reused"
     SEQUENCE_GAP = "sequence_gap"
     SEQUENCE_REUSED = "sequence_reused"
@@ -377,7 +377,7 @@ class Reason(Enum):
     INVALID_CURSOR = "invalid_cursor"
     NOT_PROCESSED = "not_processed"
     NOT_KNOWN = "not_known"
-    """The item is `known_only`, and the log does not know its key. Engines translate this reason."""
+    """The item is `known_only` and the log does not know its key. Engines replace this reason with their own."""
     UNSTORABLE = "unstorable"
     """The store cannot hold this write; a retry gets the same answer. `plan` never returns this reason."""
 
@@ -463,7 +463,7 @@ class Settings(Struct, frozen=True):
     """Settings of a log. They never change, so every replay decides alike."""
 
     lanes: int = LANES_DEFAULT
-    """Number of lanes for streams, besides lane 0."""
+    """Number of lanes for streams, in addition to lane 0."""
     eviction_interval: int = EVICTION_INTERVAL_DEFAULT
     """Evictions happen at the positions of a lane that are multiples of this number."""
 
@@ -499,7 +499,7 @@ class LaneHead(Struct, frozen=True, gc=False):
 
 
 class Remembered(Struct, frozen=True, gc=False):
-    """Stored answer of a committed identity."""
+    """Stored answer for a committed identity."""
 
     receipt: Receipt
     fingerprint: bytes
@@ -577,7 +577,7 @@ class Record(Struct, frozen=True, gc=False):
 
     @property
     def identity(self) -> KeyIdentity:
-        """Identity under which the log stores the record, if it has a key (`key_identity`)."""
+        """The identity under which the log stores the record, if it has a key (`key_identity`)."""
         return (self.policy, self.scope, self.client if self.client_sequence else "", self.key)
 
     @property
@@ -587,7 +587,7 @@ class Record(Struct, frozen=True, gc=False):
 
     @property
     def remembered(self) -> Remembered:
-        """Entry that the log stores for the identity of the record."""
+        """The entry that the log stores for the record's identity."""
         return Remembered(self.receipt, self.fingerprint, self.erased)
 
 
@@ -634,7 +634,7 @@ class Snapshot(StateTables[Never]):
     settings: Settings = Settings()
     heads: Mapping[int, LaneHead] = field(default_factory=dict)
     past_members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
-    """Current and past members that quotas count. Stores derive them from the changes of `members`."""
+    """Current and past members that quotas count. Stores derive them from changes to `members`."""
     tenants: Tenants | None = None
     """None for a log without quotas, which counts no usage."""
 

@@ -88,7 +88,7 @@ class AnswerCache(_RetentionCache):
         return not self.answers and not self._blocks
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
-        """Return the answer of an identity, if it is cached and certainly not forgotten."""
+        """Return the answer for an identity, or None unless it is cached and certainly not forgotten."""
         remembered = self.answers.pop(identity, None)
         if remembered is None or self._is_expired(policy.retention, remembered.receipt, now_ms):
             return None
@@ -186,7 +186,7 @@ class ResultCache(_RetentionCache):
         """Incremented by every `clear`, so that a result that was read before a `clear` is not added after it."""
 
     def get(self, policy: Policy, identity: KeyIdentity) -> WorkResult | None:
-        """Return the result of an identity, if it is cached and certainly not forgotten."""
+        """Return the result for an identity, or None unless it is cached and certainly not forgotten."""
         with self._lock:
             result = self._results.get(identity)
             if result is None or (result.policy is not policy and result.policy != policy):

@@ -77,7 +77,7 @@ class ActQueue:
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Try once more to record the waiting acts, for a short time."""
+        """Try once more to record the waiting acts, for at most `CLOSE_S`."""
         self._is_closing = True
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSE_S)
@@ -140,7 +140,7 @@ def describe_quota_change(before: Sequence[Tenant], after: Sequence[Tenant]) -> 
         if changed:
             longer: dict[str, JsonValue] = {**details, "limits": {**limits, name: changed}}
             if name in limits or len(canonical(longer)) > ACT_DETAILS_BYTES_MAX:
-                break  # truncated names can be equal, and one entry cannot have the limits of two
+                break  # truncated names can be equal, and one entry cannot show the limits of two tenants
             limits[name], details = changed, longer
     return details
 
@@ -151,7 +151,7 @@ def _diff_limits(old: Tenant, new: Tenant) -> dict[str, JsonValue]:
 
 
 class AuditFilter(Struct, frozen=True, kw_only=True):
-    """Selects acts. Empty fields match all acts."""
+    """Selects acts. An empty field matches all acts."""
 
     act: str = ""
     actor: str = ""
@@ -174,7 +174,7 @@ class AuditFilter(Struct, frozen=True, kw_only=True):
 
 
 def entry_to_json(entry: AuditEntry) -> dict[str, JsonValue]:
-    """Return the JSON object of an act for the command line and HTTP."""
+    """Convert an act to JSON for the command line and HTTP."""
     return {
         "time_ms": entry.time_ms,
         "act": entry.act,
@@ -236,7 +236,7 @@ def encode_cursor(epoch: str, after: Mapping[int, int]) -> str:
 
 
 def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
-    """Decode a cursor. Raises ValueError if it is malformed, and HistoryChangedError if it has a different epoch."""
+    """Decode a cursor. Raises ValueError if it is malformed, or HistoryChangedError if it is from a different epoch."""
     if not text:
         return {}
     of_epoch, *places = text[:_CURSOR_CHARACTERS_MAX].split(_SEPARATOR)

@@ -32,7 +32,7 @@ WAIT_S_MAX: Final = 0.01
 BUSY_CPU_FRACTION: Final = 0.7
 """CPU share above which the thread counts as busy."""
 BATCH_ITEMS_TARGET: Final = 64
-"""Batch size that spreads the fixed cost of a transaction well enough."""
+"""Batch size at which the fixed cost of a transaction is spread over enough items."""
 PIPELINE_CALLERS_MIN: Final = 2 * BATCH_ITEMS_TARGET
 """Pipelining starts with this many callers, so that each half reaches `BATCH_ITEMS_TARGET`."""
 FAST_COMMIT_RATIO: Final = 3

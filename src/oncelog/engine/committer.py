@@ -200,7 +200,7 @@ class Committer:
     def _enqueue(self, entry: _QueueEntry, items: int = 1) -> Refused | None:
         """Add an entry to the queue, or to the known-only queue if the queue is full. Refuse it if both are full.
 
-        Known-only entries are answered if `plan` knows them, and refused as busy otherwise.
+        Known-only entries are answered if their keys are stored, and otherwise refused as busy.
         """
         queue = self._queue
         # `_has_room` inlined, as above.
@@ -224,7 +224,7 @@ class Committer:
         return None
 
     def _answer_from_cache(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
-        """Return the cached answer of a retry, or None if the store must decide."""
+        """Return the cached answer to a retry, or None if the store must decide."""
         # A caller that is not a member must not learn that the id is known, and a malformed item must be refused first.
         if item.policy.members_only or check_item(item) is not None:
             return None
@@ -338,7 +338,7 @@ class Committer:
         return Refused(Reason.BUSY, message, retry_after_ms=retry_after_ms)
 
     def _get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the only event loop that uses the log. Cached, because `get_running_loop` makes a system call."""
+        """Return the only event loop that uses the log. It is cached because `get_running_loop` makes a system call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -456,7 +456,7 @@ class Committer:
     async def _commit_bisected(
         self, entry: _QueueEntry, request_or_item: Item | Request, refusal: Refused | None
     ) -> None:
-        """Commit the items of a request that the store can hold, and refuse the other items permanently."""
+        """Commit the items of a request that the store can hold, and permanently refuse the others."""
         request = request_or_item if isinstance(request_or_item, Request) else Request((request_or_item,))
         try:
             verdicts = await self._bisect_request(request)

@@ -115,7 +115,7 @@ class Eraser:
         rows_max: int,
         actor: str,
     ) -> Compacted:
-        """Drop the bodies of deltas up to a sequence, or of all but the newest; then drop old deleted rows."""
+        """Drop the bodies of deltas up to a sequence, or of all but the newest, and then drop old deleted rows."""
         identity = (scope, COMPACTION_CONSUMER)
         read_set = ReadSet(
             lanes={compute_lane(scope, self._store.settings.lanes)}, streams={scope}, consumers={identity}
@@ -250,7 +250,8 @@ async def sweep_tombstones(  # noqa: PLR0913 - each is passed by name
     rows_max: int,
     actor: str = "",
 ) -> Compacted:
-    """Read at most `rows_max` rows after a table and row id, and drop deleted rows that `core.tombstones` allows.
+    """Read at most `rows_max` rows after a table and row id, and drop the deleted rows that `core.rules.compaction`
+    allows.
 
     `upto` is the sequence up to which the stream is compacted.
     """

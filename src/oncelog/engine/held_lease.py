@@ -68,7 +68,7 @@ class HeldLease:
     async def wait_outcome(self) -> WorkResult | None:
         """Wait for the holder's result. Return None if the lease ended without one, so that a waiting caller can try.
 
-        Raises the error of the work if it failed.
+        Raises the work's error if it failed.
         """
         if self._outcome is None:
             self._outcome = asyncio.get_running_loop().create_future()
@@ -88,7 +88,7 @@ class HeldLease:
 
 
 active_keys: Final[ContextVar[tuple[KeyIdentity, ...]]] = ContextVar("active_keys", default=())
-"""Keys of the work that runs in this task or thread. Waiting for one of them would be a deadlock."""
+"""Keys of the work that runs in this task or thread. Waiting for one of them would deadlock."""
 
 
 @contextmanager

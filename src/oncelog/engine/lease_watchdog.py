@@ -1,6 +1,6 @@
 """Tracks the leases that this process holds, and renews them while the event loop is blocked.
 
-The event loop renews leases in rounds (`engine.leases`). A function that blocks the event loop also stops the rounds.
+The event loop renews leases in rounds (`engine.leases`). A function that blocks the event loop also blocks the rounds.
 The watchdog is a thread with a second event loop. It detects a late round and renews the leases through a second store
 on the same log. The thread runs only while leases are held, and opens the second store only while the first event loop
 is blocked. It exits when the first event loop is closed, because work on a closed loop never completes.

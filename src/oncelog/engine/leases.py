@@ -1,4 +1,4 @@
-"""Acquires, renews and releases leases, and waits for the work of other callers.
+"""Acquires, renews and releases leases, and waits for other callers' work.
 
 The lease manager claims the key before the work begins, so that only one caller in all processes does it at a time. It
 renews the lease while the work runs. It commits the result with the lease's fence, so that the log refuses the result
@@ -134,7 +134,8 @@ class LeaseManager:
             raise
 
     async def run(self, lease: HeldLease, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[WorkResult, T]:
-        """Do the work and end the lease. `call` returns the body to store and a value for the caller."""
+        """Do the work, store its result and end the lease. `call` returns the body to store and a value for the
+        caller."""
         try:
             with mark_active(lease):
                 body, value = await call()

@@ -34,11 +34,11 @@ class LogReader:
 
     @property
     def epoch(self) -> str:
-        """Name of the history that cursors belong to. Restoring a backup starts a new epoch."""
+        """The name of the history to which cursors belong. Restoring a backup starts a new epoch."""
         return self._store.epoch
 
     async def previous_epochs(self) -> tuple[str, ...]:
-        """Return the epochs that restores have ended. The history of the log continues from each of them."""
+        """Return the epochs that restores have ended. The log's current history continues each of them."""
         return await self._store.previous_epochs()
 
     @property
@@ -48,7 +48,7 @@ class LogReader:
 
     @property
     def limits(self) -> Limits:
-        """Limits of the log in this process."""
+        """The limits of the log in this process."""
         return self._limits
 
     # --- reading
@@ -197,7 +197,7 @@ class LogReader:
     async def lookup(
         self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str | None = None, client: str = ""
     ) -> Outcome:
-        """Return the status of an identity and the reason for it.
+        """Return the status of an identity and the reason for that status.
 
         Without a `scope`, the identity is looked up in the scope of the whole log. If tenants of the log have separate
         ids, an unknown event may belong to one of them, and the look-up raises LookupError. Pass `event_scope("acme")`

@@ -1,4 +1,4 @@
-"""Outcome of an identity for `Log.lookup`: committed, forgotten, leased or unknown, with the reason in words."""
+"""Outcome of an identity for `Log.lookup`: committed, forgotten, leased or unknown, with a readable reason."""
 
 from enum import Enum
 from typing import Final
@@ -17,17 +17,17 @@ class Status(Enum):
     """Status of an identity."""
 
     COMMITTED = "committed"
-    """Its write is in the log, and a retry gets its answer."""
+    """The write is in the log, and a retry gets its answer."""
     FORGOTTEN = "forgotten"
-    """Its write is in the log, but the identity has been forgotten: a retry is a new write."""
+    """The write is in the log, but the identity has been forgotten: a retry is a new write."""
     LEASED = "leased"
-    """A caller holds or held a lease on it, and has stored no result."""
+    """A caller holds or held a lease on the identity and has not stored a result."""
     UNKNOWN = "unknown"
-    """The log has neither a record nor a lease for it."""
+    """The log has neither a record nor a lease for the identity."""
 
 
 class Outcome(Struct, frozen=True):
-    """Status of an identity, the reason in words, and its record."""
+    """Status of an identity, a readable reason, and its record."""
 
     status: Status
     why: str

@@ -48,7 +48,7 @@ class StateReader:
         """Ledger policy of this log. Its time to live may differ from that of `LEDGER`."""
 
     def lane(self, scope: str) -> int:
-        """Return the lane of the records and blocks of a scope."""
+        """Return the lane of a scope's records and blocks."""
         return compute_lane(scope, self._store.settings.lanes)
 
     async def _load(self, read_set: ReadSet) -> Snapshot:
@@ -73,7 +73,7 @@ class StateReader:
         return entity if entity is not None and entity.is_live(found.get_time_ms(lane)) else None
 
     async def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
-        """Return entities in the order of their keys: keys with a prefix, after a given key."""
+        """Return the entities whose keys have a prefix and sort after a given key, in key order."""
         return await self._get_open_store().entities(
             scope, prefix, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )

@@ -1,7 +1,8 @@
 """Decides whether the log accepts new writes: the disk must have space, and no operator may have set the log read-only.
 
-A read-only log still serves reads and answers retries. It also accepts writes that end or free something: completions
-of leased work, cursors, erasures, and members that leave or are removed. The disk limits leave space for these.
+A read-only log still serves reads and answers retries. It also accepts writes that complete work or free space:
+completions of leased work, cursors, erasures, and members that leave or are removed. The disk limits leave space for
+these.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
     """Size up to which the log accepts new writes again, at most `store_bytes_max`. 0 means a tenth less than
     `store_bytes_max`."""
     look_ms: int = 1000
-    """Interval between polls of the free bytes, and minimum interval between probes of a full disk."""
+    """Interval between measurements of the free bytes, and minimum interval between probes of a full disk."""
     store_look_ms: int = 10_000
     """Interval between measurements of the store's size, which take a while for a large database."""
 
@@ -96,7 +97,7 @@ class WriteGate:
         self._not_full_ms = PAUSE_MS_MAX
         """Time since the disk was last found full."""
         self.free_bytes: int | None = None
-        """Free bytes at the last poll."""
+        """Free bytes at the last measurement."""
         self.store_bytes: int | None = None
         """Size of the store at the last measurement."""
 
@@ -226,7 +227,7 @@ class WriteGate:
         self._check_store_size()
 
     async def _probe(self) -> None:
-        """Clear the reason FULL if the store can write again."""
+        """Probe a full disk, and clear the reason FULL if the store can write again."""
         if not await self._try_call(self._store.probe, "the disk is still full"):
             return
         free = self._store.free_bytes()

@@ -143,7 +143,7 @@ class IdempotencyMiddleware:
         store_status: StoreStatus = STORED_STATUSES,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        """Store the responses of `app` in `log`: an open log, a function that returns one, or the path of a log.
+        """Store the responses of `app` in `log`, which is an open log, a function that returns one, or a log's path.
 
         A log given by its path is opened before the application's lifespan or with the first request, and closed after
         the lifespan.
@@ -271,7 +271,7 @@ class IdempotencyMiddleware:
         return found
 
     async def _open_own_log(self, path: Path) -> Log:
-        """Return the log of this event loop. Tests may run each request in a separate event loop."""
+        """Return the log of this event loop. Tests may run each request in its own event loop."""
         loop = asyncio.get_running_loop()
         open_task = self._own_log_task
         if open_task is None or open_task.get_loop() is not loop:

@@ -58,7 +58,7 @@ def get_function_name(function: Callable[..., Any]) -> str:
 
 
 def get_module_name(module: str) -> str:
-    """Return the name of a module. A script gets the name under which other programs import it."""
+    """Return the name of a module. For a script, this is the name under which other programs import it."""
     if module not in _MAIN:
         return module
     main = sys.modules.get(module)

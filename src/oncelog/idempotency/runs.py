@@ -79,7 +79,7 @@ class RunEvent(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True):
-    """An event, and whether it was already stored."""
+    """A run's event, and whether it was already stored."""
 
     event: RunEvent
     reused: bool

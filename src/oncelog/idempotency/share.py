@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SharedTransaction(Struct):
-    """A piece of work inside its transaction."""
+    """A piece of work in a shared transaction."""
 
     result: bytes | None
     """Stored result of an earlier call, or None if the function must run."""

@@ -85,9 +85,9 @@ def act_key(*parts: str) -> bytes:
 
 
 def act_identity(item: RecordAct) -> KeyIdentity:
-    """Return the identity under which an act is stored. One act can have a record in each lane.
+    """Return the identity under which an act is stored. An act can have one record in each lane.
 
-    The record stores the key of this identity. It has no client, so the key includes the lane.
+    The record stores this identity's key. Because the record has no client, the key includes the lane.
     """
     key = item.key if item.scope or not item.lane else act_key(item.key.hex(), str(item.lane))
     return (AUDIT_POLICY, item.scope, "", key)

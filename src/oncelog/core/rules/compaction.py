@@ -45,7 +45,7 @@ def build_horizon_delete(horizon: int, table: str, row_id: str) -> RowDelta:
 
 def is_horizon_delete(stamp: Stamp, table: str, row_id: str) -> bool:
     """Return whether `build_horizon_delete` would build a DELETE of the row with this stamp."""
-    # A client with this name may have sent a DELETE with columns, which is an ordinary delta.
+    # A client with this name may have sent a DELETE with columns, which is treated as an ordinary delta.
     return stamp[1] == _HORIZON_SORT_KEY and stamp == build_horizon_delete(stamp[0], table, row_id).stamp
 
 
@@ -118,7 +118,7 @@ def _is_newest(scope: str, tombstone: Tombstone, state: BatchState) -> bool:
         row is not None
         and not row.exists
         and row.deleted == tombstone.deleted
-        and tombstone.deleted[0] < HLC_MAX  # the horizon must be above it
+        and tombstone.deleted[0] < HLC_MAX  # leaves room for a horizon above it
     )
 
 

@@ -93,7 +93,7 @@ def collect_event_identities(
 def _check_event_scope(submission: Submission, tenants: Tenants) -> Refused | None:
     """Refuse a new event whose id belongs in a different scope.
 
-    Otherwise two servers with different tenants could commit it at the same time under different identities.
+    Otherwise two servers that know different tenants could commit it at the same time under different identities.
     """
     if submission.policy.name != EVENTS.name or submission.scope not in tenants.event_scopes:
         return None

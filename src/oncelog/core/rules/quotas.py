@@ -162,7 +162,7 @@ def is_charged(actor: str) -> bool:
 
 
 def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
-    """Return whether an item with `known_only` is refused, unless it is known or changes nothing.
+    """Return whether `known_only` applies to an item: it is then refused unless it is known or changes nothing.
 
     This includes client requests that add a member or set a role, because they append audit records. It does not
     include removals.
@@ -175,7 +175,7 @@ def can_be_known_only(item: Item) -> TypeGuard[Submission | Claim | OpenStream |
 def collect_usage_keys(
     batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]
 ) -> tuple[set[str], set[MemberIdentity]]:
-    """Return the tenants whose usage a batch may change, and the members that it may add, for its read set.
+    """Return the tenants whose usage a batch may change and the members that it may add, for its read set.
 
     A known-only item needs no usage, because a look-up must not wait for locked rows.
     """
@@ -259,8 +259,8 @@ def check_act_limits(
 ) -> Refused | None:
     """Refuse an act that exceeds a quota of a tenant of its stream, or for whose record no token is available.
 
-    `act_bytes` is the size of the audit record, or 0 if it does not count. `member` is the member that the act adds. It
-    counts as a record, unless it was a member before.
+    `act_bytes` is the size of the audit record, or 0 if it does not count. `member` is the member that the act adds.
+    The member counts as a record unless it was a member before.
     """
     is_new = member is not None and not state.past_members.get(member)
     size = act_bytes + (member_bytes(member) if member is not None and is_new else 0)
@@ -282,7 +282,7 @@ def count_member(identity: MemberIdentity, state: BatchState) -> None:
 def reclaim_erased_bytes(
     usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[tuple[str, tuple[str, ...], int]]
 ) -> dict[str, Usage]:
-    """Return the changed usage after erasures, each with the stream, partitions and bytes of a body."""
+    """Return the usage that erasures change. Each erasure has the stream, partitions and size of a body."""
     left = dict(usage)
     for stream, partitions, size in erased:
         for tenant in tenants.list_for(stream, partitions):
