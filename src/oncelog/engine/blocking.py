@@ -85,7 +85,7 @@ class BlockingStateReader(BlockingObject):
     def lane(self, scope: str) -> int:
         """Like `StateReader.lane`.
 
-        Return the lane of the records and blocks of a scope.
+        Return the lane of a scope's records and blocks.
         """
         return self._state_reader.lane(scope)
 
@@ -106,7 +106,7 @@ class BlockingStateReader(BlockingObject):
     def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """Like `StateReader.entities`.
 
-        Return entities in the order of their keys: keys with a prefix, after a given key.
+        Return the entities whose keys have a prefix and sort after a given key, in key order.
         """
         return self._portal.call(self._state_reader.entities, scope, prefix=prefix, after=after, limit=limit)
 
@@ -404,14 +404,14 @@ class BlockingLog(BlockingLogBase):
     def epoch(self) -> str:
         """Like `Log.epoch`.
 
-        Name of the history that cursors belong to. Restoring a backup starts a new epoch.
+        The name of the history to which cursors belong. Restoring a backup starts a new epoch.
         """
         return self._log.epoch
 
     def previous_epochs(self) -> tuple[str, ...]:
         """Like `Log.previous_epochs`.
 
-        Return the epochs that restores have ended. The history of the log continues from each of them.
+        Return the epochs that restores have ended. The log's current history continues each of them.
         """
         return self._portal.call(self._log.previous_epochs)
 
@@ -427,7 +427,7 @@ class BlockingLog(BlockingLogBase):
     def limits(self) -> Limits:
         """Like `Log.limits`.
 
-        Limits of the log in this process.
+        The limits of the log in this process.
         """
         return self._log.limits
 
@@ -494,7 +494,7 @@ class BlockingLog(BlockingLogBase):
     ) -> Outcome:
         """Like `Log.lookup`.
 
-        Return the status of an identity and the reason for it.
+        Return the status of an identity and the reason for that status.
 
         Without a `scope`, the identity is looked up in the scope of the whole log. If tenants of the log have separate
         ids, an unknown event may belong to one of them, and the look-up raises LookupError. Pass `event_scope("acme")`
