@@ -95,8 +95,7 @@ class EventsSession(WebSocketSession["SubmitMessage | Envelope", bytes]):
             await waiting
 
     def _find_reply_to(self, data: bytes) -> bytes:
-        """Return the `msg_id` of a frame that exceeds a limit. Such a frame closes the connection, so this runs
-        once."""
+        """Return the `msg_id` of a frame above a limit. Such a frame closes the connection, so this runs once."""
         if self.principal is None or len(data) > LONG_FRAME_BYTES:
             return b""
         try:

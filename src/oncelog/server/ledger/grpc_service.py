@@ -214,8 +214,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return call
 
     async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
-        """Serve a call. Not inlined in `call`, whose frame is kept along with the error that it sends (see
-        `end_call`)."""
+        """Serve a call. Not part of `call`, whose frame is kept with the error that it sends (see `end_call`)."""
         principal = self._authenticate(context)
         request = await self._read_message(kind, context)
         answer = await handle(request, self.auth_gate.recheck_principal(principal))

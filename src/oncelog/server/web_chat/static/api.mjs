@@ -1,12 +1,12 @@
-// Client of the Chat API over HTTP: chats, members and older messages. In development mode a name is a credential.
+// Client of the Chat API over HTTP, for chats, members and older messages. In development mode a name is a credential.
 
-// The keeper is the user that creates the lobby, greets visitors and adds them as members. The server has no such rule: only
-// a member can add users to a chat. The page sends these requests under the name of the keeper, which works only in
+// The keeper is the user that creates the lobby, greets visitors and adds them as members. This is not a feature of the server,
+// where only members can add users to a chat: the page sends these requests under the keeper's name, which works only in
 // development mode.
 export const LOBBY = "lobby";
 export const KEEPER = "doorkeeper";
 const GREETINGS = [
-  // Fixed ids commit each greeting once, even if several visitors create the lobby at the same time.
+  // Fixed ids ensure that each greeting is committed once, even if several visitors create the lobby at the same time.
   [
     "6f1d7a52-0c7e-4b57-9a55-3f3b1c1e0a01",
     "Welcome to the lobby. Open a second window under another name, and write messages in both.",
@@ -28,13 +28,13 @@ export class ApiError extends Error {
 const path = (...parts) => `/v1/chats${parts.map((part) => `/${encodeURIComponent(part)}`).join("")}`;
 
 export class Api {
-  // `tell` receives every request with its answer, for the panel.
+  // `tell` receives every request with its answer, to show them in the panel.
   constructor(name, tell = () => {}) {
     this.name = name;
     this.tell = tell;
   }
 
-  // Return all chats of the visitor.
+  // Return all of the visitor's chats.
   async chats() {
     return this.#pages(path(), "chats");
   }
@@ -57,7 +57,7 @@ export class Api {
     await this.#call("DELETE", path(chatId, "members", user));
   }
 
-  // The server refuses a user that is no longer a member.
+  // The server refuses this for a user that is no longer a member.
   async makeOwner(chatId, user) {
     await this.#call("PUT", path(chatId, "members", user), { role: "owner", only_if_member: true });
   }
@@ -68,7 +68,7 @@ export class Api {
     return (await this.#call("GET", `${path(chatId, "messages")}?${query}`)).messages;
   }
 
-  // Add the visitor to the lobby as the keeper. Creates the lobby if it does not exist.
+  // Add the visitor to the lobby, in the keeper's name. Creates the lobby if it does not exist.
   async enterLobby() {
     const lobby = await this.create(LOBBY, [`user:${this.name}`], KEEPER);
     if (lobby.last_sequence > 0) return;

@@ -1,4 +1,4 @@
-// Functions for DOM elements. The whole page inserts strings as text and never parses them as HTML.
+// Functions for DOM elements. All of the page's code inserts strings as text and never parses them as HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -23,7 +23,7 @@ const PATHS = {
   failed: ["M8 4.4v4.4", "M8 11.4v.2", "M8 14.2A6.2 6.2 0 1 0 8 1.8a6.2 6.2 0 0 0 0 12.4z"],
 };
 
-// Create the mark of a message. It is hidden from screen readers, because a text next to it has the same meaning.
+// Create a message's mark. It is hidden from screen readers, because adjacent text has the same meaning.
 export const icon = (name) => {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 16 16");
@@ -36,12 +36,12 @@ export const icon = (name) => {
   return svg;
 };
 
-// Set a text only if it differs, so that screen readers do not repeat it and the element keeps its focus.
+// Set an element's text only if it differs, so that screen readers do not repeat it and the element keeps the focus.
 export const setText = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
 };
 
-// Return a function that draws the entries of a list. It creates an element for each key once, then moves and updates it.
+// Return a function that renders a list's entries. It creates one element for each key, then moves and updates it.
 export const keyed = (list, keyOf, make, update) => {
   const known = new Map();
   return (entries) => {
@@ -66,5 +66,5 @@ export const keyed = (list, keyOf, make, update) => {
   };
 };
 
-// Return the colour of a name: one of eight, which the style sheet defines for light and dark.
+// Return the colour of a name, one of eight that the style sheet defines for light and dark.
 export const hueOf = (name) => [...name].reduce((sum, character) => (sum * 31 + character.codePointAt(0)) % 997, 7) % 8;

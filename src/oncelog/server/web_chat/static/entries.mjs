@@ -1,4 +1,4 @@
-// Entries of a chat for display: messages in order, then unsent messages, each with its mark. No I/O.
+// The entries that a chat displays: messages in order, then unsent messages, each with its mark. No I/O.
 
 export const PENDING = "pending";
 export const SENT = "sent"; // committed by the server
@@ -6,7 +6,7 @@ export const REACHED = "reached"; // received by some of the other members
 export const DELIVERED = "delivered"; // received by all other members
 export const FAILED = "failed";
 
-// `silent` has members that never acknowledge messages, such as the keeper of the lobby.
+// `silent` contains members that never acknowledge messages, such as the lobby's keeper.
 export const entriesOf = (protocol, chatId, silent = new Set()) => {
   const room = protocol.rooms.get(chatId);
   const others = room ? [...room.members].filter(([user]) => user !== protocol.me && !silent.has(user)) : [];
@@ -53,7 +53,7 @@ const noteOf = (protocol, id) => protocol.outbox.notes.get(id) ?? { attempts: 0,
 
 const markOf = (having, of) => (of && having === of ? DELIVERED : having ? REACHED : SENT);
 
-// Return the text of a mark, for tooltips and screen readers.
+// Return the text for a mark, for tooltips and screen readers.
 export const markText = ({ mark, having, of }) =>
   ({
     [PENDING]: "waiting to be sent",

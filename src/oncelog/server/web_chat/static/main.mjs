@@ -1,4 +1,4 @@
-// Connects the parts of the page: the name of the visitor, the store, the protocol and the views.
+// Connects the parts of the page: the visitor's name, the store, the protocol and the views.
 import { Api, ApiError, KEEPER, LOBBY } from "./api.mjs";
 import { byId, setText } from "./dom.mjs";
 import { entriesOf, nameOf } from "./entries.mjs";
@@ -34,7 +34,7 @@ const start = async (name, asked) => {
   const protocol = new Protocol({ token: name, deviceId, random: Math.random, newId: () => crypto.randomUUID() });
   protocol.restore(restored);
 
-  // --- the simulated network; a reload keeps its mode
+  // --- the simulated network, whose mode survives a reload
 
   const kept = JSON.parse(sessionStorage.getItem("oncelog-network") ?? "{}");
   const network = { mode: kept.mode ?? "good", rates: { ...BAD, ...kept.rates } };
@@ -49,7 +49,7 @@ const start = async (name, asked) => {
   };
   byId("rates").addEventListener("change", keepNetwork);
 
-  // The panel omits successful polls.
+  // Successful polls are not shown in the panel.
   const api = new Api(name, (told) => (told.method !== "GET" || told.status >= 400) && panel.tell(told));
   const shell = new Shell({
     protocol,
@@ -64,7 +64,7 @@ const start = async (name, asked) => {
 
   // --- chats
 
-  let enteredEpoch = null; // a log with another epoch has another lobby
+  let enteredEpoch = null; // a log with a different epoch has a different lobby
   const ask = async (what) => {
     notice("");
     try {
@@ -76,7 +76,7 @@ const start = async (name, asked) => {
   };
   const look = () => shell.do((one) => one.look());
 
-  // Enter the chat in the address: the keeper adds the visitor to the lobby, and other chats are created if they are new.
+  // Enter the chat in the page's address: the keeper adds the visitor to the lobby, and any other new chat is created.
   const enter = async (chatId) => {
     try {
       if (chatId === LOBBY) await api.enterLobby();
@@ -93,7 +93,7 @@ const start = async (name, asked) => {
     if (enteredEpoch === protocol.epoch) return;
     enteredEpoch = protocol.epoch;
     for (const chatId of new Set([LOBBY, asked])) {
-      if (!ours.has(chatId)) enter(chatId).catch(() => (enteredEpoch = null)); // the server is unreachable again
+      if (!ours.has(chatId)) enter(chatId).catch(() => (enteredEpoch = null)); // the server has become unreachable again
     }
   };
 
@@ -162,7 +162,7 @@ const start = async (name, asked) => {
     return { chatId: id, last: entries.at(-1), unread, isOpen };
   };
 
-  // Screen readers announce new messages of other members, but not the messages that were there before.
+  // Screen readers announce new messages from other members, but not messages that were already shown.
   const announced = new Map();
   const announceNew = (chatId, entries) => {
     const room = protocol.rooms.get(chatId);

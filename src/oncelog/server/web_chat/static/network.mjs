@@ -1,11 +1,11 @@
-// Simulation of a bad network between the protocol and the WebSocket. It drops, duplicates, delays and reorders frames in both
-// directions, which an open WebSocket never does, and so demonstrates how the protocol recovers.
+// Simulates a bad network between the protocol and the WebSocket. It drops, duplicates, delays and reorders frames in both
+// directions, which an open WebSocket never does, to demonstrate how the protocol recovers.
 
 export const BAD = { drop: 0.2, duplicate: 0.2, reorder: 0.3, delayMs: 250 };
 export const GOOD = { drop: 0, duplicate: 0, reorder: 0, delayMs: 0 };
 
-// Return the arrival times of the copies of a frame, in milliseconds from now; none for a dropped frame. A frame that is not
-// reordered arrives no earlier than `behindMs`, the arrival of the previous frame. Pure except for `random`.
+// Return when the copies of a frame arrive, in milliseconds from now. A dropped frame has no copies. A frame that is not
+// reordered arrives no earlier than `behindMs`, when the previous frame arrives. Pure except for `random`.
 export const fate = ({ drop, duplicate, reorder, delayMs }, behindMs, random) => {
   if (random() < drop) return { arrivals: [], isDropped: true, isDoubled: false, isReordered: false };
   const isDoubled = random() < duplicate;
@@ -15,7 +15,7 @@ export const fate = ({ drop, duplicate, reorder, delayMs }, behindMs, random) =>
   return { arrivals, isDropped: false, isDoubled, isReordered };
 };
 
-// One direction of a connection. `deliver` receives frames, and `tell` the fate of each frame.
+// One direction of a connection. `deliver` receives the frames, and `tell` what happened to each frame.
 export class Line {
   constructor({ rates, deliver, tell, random, now, later }) {
     Object.assign(this, { rates, deliver, tell, random, now, later });
@@ -35,7 +35,7 @@ export class Line {
     }
   }
 
-  // Frames in flight do not arrive after the end of the connection.
+  // Frames in flight do not arrive after the connection is closed.
   close() {
     this.isClosed = true;
   }

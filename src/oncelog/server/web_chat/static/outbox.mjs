@@ -1,19 +1,19 @@
-// Messages without an answer, in the order in which the visitor wrote them. No I/O.
+// Unanswered messages, in the order in which the visitor wrote them. No I/O.
 //
 // A message keeps its id until it is answered, across reloads and retries, so that the server recognises retries. The outbox
-// sends one message per chat at a time, so that the server commits messages in the order of writing.
+// sends one message per chat at a time, so that the server commits the messages in the order in which they were written.
 
 export class Outbox {
   constructor() {
     this.items = [];
-    this.notes = new Map(); // id → {attempts, isDuplicate} of each message on this page, also after the answer
+    this.notes = new Map(); // id → {attempts, isDuplicate} of each message on this page, kept after the answer
   }
 
   restore(items) {
     this.items = items.sort((a, b) => a.place - b.place).map(fresh);
   }
 
-  // Add a new message, and return it in the form for the store.
+  // Add a new message, and return it in the form in which it is stored.
   write(id, chatId, content, now) {
     const place = (this.items.at(-1)?.place ?? 0) + 1;
     const written_at = new Date(now).toISOString();
@@ -36,7 +36,7 @@ export class Outbox {
     return this.items.length < before;
   }
 
-  // Return the messages to send now, one for each chat that `isReady`.
+  // Return the messages to send now, at most one for each chat that `isReady`.
   due(now, isReady) {
     const busy = new Set();
     const found = [];
@@ -60,16 +60,16 @@ export class Outbox {
     if (note && isDuplicate) note.isDuplicate = true;
   }
 
-  // After the end of a connection, allow all messages to be sent at once.
+  // After a connection is lost, make all messages due immediately.
   lost() {
     for (const item of this.items) item.dueAt = item.attempts = 0;
   }
 }
 
-// Add the state that is not stored to an item.
+// Add the unstored state to an item.
 const fresh = (item) => ({ ...item, dueAt: 0, attempts: 0 });
 
-// Return an item in the form for the store.
+// Return an item in the form in which it is stored.
 export const kept = ({ client_message_id, chat_id, content, written_at, place, failed }) => ({
   client_message_id,
   chat_id,

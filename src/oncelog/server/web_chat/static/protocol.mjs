@@ -1,21 +1,21 @@
-// The client side of the chat protocol, without I/O. Inputs are frames, answers, times and keystrokes. `take` returns the
-// outputs: frames to send, changes to store, and wishes. The caller stores the changes before it sends the frames, because
-// sent messages must be known and acknowledged messages must be stored after a crash (CH-12).
+// The client side of the chat protocol, without I/O. Its inputs are frames, HTTP answers, times and user actions. `take`
+// returns the outputs: frames to send, changes to store, and requested actions. The caller stores the changes before it sends
+// the frames, because after a crash the client must still have every message that it sent or acknowledged (CH-12).
 import { Outbox, kept } from "./outbox.mjs";
 import { Room } from "./room.mjs";
 
 export const LIMITS = {
   connectMs: 3000, // timeout for `connected`
-  silenceMs: 20_000, // without any frame for this long, despite probes, the connection is dead
-  probeMs: 2000, // interval without frames after which the open chat is synced
+  silenceMs: 20_000, // the connection is considered dead after this long without a frame, despite probes
+  probeMs: 2000, // the open chat is synced after this long without a frame
   lookMs: 4000, // interval between polls of the chats and their members
-  gapMs: 120, // delay before a sync for a gap, in which overtaken messages arrive
-  syncMs: 1200, // timeout of a sync before it is repeated
-  sendMs: 500, // timeout of a sent message before it is sent again; doubled at each retry, up to
+  gapMs: 120, // delay before a gap is synced, because overtaken messages may still arrive
+  syncMs: 1200, // timeout after which a sync is repeated
+  sendMs: 500, // timeout after which a message is sent again; doubles with each retry, up to
   sendMsMax: 3000,
-  pauseMs: 200, // delay before a reconnect; doubled at each failure, up to
+  pauseMs: 200, // delay before reconnecting; doubles with each failure, up to
   pauseMsMax: 3000,
-  history: 200, // messages to load of a chat that this client does not know
+  history: 200, // how many messages to load from a chat that is new to this client
   page: 100, // messages in a sync page
 };
 const FINAL = new Set(["NOT_A_MEMBER", "INVALID_MESSAGE", "MESSAGE_TOO_LARGE", "INVALID_REQUEST"]);
@@ -25,7 +25,7 @@ export class Protocol {
   constructor({ token, deviceId, random, newId, limits = {} }) {
     this.token = token;
     this.deviceId = deviceId;
-    this.me = `user:${token}`; // the name in `connected`, for the display of unsent messages before it arrives
+    this.me = `user:${token}`; // the same as in `connected`, to show unsent messages before that arrives
     this.epoch = null;
     this.state = "offline"; // off, offline, connecting, catching up, live, refused
     this.problem = "";
@@ -47,14 +47,14 @@ export class Protocol {
 
   #out = { frames: [], changes: [], wants: new Set() };
 
-  // Return and clear the outputs: store the changes, then send the frames. `wants` has requests to connect, close or poll.
+  // Return and clear the outputs: store the changes, then send the frames. `wants` contains requests to connect, close or poll.
   take() {
     const taken = this.#out;
     this.#out = { frames: [], changes: [], wants: new Set() };
     return taken;
   }
 
-  // Restore the state that an earlier page has stored.
+  // Restore the state that an earlier page stored.
   restore({ epoch = null, rooms = [], outbox = [] }) {
     this.epoch = epoch;
     for (const room of rooms) this.rooms.set(room.chat_id, new Room(room.chat_id, room));
@@ -117,7 +117,7 @@ export class Protocol {
     return item.client_message_id;
   }
 
-  // Send a refused message again. It keeps its id, because an earlier attempt may have been committed.
+  // Resend a refused message under the same id, because an earlier attempt may have been committed.
   again(id, now) {
     const item = this.outbox.find(id);
     if (!item) return;
@@ -126,7 +126,7 @@ export class Protocol {
     this.#flush(now);
   }
 
-  // Poll chats and members at once, after a change by this client.
+  // Poll chats and members immediately, after a change by this client.
   look() {
     this.#out.wants.add("chats");
     if (this.rooms.has(this.openRoom)) this.#out.wants.add(`members ${this.openRoom}`);
@@ -138,7 +138,7 @@ export class Protocol {
 
   // --- answers over HTTP
 
-  // Apply the list of all chats of the user, with their last sequences and the user's watermarks.
+  // Apply the list of the user's chats, with their last sequences and the user's watermarks.
   listed(chats, now) {
     this.lookedAt = now;
     for (const { chat_id: chatId, last_sequence: last, last_acked_sequence: acked } of chats) {
@@ -160,7 +160,7 @@ export class Protocol {
     this.#flush(now);
   }
 
-  // Apply the members of a chat, with their roles and watermarks.
+  // Apply a chat's members, with their roles and watermarks.
   described(chatId, members) {
     const room = this.rooms.get(chatId);
     if (!room) return;
@@ -224,7 +224,7 @@ export class Protocol {
       for (const message of frame.messages) this.#add(room, messageOf(message), now);
       room.lastSequence = Math.max(room.lastSequence, frame.last_sequence ?? 0);
       const from = room.syncs.get(frame.request_id);
-      if (from === undefined) return; // a second copy, or an answer to an earlier connection
+      if (from === undefined) return; // a second copy, or an answer from an earlier connection
       room.syncs.delete(frame.request_id);
       const before = room.cursor;
       room.cover(from, frame.next_sequence, frame.has_more, now);
@@ -238,7 +238,7 @@ export class Protocol {
       if (!item) return; // a second copy
       this.#sent(item);
       const room = this.rooms.get(frame.chat_id);
-      // The server keeps the first content of an id. The client reads that content from the server.
+      // The server keeps the first content under an id, so the client reads that content from the server.
       if (!room || frame.content_mismatch) return;
       const { message_id, sequence, created_at, chat_id, client_message_id } = frame;
       const said = { content: item.content, content_type: "text/plain", sender_id: this.me };
@@ -296,7 +296,7 @@ export class Protocol {
     this.#keep(room);
   }
 
-  // Raise the watermark of a member. Frames may overtake each other, so a lower value is ignored.
+  // Raise a member's watermark. Frames may overtake each other, so ignore a lower value.
   #acked(room, user, sequence) {
     if (sequence <= (room.members.get(user) ?? -1)) return;
     room.members.set(user, sequence);
@@ -327,7 +327,7 @@ export class Protocol {
     this.#sync(fresh, now);
   }
 
-  // Start again with another log: forget everything from the previous log, and keep the unsent messages.
+  // Start over with a different log: discard everything from the previous log, but keep the unsent messages.
   #beginAnew(epoch) {
     for (const chatId of [...this.rooms.keys()]) this.#leave(chatId);
     this.epoch = epoch;
@@ -366,7 +366,7 @@ export class Protocol {
     else this.#send({ type: "ping" });
   }
 
-  // Repeat syncs without an answer, and sync chats with gaps.
+  // Repeat unanswered syncs, and sync chats with gaps.
   #mend(now) {
     const { syncMs, gapMs } = this.limits;
     for (const room of this.rooms.values()) {
@@ -376,7 +376,7 @@ export class Protocol {
     }
   }
 
-  // Send acknowledgements, and update whether the client has caught up.
+  // Send acknowledgements, and determine whether the client has caught up.
   #settle(now) {
     if (!this.isConnected) return;
     const rooms = [...this.rooms.values()];
@@ -418,7 +418,7 @@ export class Protocol {
   }
 }
 
-// Return the fields of a message (CH-10) without those of its frame.
+// Return the fields of a message (CH-10), without the other fields of its frame.
 const messageOf = ({ message_id, chat_id, sequence, sender_id, client_message_id, content, content_type, created_at }) => ({
   message_id,
   chat_id,

@@ -1,8 +1,8 @@
-// One chat as the client knows it: its messages, its members and their watermarks. No I/O.
+// The client's view of one chat: its messages, its members and their watermarks. No I/O.
 //
-// All messages up to `cursor` are known, and those up to `shownTo` are shown. During a catch-up of several pages `shownTo`
-// does not move, so that the page never shows a part of it (CH-12). Messages after a gap are held until the server has
-// answered a sync for the gap. A gap is not an error, because the sequences of the server may have gaps too.
+// The client has all messages up to `cursor` and shows those up to `shownTo`. During a catch-up of several pages `shownTo` does
+// not move, so that the page never shows part of the catch-up (CH-12). Messages after a gap are held back until the server has
+// answered a sync for the gap. A gap is not an error, because the server's sequences may have gaps too.
 
 export class Room {
   constructor(chatId, { cursor = 0, floor = 0, messages = [], members = [] } = {}) {
@@ -16,13 +16,13 @@ export class Room {
     this.roles = new Map(); // user → owner or member, as in the last answer; not stored
     this.isCaughtUp = false; // on this connection
     this.gapSince = null;
-    this.syncs = new Map(); // request id → cursor of each sync without an answer
+    this.syncs = new Map(); // request id → cursor of each unanswered sync
     this.askedAt = -Infinity;
     this.acked = 0; // the last acknowledgement on this connection
     this.ackedAt = -Infinity;
   }
 
-  // Reset the state of the connection. Requests of an earlier connection get no answer.
+  // Reset the connection state. Requests on an earlier connection are never answered.
   lost() {
     this.isCaughtUp = false;
     this.gapSince = null;
@@ -31,7 +31,7 @@ export class Room {
     this.acked = 0;
   }
 
-  // Add a message, from a broadcast or an answer. Return whether it is new.
+  // Add a message from a broadcast or an answer. Returns whether it is new.
   add(message, now) {
     this.lastSequence = Math.max(this.lastSequence, message.sequence);
     if (message.sequence <= this.floor || this.messages.has(message.sequence)) return false;
@@ -40,9 +40,9 @@ export class Room {
     return true;
   }
 
-  // Apply a page of a catch-up, which has all messages from `from` to `to`.
+  // Apply a page of a catch-up, which contains all messages from `from` to `to`.
   cover(from, to, hasMore, now) {
-    if (from > this.cursor) return; // the request is older than this room, which has restarted
+    if (from > this.cursor) return; // the request is from before this room was reset
     this.isCaughtUp = !hasMore;
     this.#advance(Math.max(this.cursor, to), now);
   }
@@ -57,7 +57,7 @@ export class Room {
     return [...this.messages.keys()].filter((sequence) => sequence > this.cursor).length;
   }
 
-  // Return the shown messages in order. An acknowledged message of the visitor is shown even after a gap (CH-1).
+  // Return the shown messages, in order. A committed message of the visitor is shown even after a gap (CH-1).
   shown(me) {
     return [...this.messages.values()]
       .filter((message) => message.sequence <= this.shownTo || message.sender_id === me)
@@ -74,7 +74,7 @@ export class Room {
   }
 }
 
-// Return eight digits that are equal in two windows if both show the same messages in the same order.
+// Return eight digits that are the same in two windows if both show the same messages in the same order.
 export const fingerprint = (messages) => {
   let hash = 0x811c9dc5; // FNV-1a: not secure against forgery, but fast, and short enough to compare by eye
   for (const { sequence, message_id: id, content } of messages) {
@@ -85,7 +85,7 @@ export const fingerprint = (messages) => {
   return hash.toString(16).padStart(8, "0");
 };
 
-// The shortest leap after a restore (CO-12), whose skipped numbers belong to no message.
+// The shortest leap after a restore (CO-12). Its skipped numbers do not belong to messages.
 const LEAP_MIN = 1_000_000;
 
 // Count the missing numbers between the first and the last.
@@ -97,7 +97,7 @@ const missingIn = (sequences) =>
       return [sum + (skipped < LEAP_MIN ? skipped : 0), sequence];
     }, [0, null])[0];
 
-// Return the facts for the panel: whether a message is missing, and whether one is there twice.
+// Return the facts for the panel: whether a message is missing, and whether one occurs twice.
 export const audit = (messages) => {
   const sequences = messages.map(({ sequence }) => sequence);
   const ids = new Set(messages.map(({ client_message_id: id }) => id));

@@ -5,7 +5,7 @@ import { GOOD, Line } from "./network.mjs";
 const TICK_MS = 50;
 
 export class Shell {
-  // The shell calls `changed` when the views are out of date, and `tell` with every frame and its fate in the network.
+  // The shell calls `changed` when the views are out of date, and `tell` with every frame and what the network did to it.
   constructor({ protocol, store, api, url, rates, changed, tell, trouble }) {
     Object.assign(this, { protocol, store, api, url, rates, changed, tell, trouble });
     this.socket = null;
@@ -86,7 +86,7 @@ export class Shell {
 
   // --- HTTP
 
-  // Run one request of a kind at a time. A wish during the request repeats it, because the answer may be out of date.
+  // Run one request of each kind at a time. If it is wanted again meanwhile, repeat it, because the answer may be out of date.
   #look(want) {
     if (this.looking.has(want)) {
       this.looking.set(want, true);
@@ -114,7 +114,7 @@ export class Shell {
       }
       this.changed();
     } catch (error) {
-      // The socket also reports an unreachable server, and the list of chats also reports the end of a membership.
+      // The socket reports an unreachable server as well, and the list of chats reports the end of a membership as well.
       if (!(error instanceof ApiError || error instanceof TypeError)) throw error;
     }
   }

@@ -1,8 +1,8 @@
-// Storage of a visitor in IndexedDB: the outbox, chats and messages. Each name has a separate database, so that several
-// visitors can share a browser.
+// Stores a visitor's outbox, chats and messages in IndexedDB. Each name has a separate database, so that several visitors can
+// share a browser.
 
 const VERSION = 1;
-export const KEPT = 1000; // stored messages per chat; the page can request older ones again
+export const KEPT = 1000; // messages stored per chat; the page can request older ones again
 
 const done = (request) =>
   new Promise((resolve, reject) => {
@@ -22,7 +22,7 @@ const opened = async (name) => {
   return done(request);
 };
 
-// Return the key range of the messages of a chat, or of those up to a sequence.
+// Return the key range of a chat's messages, optionally only up to a sequence.
 const ofChat = (chatId, upTo = Infinity) => IDBKeyRange.bound([chatId, 0], [chatId, upTo]);
 
 const WRITE = {

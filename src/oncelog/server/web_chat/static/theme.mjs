@@ -1,4 +1,4 @@
-// The theme button, which switches between the theme of the system, light and dark.
+// The theme button, which switches between the system's theme, light and dark.
 import { byId } from "./dom.mjs";
 
 const KEY = "oncelog-theme";

@@ -18,7 +18,7 @@ export class ChatsView {
     this.fill = keyed(byId("chat-list"), ({ chatId }) => chatId, make, update);
   }
 
-  // Each chat has its id, its last entry, the number of unread entries, and whether it is open.
+  // Each chat is given with its id, its last entry, how many entries are unread, and whether it is open.
   draw(chats) {
     this.fill(chats);
   }
@@ -36,7 +36,7 @@ const update = (item, { last, unread, isOpen }) => {
 
 const MANY = 4;
 
-// Return the text that names the other members of a chat.
+// Return the text that lists a chat's other members.
 export const membersText = (members, me, silent) => {
   const others = [...members].filter((user) => user !== me && !silent.has(user)).map(nameOf);
   if (!others.length) return "Nobody else is here yet";

@@ -1,4 +1,4 @@
-// The input for messages. It keeps a draft for each chat.
+// The message input, which keeps a draft for each chat.
 import { byId, setText } from "./dom.mjs";
 
 const BYTES_MAX = 4096; // longest message (CH-10)
@@ -19,7 +19,7 @@ export class Composer {
     });
     this.text.addEventListener("input", () => this.#fit());
     this.text.addEventListener("keydown", (event) => {
-      // During the composition of a character (Japanese, Chinese, Korean), Enter ends the composition.
+      // While the user composes a character (in Japanese, Chinese or Korean), Enter only completes the composition.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       byId("compose").requestSubmit();

@@ -1,4 +1,4 @@
-// The members of the open chat with their roles. Owners get buttons that remove members and make owners.
+// The members of the open chat, with their roles. Owners see buttons to remove members and to make them owners.
 import { byId, el, keyed, setText } from "./dom.mjs";
 import { nameOf } from "./entries.mjs";
 

@@ -2,7 +2,7 @@
 import { byId, el, hueOf, icon, keyed, setText } from "./dom.mjs";
 import { FAILED, markText, nameOf } from "./entries.mjs";
 
-const NEAR_PX = 80; // within this distance from the end, the list scrolls to new messages
+const NEAR_PX = 80; // the list scrolls to new messages if it is this close to the end
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
 export class MessagesView {
@@ -12,7 +12,7 @@ export class MessagesView {
     this.scroll = byId("scroll");
     this.act = { again, discard };
     this.unfolded = new Set();
-    this.current = null; // the key of the message that receives the focus with Tab
+    this.current = null; // the key of the message that Tab focuses
     this.chatId = null;
     this.list.addEventListener("keydown", (event) => this.#move(event));
     this.list.addEventListener("focusin", ({ target }) => this.#setCurrent(target.closest("li")?.dataset.id));
@@ -35,7 +35,7 @@ export class MessagesView {
     if (isAtEnd) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
-  // Scroll to the end, to show the message that the visitor has just written.
+  // Scroll to the end to show the message that the visitor has just written.
   toEnd() {
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
@@ -136,7 +136,7 @@ export class MessagesView {
     list.replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]));
   }
 
-  // --- the keyboard: Tab stops once in the list, arrow keys move between messages
+  // --- the keyboard: the list is a single Tab stop, and arrow keys move between messages
 
   #setCurrent(key) {
     if (!key || key === this.current) return;

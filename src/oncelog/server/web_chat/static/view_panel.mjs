@@ -1,4 +1,4 @@
-// The panel “Behind the scenes”: the simulated network, the facts of the open chat, and the frames of the connection.
+// The panel “Behind the scenes”: the simulated network, facts about the open chat, and the connection's frames.
 import { byId, el, keyed, setText } from "./dom.mjs";
 import { nameOf } from "./entries.mjs";
 import { BAD } from "./network.mjs";
@@ -68,7 +68,7 @@ export class PanelView {
     this.fillMarks(members.map(([user, acked]) => ({ user, acked, last, isMe: user === me })));
   }
 
-  // Show a frame, or a request over HTTP.
+  // Show a frame or an HTTP request.
   tell(told) {
     if (told.frame) {
       this.counts.frames += 1;
@@ -136,7 +136,7 @@ const line = (arrow, direction, title, badges, fields, isDropped = false) =>
     el("code", {}, short(fields)),
   );
 
-// Encode fields as one line of JSON, with the sequences of messages instead of their content.
+// Encode fields as one line of JSON, with sequences instead of message contents.
 const short = (fields) => {
   const { messages, token, ...rest } = fields;
   const numbers = messages?.map(({ sequence }) => sequence);

@@ -1,12 +1,12 @@
-// The name of the visitor, the panel at start, and the service worker that keeps the page available offline.
+// The visitor's name, the panel's initial state, and the service worker that keeps the page available offline.
 import { KEEPER } from "./api.mjs";
 import { byId, setText } from "./dom.mjs";
 
 const NAME = /^[A-Za-z0-9._-]{1,64}$/;
 const NAMES = ["ann", "bob", "eve", "kim", "leo", "mia", "noa", "sam", "tom", "zoe"];
-const PANEL_WIDTH_PX = 1100; // narrowest window that opens with the panel
+const PANEL_WIDTH_PX = 1100; // narrowest window in which the panel is open at first
 
-// Return the name and the chat in the address. Without a valid name, show the form for one and return null.
+// Return the name and the chat in the address. Without a valid name, show the name form and return null.
 export const welcome = () => {
   const asked = new URLSearchParams(location.search);
   const name = asked.get("name") ?? "";
@@ -44,12 +44,12 @@ const preparePanel = () => {
   show(innerWidth >= PANEL_WIDTH_PX);
 };
 
-// Register the service worker, which caches the files of the page for times when the server is unreachable. With trusted
-// types, the browser accepts no other script address than this one.
+// Register the service worker, which caches the page's files for times when the server is unreachable. With trusted types, the
+// browser accepts no other script address.
 export const keepPage = () => {
   const address = "/chat/worker.js";
   const policy = globalThis.trustedTypes?.createPolicy("oncelog-worker", { createScriptURL: () => address });
   navigator.serviceWorker?.register(policy ? policy.createScriptURL(address) : address, { scope: "/chat" }).catch(() => {
-    // Without a service worker, only loading the page while the server is unreachable fails.
+    // Without a service worker everything works, except loading the page while the server is unreachable.
   });
 };

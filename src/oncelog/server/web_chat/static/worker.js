@@ -1,7 +1,7 @@
-// Service worker: caches the files of the page for times when the server is unreachable. The server always comes first.
+// Service worker: caches the page's files for times when the server is unreachable. It always asks the server first.
 const CACHE = "oncelog-chat";
 
-// Fetch a file, or answer from the cache if the server is unreachable. The page is one file for all names and chats.
+// Fetch a file, or answer from the cache if the server is unreachable. All names and chats share one page file.
 const answer = async (request) => {
   const cache = await caches.open(CACHE);
   const key = new URL(request.url).pathname;
