@@ -191,8 +191,7 @@ def _list_side_files(target: Path) -> list[Path]:
 def _copy(
     connection: sqlite3.Connection, metadata: LogMetadata, partial: Path, report: ReportProgress, file_mode: int
 ) -> BackupResult:
-    """Copy the log inside the connection's read transaction, so that other processes' commits never restart the
-    copy."""
+    """Copy the log inside one read transaction, so that other processes' commits never restart the copy."""
     positions = {lane: head.position for lane, head in run_query(connection, load_heads).items()}
 
     def report_pages(_status: int, remaining: int, total: int) -> None:
@@ -215,8 +214,7 @@ def _copy(
 
 
 def _read_replaced_log(target: Path) -> ReplacedLog:
-    """Return the epoch and the highest number of the log that a restore replaces, or empty values if it cannot be
-    read."""
+    """Return the epoch and the highest number of the log to be replaced, or empty values if it is unreadable."""
     if not target.exists():
         return NO_REPLACED_LOG
     try:

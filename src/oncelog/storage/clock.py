@@ -95,8 +95,7 @@ class ClockMark(Struct, frozen=True):
         return max(now.time_ms, self.predict_wall_ms(now)) if self.boot == now.boot else now.time_ms
 
     def predict_wall_ms(self, now: "ClockMark") -> int:
-        """Return the wall time that the monotonic clock predicts, or the time of the mark if the machine has been
-        restarted."""
+        """Return the wall time that the monotonic clock predicts, or the mark's time after a restart of the machine."""
         passed_ms = now.elapsed_ms - self.elapsed_ms if now.boot == self.boot else 0
         return self.time_ms + max(0, passed_ms)
 

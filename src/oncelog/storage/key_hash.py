@@ -16,8 +16,7 @@ SECRET_BYTES: Final = 32
 
 
 def hash_identity(secret: bytes, identity: KeyIdentity | SequenceIdentity) -> int:
-    """Return the hash of a key identity, or of a client sequence, which has a number where a key identity has the
-    key."""
+    """Return the hash of a key identity, or of a client sequence, which has a number instead of a key."""
     return hash_identities(secret, (identity,))[identity]
 
 
@@ -40,7 +39,9 @@ def hash_identities(
 
 @lru_cache(maxsize=8192)  # streams and clients repeat
 def _hash_prefix(secret: bytes, policy: str, scope: str, client: str) -> blake2b:
-    """Return a hasher that has consumed everything before the key. Names cannot contain U+0000, so the encoding is
-    unambiguous."""
+    """Return a hasher that has consumed everything before the key.
+
+    Names cannot contain U+0000, so the encoding is unambiguous.
+    """
     # Prefixing the secret makes BLAKE2 a keyed hash without the extra block that the `key` parameter adds.
     return blake2b(secret + f"{policy}\0{scope}\0{client}\0".encode(), digest_size=8)

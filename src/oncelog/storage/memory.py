@@ -43,8 +43,10 @@ class MemoryLog:
         return planned.verdicts
 
     def save(self, changes: Changes) -> None:
-        """Close the blocks of the changes, and keep them. The changes must have been planned on this log's current
-        state."""
+        """Close the blocks of the changes, and keep them.
+
+        The changes must have been planned on this log's current state.
+        """
         self.keep(seal_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
 
     def keep(self, decided: BatchResult) -> None:

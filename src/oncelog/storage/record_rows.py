@@ -41,8 +41,10 @@ def decode_record(row: Iterable[Any]) -> Record:
 
 
 def decode_evidence(row: Iterable[Any]) -> Evidence:
-    """Return a record with everything that its hash covers. In the row, the salt and the hash of an erased body follow
-    the body."""
+    """Return a record with everything that its hash covers.
+
+    In the row, the salt and the hash of an erased body follow the body.
+    """
     *columns, body, salt, kept_hash = row
     if body is None:
         return Evidence(decode_record((*columns, body)), b"", kept_hash)

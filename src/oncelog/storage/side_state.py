@@ -62,8 +62,10 @@ class SideStateTable(NamedTuple):
 
     @property
     def has_long_keys(self) -> bool:
-        """Return whether keys have several texts. A PostgreSQL index can hold any single name, but not every
-        combination."""
+        """Return whether keys have several texts.
+
+        A PostgreSQL index can hold any single name, but not every combination.
+        """
         return len(self.keys) > 1
 
     @property
@@ -233,8 +235,10 @@ def iterate_changes(
 
 
 def lane_of_scope(scope: str, lanes: int) -> int:
-    """Return the lane of a stream. An empty scope has lane 0 (consumers of the whole log, and the rates of its
-    writers)."""
+    """Return the lane of a stream.
+
+    An empty scope has lane 0 (consumers of the whole log, and the rates of its writers).
+    """
     return compute_lane(scope, lanes) if scope else 0
 
 
@@ -247,8 +251,7 @@ def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ..
 
 
 def compute_prefix_end(prefix: str) -> str:
-    """Return the first text, by code points, after all texts that begin with the prefix, or "" if no such text
-    exists."""
+    """Return the first text, by code points, after all texts that begin with the prefix, or "" if none exists."""
     while prefix:
         last = ord(prefix[-1]) + 1
         if last <= sys.maxunicode:

@@ -117,8 +117,10 @@ def build_act_request(act: RecordAct, lane: int, lanes: int, records: int | None
 
 
 def select_new_policies(known: Mapping[str, Policy], policies: Sequence[Policy]) -> dict[str, Policy]:
-    """Return the policies that the log does not have yet. Raises PolicyError if the log has a different policy of the
-    same name."""
+    """Return the policies that the log does not have yet.
+
+    Raises PolicyError if the log has a different policy of the same name.
+    """
     declared: dict[str, Policy] = {}
     for policy in policies:
         before = known.get(policy.name) or declared.setdefault(policy.name, policy)
@@ -255,8 +257,7 @@ class KeyStatus(Struct, frozen=True):
     time_ms: int = 0
     """Time at which a write under the identity would be decided now."""
     positions: tuple[int, ...] = ()
-    """Positions of all records under the identity, oldest first. There are several if the key expired and was then
-    reused."""
+    """Positions of all records under the identity, oldest first: several if the key expired and was reused."""
     client_entry: ClientEntry | None = None
     """Sequence entry of the record's client, evicted or not, if clients number their writes."""
 
@@ -313,8 +314,10 @@ class RowPage(Struct, frozen=True):
 
 
 class RelationshipQuery(Struct, frozen=True, kw_only=True):
-    """Selects relationships of a scope. An empty field matches anything. No index supports a search by relation
-    alone."""
+    """Selects relationships of a scope.
+
+    An empty field matches anything. No index supports a search by relation alone.
+    """
 
     scope: str
     resource: str = ""
@@ -326,8 +329,8 @@ class RelationshipQuery(Struct, frozen=True, kw_only=True):
 
     @property
     def search_field(self) -> str:
-        """Return the field whose index serves the search: subject, relation (of a resource) or resource, or "" for all
-        relationships."""
+        """Return the indexed field for the search: subject, relation (of a resource), resource, or "" for
+        everything."""
         if self.subject:
             return "subject"
         return "relation" if self.resource and self.relation else "resource" if self.resource else ""
@@ -442,8 +445,10 @@ class Store(Protocol):
         """
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
-        """Save new policies, and return all policies of the log. Raises PolicyError if a name already has a different
-        policy."""
+        """Save new policies, and return all policies of the log.
+
+        Raises PolicyError if a name already has a different policy.
+        """
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> BatchResult:
         """Decide a batch and make all of its changes durable, or raise an error and store nothing."""
@@ -507,8 +512,10 @@ class Store(Protocol):
         """Return the streams of a member that follow a name and begin with the prefix, which must not be empty."""
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
-        """Return the member changes after a cursor, in the order of the lane. Each member has one change of each
-        kind."""
+        """Return the member changes after a cursor, in the order of the lane.
+
+        Each member has one change of each kind.
+        """
 
     async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """Erase the bodies of records, and return how many were erased. `scrub` removes the remaining traces.
@@ -528,8 +535,10 @@ class Store(Protocol):
         """Return the tenants with their quotas and usage, ordered by prefix."""
 
     async def scrub(self) -> bool:
-        """Remove all traces of erased bodies. Returns False if that is currently impossible; the caller then tries
-        again later."""
+        """Remove all traces of erased bodies.
+
+        Returns False if that is currently impossible; the caller then tries again later.
+        """
 
     async def erasures(self) -> int:
         """Return a number that grows with every erasure. A cache that sees it grow discards its answers."""

@@ -21,7 +21,7 @@ from oncelog.core.values import Record
 COUNT_PAGE_ROWS: Final = 5000
 """Records per page while the usage of a new tenant is counted."""
 COUNT_ATTEMPTS_MAX: Final = 3
-"""Maximum attempts to count usage while commits continue. If erasures interrupt all of them, the last one blocks
+"""Maximum attempts to count usage while commits continue. If erasures interrupt them all, the last one blocks
 writes."""
 
 USAGE_VERSION: Final = 2

@@ -7,8 +7,10 @@ START_MS: Final = 1_700_000_000_000
 
 
 class ManualClock:
-    """A `storage.clock.Clock` for tests. Its wall clock and its monotonic clock move only when a test calls a
-    method."""
+    """A `storage.clock.Clock` for tests.
+
+    Its wall clock and its monotonic clock move only when a test calls a method.
+    """
 
     def __init__(self, wall_ms: int = START_MS) -> None:
         self._wall_ms = wall_ms

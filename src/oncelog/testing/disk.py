@@ -158,8 +158,10 @@ class Disk:
                 (directory / name).write_bytes(file.content)
 
     def load(self, path: Path) -> None:
-        """Load a real database, which must be closed, with its journals. All of its data becomes durable under the same
-        name."""
+        """Load a real database, which must be closed, with its journals.
+
+        All of its data becomes durable under the same name.
+        """
         files = self._drive.directory.files
         with self._drive.lock:
             for suffix in ("", "-wal", "-journal"):

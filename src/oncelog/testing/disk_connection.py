@@ -25,8 +25,10 @@ _VFS_NUMBERS: Final = count(1)
 
 
 class _Vfs(apsw.VFS):
-    """The disk as one connection uses it. It is dead after a power loss, which distinguishes it from those of later
-    connections."""
+    """The disk as one connection uses it.
+
+    It is dead after a power loss, which distinguishes it from those of later connections.
+    """
 
     def __init__(self, drive: Drive) -> None:
         self.drive = drive

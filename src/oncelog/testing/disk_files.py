@@ -58,8 +58,7 @@ class FileWrite:
         content[self.offset : self.offset + len(self.data)] = self.data
 
     def tear(self, random: Random) -> "FileWrite":
-        """Return the part before or after a sector boundary inside the write, or all of it if it crosses no
-        boundary."""
+        """Return the part before or after a sector boundary in the write, or all of it if it crosses no boundary."""
         first = SECTOR_BYTES - self.offset % SECTOR_BYTES
         boundaries = range(first, len(self.data), SECTOR_BYTES)
         if not boundaries:
@@ -179,7 +178,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Number of the operation that will fail, counted since the disk was created, and whether all later ones fail
+    """Number of the operation that will fail, counted from the creation of the disk, and whether later ones fail
     too."""
 
     number: int

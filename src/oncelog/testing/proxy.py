@@ -123,8 +123,10 @@ class FaultyProxy:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening, cut the open connections, and wait until they are closed. Does nothing if the proxy is
-        closed."""
+        """Stop listening, cut the open connections, and wait until they are closed.
+
+        Does nothing if the proxy is closed.
+        """
         server, self._server = self._server, None
         if server is None:
             return

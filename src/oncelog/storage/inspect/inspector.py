@@ -53,8 +53,7 @@ class LogView(ABC):
         """Yield the rows of a statement."""
 
     def fetch_first(self, statement: str, *parameters: Any) -> RowTuple | None:
-        """Return the first row of a statement, or None if it produces no row or the database does not need the
-        statement."""
+        """Return the first row of a statement, or None if it has no rows or the database does not need it."""
         return next(self.iterate_rows(statement, *parameters), None)
 
     @abstractmethod
@@ -72,8 +71,10 @@ class LogView(ABC):
 
     @abstractmethod
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """Read all records. For each page, yield the number of records, and the identities of those with one of the
-        keys."""
+        """Read all records.
+
+        For each page, yield the number of records, and the identities of those with one of the keys.
+        """
 
     @abstractmethod
     def get_clock_status(self) -> ClockStatus:

@@ -152,8 +152,10 @@ class DatabaseInspector:
         self._call_store(PostgresStore.confirm_clock, _TIMEOUTS)
 
     def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """See `Inspector`. Running servers notice the renewal at their next commit or poll, and must then be
-        restarted."""
+        """See `Inspector`.
+
+        Running servers notice the renewal at their next commit or poll, and must then be restarted.
+        """
         with open_session(self._address) as view:  # a store would create a missing log, and migrates an older one
             view.call(check_database, self._name)
             view.call(load_metadata, self._name)

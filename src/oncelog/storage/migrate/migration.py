@@ -66,8 +66,7 @@ def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 COPY_ROUNDS_MAX: Final = 20
-"""Maximum rounds of copying new records before the lock is taken. If writers are faster, the rest is copied under the
-lock."""
+"""Maximum rounds of copying new records before the lock. If writers are faster, the rest is copied under the lock."""
 
 
 class MigrationOutcome(Struct, frozen=True):
@@ -119,8 +118,10 @@ async def _migrate_log(path: str, address: str, report: ReportProgress) -> Migra
 async def _find_target_log(
     source: MigrationSource, target: MigrationTarget
 ) -> tuple[LogMetadata, PendingMove | None] | None:
-    """Return the metadata and the move of this log in the target, or None if the target has no log. Raises StoreError
-    if it has a different log."""
+    """Return the metadata and the move of this log in the target, or None if the target has no log.
+
+    Raises StoreError if it has a different log.
+    """
     found, mark = await target.load_metadata(), load_marker(source.connection)
     if mark is not None and (found is None or not _belongs_to(found, source.metadata.epoch, mark)):
         raise _build_moved_error(mark, target)
@@ -210,8 +211,7 @@ class _LogMigration:
         return done - copied_before
 
     async def _check_same_history(self) -> None:
-        """Check that the records of an earlier run come from this file, and not from a copy that has been written
-        to."""
+        """Check that the records of an earlier run come from this file, not from a copy that has since changed."""
         for lane, at in (await self._target.load_progress()).items():
             block = self._source.run_query(find_block, lane, at.height)
             if at.height and block != await self._target.run_query(find_block, lane, at.height):

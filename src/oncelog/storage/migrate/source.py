@@ -192,8 +192,10 @@ class MigrationSource(FileView):
 
 
 def build_count_sql(stream_records: str) -> str:
-    """Return the SQL that counts everything that is copied. The rows that index streams differ between the
-    databases."""
+    """Return the SQL that counts everything that is copied.
+
+    The rows that index streams differ between the databases.
+    """
     counted = _COUNTED | {"records of streams": stream_records}
     return " UNION ALL ".join(f"SELECT '{name}', count(*) FROM oncelog_{rows}" for name, rows in counted.items())  # noqa: S608
 

@@ -101,8 +101,7 @@ class MigrationTarget:
     # --- reading
 
     async def load_metadata(self) -> tuple[LogMetadata, PendingMove | None] | None:
-        """Return the log's metadata and its move (None once the move is complete), or None if the database has no
-        log."""
+        """Return the log's metadata and its move (None once complete), or None if the database has no log."""
         if not await self._connection.fetchval(SQL["is_there"]):
             return None
         metadata = await load_any_metadata(self._connection, self.name)

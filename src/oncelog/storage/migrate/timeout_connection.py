@@ -15,8 +15,10 @@ from oncelog.storage.postgres.connection import Connection, check_replicated, te
 
 
 class TimeoutConnection:
-    """The methods of an asyncpg connection that a migration needs. A call that exceeds its limit closes the
-    connection."""
+    """The methods of an asyncpg connection that a migration needs.
+
+    A call that exceeds its limit closes the connection.
+    """
 
     def __init__(self, connection: Connection, limit_ms: int) -> None:
         self._connection = connection

@@ -111,8 +111,7 @@ class BorrowedTransaction:
             await savepoint.commit()
 
     async def _declare(self, policy: Policy) -> None:
-        """Declare a policy in a separate transaction, so that other callers need not wait for the application's
-        function."""
+        """Declare a policy in a separate transaction, so that no other caller waits for the application's function."""
         connection = self._connection
         if not await connection.fetchval(SQL["is_declared"], policy.name, encode_policy(policy)):
             async with connection.transaction():

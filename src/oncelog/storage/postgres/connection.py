@@ -48,8 +48,10 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
     @property
     def lock_ms(self) -> int:
-        """Return the maximum wait for a lane that another process holds. It exceeds the time that an idle process can
-        hold a lane."""
+        """Return the maximum wait for a lane that another process holds.
+
+        It exceeds the time that an idle process can hold a lane.
+        """
         return 2 * self.lane_ms
 
     @property
@@ -162,8 +164,10 @@ def terminate_on_error(connection: Any) -> Iterator[None]:
 
 @contextmanager
 def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
-    """Close the socket if the block takes longer than the limit. Cancelling the call would cancel the statement on the
-    server too."""
+    """Close the socket if the block takes longer than the limit.
+
+    Cancelling the call would cancel the statement on the server too.
+    """
     timer = asyncio.get_running_loop().call_later(limit_ms / 1000, connection.terminate)
     try:
         yield

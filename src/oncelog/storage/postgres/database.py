@@ -99,8 +99,10 @@ async def check_database(connection: Any, name: str) -> None:
 
 
 async def migrate_schema(connection: Any, version: int) -> None:
-    """Run the migrations after a version. The caller has begun a transaction, so that either all of them take effect or
-    none."""
+    """Run the migrations after a version.
+
+    The caller has begun a transaction, so that either all of them take effect or none.
+    """
     for number, script in MIGRATIONS:
         if number > version:
             await connection.execute(script)

@@ -35,8 +35,10 @@ class DatabaseClock:
     def propose(
         self, database_ms: int, confirmations: int, stored: tuple[int | None, int | None]
     ) -> tuple[ClockMark, Exception | None]:
-        """Return the mark of a commit made now, and an error if the clock has jumped. `stored` was saved since this
-        boot."""
+        """Return the mark of a commit made now, and an error if the clock has jumped.
+
+        `stored` was saved since this boot.
+        """
         mark = self._get_newest_mark(confirmations, stored)
         return mark.propose(self.create_mark(database_ms), self._jump_ms_max)
 

@@ -82,8 +82,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(error: BaseException, name: str, hint: str = "") -> BaseException:
-    """Return the StoreError for an error, or the error itself if it does not concern the server, the session or stored
-    data."""
+    """Return the StoreError for an error, or the error itself if it concerns neither server, session nor data."""
     if isinstance(error, StoreError):
         return error
     kind = type(error).__name__

@@ -213,6 +213,8 @@ class SessionFactory:
 
 
 def _get_error(task: "asyncio.Task[Any]") -> BaseException | None:
-    """Return the error of a task. This marks the error as retrieved, because the task's caller may have been
-    cancelled."""
+    """Return the error of a task.
+
+    This marks the error as retrieved, because the task's caller may have been cancelled.
+    """
     return TimeoutError("the attempt was abandoned") if task.cancelled() else task.exception()

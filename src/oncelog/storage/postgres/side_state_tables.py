@@ -210,8 +210,7 @@ def _split_by_length(
 
 
 def _may_be_long(table: SideStateTable, rows: Sequence[tuple[Any, ...]]) -> bool:
-    """Return whether any key may be long, without checking each row: in most batches, even the longest texts are
-    short."""
+    """Return whether any key may be long, judging only by the longest texts, which are short in most batches."""
     return sum(max(map(len, map(text, rows))) for text in _KEY_TEXT_GETTERS[table.name]) > _SHORT_CHARACTERS_MAX
 
 

@@ -306,8 +306,10 @@ class PostgresStore(SqlStore):
         await self._check_epoch(connection)
 
     async def _check_epoch(self, connection: Connection) -> None:
-        """Raise LogReplacedError if another process has renewed the epoch. Commits check the epoch themselves when they
-        read the heads."""
+        """Raise LogReplacedError if another process has renewed the epoch.
+
+        Commits check the epoch themselves when they read the heads.
+        """
         self._check_open().check_epoch(await connection.fetchval(SQL["epoch"]))
         self._epoch_checked_s = asyncio.get_running_loop().time()
 
@@ -331,8 +333,7 @@ class PostgresStore(SqlStore):
         return result
 
     async def _transact(self, work: Work[T], lanes: Collection[int] = (), get_blocks: GetBlocks[T] = lambda _: ()) -> T:
-        """Run `Writer.transact` to completion even if the caller is cancelled, because cancelling would also cancel it
-        on the server."""
+        """Run `Writer.transact` to completion. Cancelling the caller must not cancel the statement on the server."""
         self._check_open()
 
         return await self._run_shielded(self._writer.transact(lanes, work, get_blocks))
@@ -349,8 +350,7 @@ class PostgresStore(SqlStore):
             task.exception()  # marks it as retrieved, because the caller may have been cancelled
 
     async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
-        """Run a read to completion even if the caller is cancelled, because cancelling would also cancel it on the
-        server."""
+        """Run a read to completion. Cancelling the caller must not cancel the statement on the server."""
         self._check_open()
         return await self._run_shielded(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
 

@@ -108,8 +108,10 @@ class Writer:
     async def _is_committed(
         self, lanes: Sequence[int], blocks: Sequence[Block], retry_deadline: "RetryDeadline", unknown: BaseException
     ) -> bool:
-        """Return whether the blocks exist. The new session locks the lanes, and thereby waits for the old
-        transaction."""
+        """Return whether the blocks exist.
+
+        The new session locks the lanes, and thereby waits for the old transaction.
+        """
         roots = ([block.lane for block in blocks], [block.height for block in blocks], [block.root for block in blocks])
         logger.warning("a session was lost at COMMIT; its outcome is being queried: %s", unknown)
         while True:
@@ -146,8 +148,10 @@ class Writer:
 
     @asynccontextmanager
     async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:
-        """Begin a transaction, lock the lanes, and commit at the end of the block. Any error rolls the transaction
-        back."""
+        """Begin a transaction, lock the lanes, and commit at the end of the block.
+
+        Any error rolls the transaction back.
+        """
         async with self._session() as connection:
             limit_ms = self._timeouts.transaction_ms
             try:

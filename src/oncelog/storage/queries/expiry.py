@@ -24,8 +24,7 @@ from oncelog.storage.side_state import CLIENTS, TABLES
 EXPIRY_INTERVAL_COMMITS: Final = 16
 """Commits per slice: one commit in this many deletes rows."""
 EXPIRY_BATCH_ROWS: Final = 128
-"""Minimum rows per slice of a table. A slice covers twice the rows written since the last one if that is more, so that
-the sweep keeps up."""
+"""Minimum rows per slice of a table. To keep up, a slice covers at least twice the rows written since the last one."""
 EXPIRING_TABLES: Final = [table for table in TABLES if table.expires]
 
 decode_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)

@@ -79,8 +79,10 @@ class TableSlice(NamedTuple):
 
 
 class RowsStatement(NamedTuple):
-    """Runs a statement for each row. PostgreSQL receives the columns of all rows as arrays. The request produces no
-    answer."""
+    """Runs a statement for each row.
+
+    PostgreSQL receives the columns of all rows as arrays. The request produces no answer.
+    """
 
     name: str
     rows: Sequence[tuple[Any, ...]]

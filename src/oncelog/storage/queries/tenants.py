@@ -20,8 +20,10 @@ from oncelog.storage.tenants import (
 
 
 def load_count_start() -> QuerySteps[CountStart]:
-    """Return the state of the log before usage is counted. The heads are loaded last, so that older erasures are
-    known."""
+    """Return the state of the log before usage is counted.
+
+    The heads are loaded last, so that older erasures are known.
+    """
     [(text, version)] = yield Statement("tenants")
     erasures = yield from count_erasures()
     heads = yield from load_heads()

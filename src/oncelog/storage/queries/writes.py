@@ -38,8 +38,10 @@ def encode_policy(policy: Policy) -> str:
 
 
 def declare_policies(policies: Sequence[Policy]) -> QuerySteps[Mapping[str, Policy]]:
-    """Save new policies, and return all policies by name. Raises PolicyError if a name already has a different
-    policy."""
+    """Save new policies, and return all policies by name.
+
+    Raises PolicyError if a name already has a different policy.
+    """
     rows = yield Statement("policies")
     known = {name: decode_policy(declaration) for name, declaration in rows}
     declared = select_new_policies(known, policies)

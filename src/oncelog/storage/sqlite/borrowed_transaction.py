@@ -41,8 +41,7 @@ _NEWEST_ROOT_SQL: Final = "SELECT lane, height, root FROM oncelog_blocks ORDER B
 
 
 class _BorrowedConnection:
-    """The caller's connection behind the interface that the store needs: rows are tuples, whatever row factory it
-    uses."""
+    """Wraps the caller's connection for the store: rows are tuples, whatever row factory the connection uses."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -64,8 +63,10 @@ class _BorrowedConnection:
 
 
 class _SharedFile:
-    """State that all borrowed transactions on one file share within a process. They acquire its lock before the
-    file's."""
+    """State that all borrowed transactions on one file share within a process.
+
+    They acquire its lock before the file's.
+    """
 
     def __init__(self, transaction: StoreTransaction) -> None:
         self.transaction = transaction
@@ -115,8 +116,10 @@ class BorrowedTransaction:
 
     @contextmanager
     def transaction(self) -> Iterator["BorrowedTransaction"]:
-        """Hold the write lock for the duration of the block, and commit at its end. An exception rolls the transaction
-        back."""
+        """Hold the write lock for the duration of the block, and commit at its end.
+
+        An exception rolls the transaction back.
+        """
         self._check_no_transaction()
         if SqliteDriver().get_file_id(self._path) != self._file_id:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")

@@ -209,8 +209,10 @@ def check_header(path: str, header: bytes, journal: bytes) -> None:
 
 
 def is_foreign_database(path: str) -> bool:
-    """Return whether a file is an SQLite database of another application. Returns False for a file without a valid
-    header, which may be a damaged log."""
+    """Return whether a file is an SQLite database of another application.
+
+    Returns False for a file without a valid header, which may be a damaged log.
+    """
     header = _read_header(path)
     return header.startswith(_MAGIC) and len(header) == HEADER_BYTES and not _has_application_id(header)
 
@@ -263,8 +265,10 @@ def _read_header(path: str) -> bytes:
 
 
 def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
-    """Translate an error raised by SQLite or while decoding stored values. Errors that indicate misuse of SQLite are
-    returned unchanged."""
+    """Translate an error raised by SQLite or while decoding stored values.
+
+    Errors that indicate misuse of SQLite are returned unchanged.
+    """
     name = getattr(error, "sqlite_errorname", "") or ""
     if name == "SQLITE_FULL":
         return DiskFullError(f"{path}: {error} [{name}]; free space{hint}")
@@ -324,8 +328,10 @@ def migrate_if_older(connection: Any, path: str, metadata: LogMetadata) -> LogMe
 
 
 def _enable_wal(connection: Any, path: str) -> None:
-    """Switch to WAL mode. SQLite does not wait for other processes that are creating the log at the same time, so this
-    function polls."""
+    """Switch to WAL mode.
+
+    SQLite does not wait for other processes that are creating the log at the same time, so this function polls.
+    """
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -363,8 +369,7 @@ def _fetch_only_row(connection: Any, statement: str, path: str) -> tuple[Any, ..
 
 
 def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
-    """Create the log in one transaction, before switching to WAL mode, so that the file is either empty or a complete
-    log."""
+    """Create the log in one transaction before switching to WAL mode, so that the file is empty or a complete log."""
     with transaction(connection, "BEGIN EXCLUSIVE"):
         if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
             return  # another process has created the log in the meantime

@@ -52,8 +52,10 @@ def _create_locked_directory(target: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Remove the directories that no process has locked. On file systems without such locks, all directories are
-    kept."""
+    """Remove the directories that no process has locked.
+
+    On file systems without such locks, all directories are kept.
+    """
     copy_pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.unfinished")
     for entry in target.parent.iterdir():
         if not copy_pattern.fullmatch(entry.name):

@@ -46,8 +46,10 @@ class RowCache:
         self._staged_version: tuple[int, Heads] | None = None
 
     def begin(self, commits: int, heads: Heads) -> None:
-        """Begin a transaction on the current state of the log. Clears the cache if other processes have changed the
-        log."""
+        """Begin a transaction on the current state of the log.
+
+        Clears the cache if other processes have changed the log.
+        """
         self.roll_back()
         if (commits, heads) != self._version:
             self.clear()
@@ -61,8 +63,10 @@ class RowCache:
             rows.clear()
 
     def find_rows(self, name: str, wanted: Iterable[Any]) -> tuple[RowMap, list[Any]]:
-        """Return the cached rows, and the keys that must be loaded. Keys that are known to have no row appear in
-        neither."""
+        """Return the cached rows, and the keys that must be loaded.
+
+        Keys that are known to have no row appear in neither.
+        """
         rows = self._rows.get(name)
         if not rows:
             return {}, list(wanted)

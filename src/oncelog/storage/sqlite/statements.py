@@ -38,8 +38,10 @@ def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[Non
 
 
 def roll_back(connection: Any) -> None:
-    """Roll back the open transaction. A failure is only logged, because the caller raises the error that caused the
-    rollback."""
+    """Roll back the open transaction.
+
+    A failure is only logged, because the caller raises the error that caused the rollback.
+    """
     try:
         connection.execute("ROLLBACK")
     except sqlite3.Error:

@@ -48,12 +48,10 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 READERS: Final = 2
 PREPARED_ITEMS_MAX: Final = 1024
 PREPARED_BYTES_MAX: Final = 1024 * 1024
-"""Limits for a batch that the event loop's thread writes. The writer thread writes larger batches, so that the loop
-remains responsive."""
+"""Limits for a batch that the event loop's thread writes. Larger batches go to the writer thread."""
 LOOP_WAIT_S_MAX: Final = 0.1
 OFF_LOOP_S: Final = 5.0
-"""After a batch has blocked the event loop for more than LOOP_WAIT_S_MAX, the writer thread writes all batches for this
-long."""
+"""How long the writer thread writes all batches after one has blocked the event loop for over LOOP_WAIT_S_MAX."""
 IMMEDIATE_COMMIT_RECORDS: Final = 64
 """Number of records from which COMMIT starts immediately, in parallel with the event loop. For fewer records, the
 thread switch, for which the loop waits, costs more than it saves."""

@@ -46,8 +46,8 @@ from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
 from oncelog.storage.tenants import decode_tenants, encode_partitions
 
 ERASURE_BYTES: Final = 20
-"""Most bytes by which a row can grow when a hash replaces its salt and body. Shorter bodies are padded, so that rows
-never move."""
+"""Maximum growth of a row when a hash replaces its salt and body. Shorter bodies are padded, so that rows never
+move."""
 IMMEDIATE_FILL_KEYS_MAX: Final = 100_000
 
 _RECORD_COLUMNS: Final = (
@@ -96,7 +96,7 @@ class TransactionOptions(NamedTuple):
     jump_ms_max: int = JUMP_MS_MAX
     seal_keys: int = SEAL_KEYS
     fills_later: bool = True
-    """Whether the caller fills the filter of a large key index while commits continue. If not, a large index has no
+    """Whether the caller fills a large key index's filter while commits continue. If not, a large index has no
     filter."""
 
 
@@ -213,8 +213,10 @@ class StoreTransaction:
         return state if is_soon else None
 
     def _load_tables(self, connection: Any, read_set: ReadSet, snapshot: Snapshot) -> dict[str, list[Any]]:
-        """Load side state, taking cached rows from memory. Returns the keys of cached tables that were not in the
-        cache."""
+        """Load side state, taking cached rows from memory.
+
+        Returns the keys of cached tables that were not in the cache.
+        """
         loaded: dict[str, list[Any]] = {}
 
         def load_rows(connection: Any, table: SideStateTable, keys: Collection[Any], lanes: int) -> dict[Any, Any]:
@@ -295,8 +297,10 @@ def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
 def load_remembered(
     connection: Any, places: Iterable[int], read_set: ReadSet
 ) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
-    """Return what the records at some places left under the keys and sequences of a read set. The newest record
-    wins."""
+    """Return what the records at some places left under the keys and sequences of a read set.
+
+    The newest record wins.
+    """
     keys: dict[KeyIdentity, Remembered] = {}
     sequences: dict[SequenceIdentity, Remembered] = {}
     parameters = (orjson.dumps(sorted(places)).decode(),)

@@ -48,8 +48,10 @@ _RETRY_HINT: Final = "; submit again under the same identity"
 
 
 class Writer:
-    """Runs everything that needs the writer's connection. Threads may take turns with it, but not use it
-    concurrently."""
+    """Runs everything that needs the writer's connection.
+
+    Threads may take turns with it, but not use it concurrently.
+    """
 
     def __init__(self, path: str, driver: Driver, options: TransactionOptions) -> None:
         self._path = path
@@ -153,8 +155,10 @@ class Writer:
         return True
 
     def _set_busy_timeout(self, connection: Any, *, waits: bool) -> None:
-        """Set whether to wait for other processes. Most batches need the same setting as the previous one, which saves
-        a statement."""
+        """Set whether to wait for other processes.
+
+        Most batches need the same setting as the previous one, which saves a statement.
+        """
         if waits != self._waits_for_lock:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if waits else 0}")
             self._waits_for_lock = waits
@@ -295,8 +299,10 @@ class Writer:
         return self._connection
 
     def check_file(self) -> None:
-        """Raise LogReplacedError if the file was removed or replaced. Connections to an open file cannot detect that
-        themselves."""
+        """Raise LogReplacedError if the file was removed or replaced.
+
+        Connections to an open file cannot detect that themselves.
+        """
         if self._file_id is not None and self._driver.get_file_id(self._path) != self._file_id:
             raise LogReplacedError(
                 f"{self._path} has been removed or replaced since it was opened; open the log again, or restart "
@@ -304,8 +310,10 @@ class Writer:
             )
 
     def _use_metadata(self, metadata: LogMetadata) -> None:
-        """Keep the metadata of the opened file. After an error, the file is opened again, and may then be a different
-        log."""
+        """Keep the metadata of the opened file.
+
+        After an error, the file is opened again, and may then be a different log.
+        """
         if self._store_transaction is None:
             self._store_transaction = StoreTransaction(metadata, self._options)
         elif self._store_transaction.metadata.epoch != metadata.epoch:

@@ -215,8 +215,10 @@ class SideStateComparison:
     def _compare_fold(
         self, lane: int, scope: str, stored: Row | None, fold: tuple[int, FoldedRow], horizon: int
     ) -> ComparisonOutcome | None:
-        """Compare a row with the digest that compaction committed. Returns None if unknown deltas may have changed it
-        since."""
+        """Compare a row with the digest that compaction committed.
+
+        Returns None if unknown deltas may have changed it since.
+        """
         sequence, fold_digest = fold
         if row_digest(stored) == fold_digest.digest:
             return ComparisonState.ABSENT if stored is None else ComparisonState.SAME

@@ -93,8 +93,10 @@ def check_streams(source: VerificationSource, collector: IndexCollector, state: 
 
 
 def _follow_streams(source: VerificationSource, state: LogState, found: RowChecksum) -> Iterator[RowTuple]:
-    """Yield the lane, scope, last sequence and last position of each stream in the index. Adds all its rows to
-    `found`."""
+    """Yield the lane, scope, last sequence and last position of each stream in the index.
+
+    Adds all its rows to `found`.
+    """
     rows = check_order(source.view.iterate_rows("all_stream_records"), 3, "the index of streams")
     for (lane, scope), stream_rows in groupby(rows, itemgetter(0, 1)):
         if lane_of_scope(scope, state.settings.lanes) != lane:

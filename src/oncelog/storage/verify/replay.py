@@ -61,8 +61,10 @@ ORDER BY lane, scope, table_name, row_id
 
 
 class ScratchDatabase:
-    """Rebuilt side state in an unlinked SQLite file. The file disappears with the process, even if the process is
-    killed."""
+    """Rebuilt side state in an unlinked SQLite file.
+
+    The file disappears with the process, even if the process is killed.
+    """
 
     def __init__(self, settings: Settings, temp_dir: str | None, log_directory: str | None) -> None:
         self._settings = settings

@@ -45,8 +45,7 @@ _CONTRADICTIONS: Final = (
     ("lease_beyond", "the lease of {1!r} {2!r} {3!r} has fence {4}, and the lane gave out {5} at most"),
     ("usage_below", "the usage of the tenant {1!r} is negative"),
 )
-"""Statements that find an impossible row, each with the message format for its columns. The first column is the
-lane."""
+"""Statements that find an impossible row, each with the message for its columns. The first column is the lane."""
 
 
 def check_side_state(source: VerificationSource, state: LogState) -> Iterator[StepProgress]:

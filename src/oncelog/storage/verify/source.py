@@ -73,8 +73,10 @@ class VerificationSource(ABC):
         return row[0] if row else 0
 
     def iterate_sorted(self, table: SideStateTable) -> Iterator[RowTuple]:
-        """Like `iterate_table`. Raises InconsistencyError for a row that is out of order, because lookups would not
-        find it."""
+        """Like `iterate_table`.
+
+        Raises InconsistencyError for a row that is out of order, because lookups would not find it.
+        """
         return check_order(self.iterate_table(table), 1 + len(table.keys), f"the table oncelog_{table.name}")
 
 

@@ -95,8 +95,10 @@ def _check_newest(connection: Any) -> None:
 
 
 class FileSource(VerificationSource):
-    """See `VerificationSource` for the contract of each method. Segments and jobs are taken as the file describes
-    them."""
+    """See `VerificationSource` for the contract of each method.
+
+    Segments and jobs are taken as the file describes them.
+    """
 
     def __init__(self, view: FileView) -> None:
         self.view = view
@@ -210,8 +212,7 @@ class FileSource(VerificationSource):
                 raise InconsistencyError(f"the key index has keys in segment {segment}, which is not listed")
 
     def _iterate_segment(self, segment: Segment, found: RowChecksum) -> Iterator[tuple[int, int, bool]]:
-        """Yield the hash and place of each key, and whether the key is left over from a merge, so that lookups skip it
-        here."""
+        """Yield each key's hash and place, and whether it is left over from a merge, so that lookups skip it here."""
         filling = next((job for job in self._jobs.values() if job.target == segment.segment), None)
         draining = next((job for job in self._jobs.values() if segment.segment in job.sources), None)
         where = f"segment {segment.segment} of the key index"

@@ -44,8 +44,10 @@ T = TypeVar("T")
 
 
 class ClusterError(RuntimeError):
-    """The cluster did not reach the expected state. The message contains its state and the last output of its
-    processes."""
+    """The cluster did not reach the expected state.
+
+    The message contains its state and the last output of its processes.
+    """
 
 
 class Cluster:

@@ -30,7 +30,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     loop_wait_s: int = 1
     """Interval at which each Patroni checks the cluster."""
     retry_timeout_s: int = 3
-    """Time after which Patroni gives up on etcd or its server. `loop_wait_s` plus twice this time must not exceed
+    """Time after which Patroni gives up on etcd or its server. `loop_wait_s` plus twice this time must fit in
     `ttl_s`."""
     replication_timeout_s: int = 5
     """Time after which a silent synchronous standby is replaced by another standby."""

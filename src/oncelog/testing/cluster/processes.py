@@ -14,8 +14,10 @@ _WRITERS: Final = {"initdb", "pg_basebackup", "pg_rewind"}
 
 
 def has_supervisor(layout: Layout) -> bool:
-    """Return whether the command that started the cluster is still running. Its pid may now belong to a different
-    process."""
+    """Return whether the command that started the cluster is still running.
+
+    Its pid may now belong to a different process.
+    """
     command = "\0".join(_read_arguments(layout.pid))
     return get_start_ticks(layout.pid) == layout.born_at and "oncelog.testing.cluster" in command.replace("/", ".")
 
@@ -107,8 +109,10 @@ def _iterate_commands() -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_arguments(pid: int) -> list[str]:
-    """Return the arguments of a process, which are readable for processes of all users. The list is empty if it has
-    exited."""
+    """Return the arguments of a process, which are readable for processes of all users.
+
+    The list is empty if it has exited.
+    """
     try:
         command_line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

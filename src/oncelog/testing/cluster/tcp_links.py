@@ -79,8 +79,10 @@ class TcpLink:
 
 
 class TcpLinks:
-    """TCP links that run in a separate thread. Links are named after nodes, and all links of a node are cut
-    together."""
+    """TCP links that run in a separate thread.
+
+    Links are named after nodes, and all links of a node are cut together.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

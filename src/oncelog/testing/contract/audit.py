@@ -46,7 +46,7 @@ ROOT = "user:root"
 
 
 def act(name: str = READ_ONLY_ON, actor: str = ROOT, **more: Any) -> RecordAct:
-    """Build an act to record."""
+    """Build an act for the log to record."""
     return RecordAct(act=name, actor=actor, **more)
 
 

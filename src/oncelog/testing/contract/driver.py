@@ -46,8 +46,10 @@ class StoreDriver:
             self.run(self.store.open())
 
     def catch_reopen_error(self, settings: Settings) -> BaseException | None:
-        """Return the error raised by opening the store with different settings, or None. Afterwards, the store is open
-        as before."""
+        """Return the error raised by opening the store with different settings, or None.
+
+        Afterwards, the store is open as before.
+        """
         self.run(self.store.close())
         other = self._make_store(self.clock, settings)
         error = self.catch_error(other.open())

@@ -31,8 +31,10 @@ class ReadContract(Contract):
 
     @contextmanager
     def open_filled(self, tmp_path: Path) -> Iterator[StoreDriver]:
-        """Open a log of 12 events. Partition p has the events at even positions, q those at multiples of 3, and r
-        all."""
+        """Open a log of 12 events.
+
+        Partition p has the events at even positions, q those at multiples of 3, and r all.
+        """
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for position in range(1, EVENT_COUNT + 1):
                 named = [name for name, every in (("p", 2), ("q", 3), ("r", 1)) if position % every == 0]

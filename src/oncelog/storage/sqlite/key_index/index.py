@@ -97,8 +97,7 @@ class KeyIndex:
         """Whether sealed keys are collected for a filter that is filled later."""
         self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
         self._work_due_keys = float(self._slice_keys)
-        """Keys for which work is due. It starts at one slice, so that a process that makes only one commit contributes
-        too."""
+        """Keys for which work is due. Starts at one slice, so that processes with a single commit contribute too."""
         self._filter: LayeredBloomFilter | None = None
         self._segment_filters: dict[int, Bloom] = {}
         """Filters of the segments that this process has read completely, or has written from the beginning."""
@@ -233,8 +232,10 @@ class KeyIndex:
 
     @property
     def has_filter(self) -> bool:
-        """Return whether the index has its filter. Without it, every lookup reads segments, which is correct but
-        slow."""
+        """Return whether the index has its filter.
+
+        Without it, every lookup reads segments, which is correct but slow.
+        """
         return self._filter is not None
 
     def set_filters(self, filters: KeyFilters) -> None:
@@ -349,8 +350,10 @@ class KeyIndex:
             delta.sealed_segment = job.target
 
     def _merge(self, connection: Any, delta: IndexDelta, job: IndexJob, count: int) -> None:
-        """Merge a part of the hash range. Hashes are uniformly distributed, so it contains the same share of the
-        keys."""
+        """Merge a part of the hash range.
+
+        Hashes are uniformly distributed, so it contains the same share of the keys.
+        """
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)
         if merge is None:
@@ -379,8 +382,10 @@ class KeyIndex:
             del self._segment_filters[segment]
 
     def _end_sealing(self, segment: int) -> None:
-        """Add all sealed keys to the filters in one go. Adding them slice by slice, between other work, takes several
-        times as long."""
+        """Add all sealed keys to the filters in one go.
+
+        Adding them slice by slice, between other work, takes several times as long.
+        """
         hashes = list(self._sealing_memtable)
         self._add_to_filter(hashes)
         self._segment_filters[segment] = segment_filter = create_segment_filter(len(hashes))

@@ -19,8 +19,7 @@ from oncelog.errors import CorruptError
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
 
 RUN_KEYS: Final = 60
-"""60 keys fill about a quarter of an SQLite page, which is the largest row that such a table stores without overflow
-pages."""
+"""60 keys fill about a quarter of an SQLite page, the largest row that such a table stores without overflow pages."""
 
 VERIFY_HINT: Final = "see `oncelog verify`"
 _WRONG_LAST_HASH: Final = f"the last hash of a run in the key index does not match its row; {VERIFY_HINT}"

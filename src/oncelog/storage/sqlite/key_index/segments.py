@@ -16,8 +16,7 @@ from oncelog.storage.sqlite.statements import SQL
 
 KEYS_PER_RECORD_MAX: Final = 2
 CLEAR_RUNS: Final = 16
-"""How many runs of a merged source are deleted together. Each deletion writes a page that it shares with the next
-one."""
+"""How many runs of a merged source are deleted together. Consecutive deletions write one page in common."""
 
 
 class Segment(NamedTuple):
