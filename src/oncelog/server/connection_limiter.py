@@ -72,7 +72,7 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 class Caller:
     """Where a request comes from, for authentication and limits.
 
-    An instance of this base class has no counted connection, or shares that of a trusted proxy with other callers.
+    An instance of this base class has no counted connection, or shares a trusted proxy's connection with other callers.
     """
 
     __slots__ = ("_proxy", "address")

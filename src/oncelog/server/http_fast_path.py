@@ -79,7 +79,7 @@ class FastRequest(Struct, frozen=True):
     answer: Callable[[bytes], None]
     """Sends JSON with the status 200."""
     fail: Callable[[Exception], None]
-    """Sends an error: an ApiError, or another exception for a fault of the server."""
+    """Sends an error response: for an ApiError, or for any other exception, which is a fault of the server."""
 
 
 FastHandler = Callable[[FastRequest], None]

@@ -165,7 +165,7 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     """New chats of one user in the long run, across all processes of the log, not counting retries. At most 1,000,000.
     0 switches the limit off."""
     user_chats_burst_max: int = 1000
-    """New chats that one user may create at once after a pause. At most 1,000,000."""
+    """New chats that one user may create in one burst after a pause. At most 1,000,000."""
     live_chats_max: int = 10_000
     """Chats that the server keeps in memory for one connected user. Messages of further chats are delivered by a
     look-up."""

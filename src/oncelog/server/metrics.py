@@ -58,9 +58,9 @@ class Counts:
     ledger_writes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By outcome: new, answered from memory or from the store, or the code of an error."""
     deltas: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By outcome: committed, known, known under another op."""
+    """By outcome: committed, known, or known under a different op."""
     messages: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By outcome: committed, known, known with different content."""
+    """By outcome: committed, known, or known with different content."""
     deliveries: int = 0
     bytes_sent: int = 0
     slow_readers_warned: int = 0

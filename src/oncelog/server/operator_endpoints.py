@@ -142,7 +142,7 @@ class OperatorEndpoints:
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        """Answer with all metrics. If the store does not respond, its values are those of the previous request."""
+        """Answer with all metrics. If the store does not respond, its metrics keep their previous values."""
         metrics = self._metrics
         if not self._get_settings().tenants:
             metrics.usage = ()

@@ -85,7 +85,8 @@ class Reloader:
     async def _update_tenants(self) -> None:
         """Set the most recently requested quotas. Counting usage is slow, and a reload may request others meanwhile."""
         try:
-            # Set them even if this server has the same quotas: another server may have set others.
+            # Set them even if this server already has the same quotas, because a different server may have changed
+            # them.
             while (wanted := self._wanted_tenants) is not None:
                 self._wanted_tenants = None
                 is_changed = await self._apis.log.set_tenants(wanted, SERVER_ACTOR)

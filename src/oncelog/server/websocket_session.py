@@ -35,7 +35,7 @@ from oncelog.server.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
 from oncelog.server.send_queue import SendQueue, SessionTransport
 
 CHECKED_NAMES_MAX: Final = 1000
-"""For how many names a connection caches whether its principal may write them."""
+"""Size of the cache of the names that a connection's principal may or may not write."""
 M = TypeVar("M")
 """A decoded message."""
 R = TypeVar("R")
@@ -65,7 +65,7 @@ class PendingWrite:
 
 
 class WebSocketSession(ABC, Generic[M, R]):
-    """One connection. The owner passes frames to `receive`, one at a time, and calls `on_disconnect` in the end."""
+    """One connection. Its owner passes frames to `receive`, one at a time, and finally calls `on_disconnect`."""
 
     api: ClassVar[str]
     """Name of the API in metrics."""

@@ -233,7 +233,7 @@ class CredentialFiles:
         return _get_results(reads)
 
     def _use(self, changes: Sequence[FileRead]) -> list[CredentialFile]:
-        """Use the contents of all changed files together, because a key may move from one file to another."""
+        """Use the contents of all changed files together, because a key may have moved between files."""
         by_user: dict[CredentialUser, list[FileRead]] = {}
         for file_read in changes:
             file = file_read.file

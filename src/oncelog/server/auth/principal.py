@@ -1,6 +1,6 @@
 """Principals: the identities behind verified credentials, and their grants.
 
-A grant names partitions that an identity may read, write and audit, by exact name or by prefix.
+A grant lists the partitions that an identity may read, write and audit, by exact name or by prefix.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def parse_grants(
 def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
     """Decode the grants of a token or a file: `{"read": […], "write": […], "audit": […]}`; a missing list is empty.
 
-    Raises CanonicalError with the path of the fault, also for other members, which may be misspelt.
+    Raises CanonicalError with the path of the fault, including for unknown members, which may be misspelt.
     """
     members = check_object(value, path)
     if not members.keys() <= {"read", "write", "audit"}:

@@ -4,9 +4,9 @@ The hub is the only listener on lane 0 and delivers by position, never by verdic
 the same bytes into the send queues of all readers whose scope contains a partition of the record, except for the reader
 that submitted the record.
 
-A reply whose highest position is p follows the broadcasts of lower positions and precedes those of higher positions
-(EV-14): the hub puts the reply into the send queue when it reaches p. If the hub reaches p before the verdict arrives,
-it reserves a place for the reply, and later broadcasts wait behind it.
+A reply whose highest position is p follows the broadcasts of lower positions and precedes the broadcasts of higher
+positions (EV-14): the hub puts the reply into the send queue when it reaches p. If the hub reaches p before the verdict
+arrives, it reserves a place for the reply, and later broadcasts wait behind it.
 """
 
 import asyncio

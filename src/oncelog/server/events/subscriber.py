@@ -5,7 +5,8 @@ A subscriber's scope is the partitions of its last `sync`. A subscriber is in on
     idle      no `sync` yet
     paused    a sync cycle is open: the subscriber holds broadcasts, and replies that would overtake them
     catching  the cycle is complete: the subscriber reads the records committed meanwhile from the store and sends them
-    live      the hub puts records directly into the send queue ended     the connection is closed
+    live      the hub puts records directly into the send queue
+    ended     the connection is closed
 
 The subscriber has delivered all records of its scope up to `_delivered`. It never broadcasts an event to the connection
 that submitted it: the reply takes the event's place in the order. `OwnPositions` keeps the positions of these events as
