@@ -189,7 +189,7 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         assert done.stderr == "oncelog: forbidden: partitions: not all of them may be read\n"
         done = oncelog(*command, "a", "--client-id", "c", ONCELOG_TOKEN="wrong")  # noqa: S106
         assert (done.returncode, done.stdout) == (2, "")
-        hint = "the token is invalid, or belongs to another client than 'c' (--client-id)"
+        hint = "the token is invalid, or belongs to a client other than 'c' (--client-id)"
         assert done.stderr == f"oncelog: auth_failed: {hint}\n"
         done = oncelog(*command, "a")
         assert (done.returncode, done.stderr) == (2, "oncelog: auth_failed: authentication failed\n")

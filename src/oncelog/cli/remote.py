@@ -138,7 +138,7 @@ def choose_client_id(client_id: str | None, command: str) -> str:
     return f"{command}-{uuid4().hex[:12]}" if client_id is None else check_text(client_id, "--client-id")
 
 
-# --- errors of the wire -----------------------------------------------------------------------------------
+# --- wire errors ------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -241,7 +241,7 @@ class EventsConnection:
         except ServerRefusedError as error:
             if error.code != AUTH_FAILED or remote.token is None:
                 raise
-            hint = f"the token is invalid, or belongs to another client than {client_id!r} (--client-id)"
+            hint = f"the token is invalid, or belongs to a client other than {client_id!r} (--client-id)"
             raise ServerRefusedError(AUTH_FAILED, hint) from error
         with translate_decode_errors(remote):
             self.hello = codec.decode_connected(message.payload)

@@ -59,8 +59,8 @@ def show(  # noqa: PLR0913 - each is an option
 
     The command finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. Pass the
     text that was given to `once`, or in an Idempotency-Key header, to find its key. The exit status is 0 for one
-    record, 1 for no record, and 3 if several writes have the key: then they are listed with the options that choose
-    one.
+    record, 1 for no record, and 3 if several writes have the key. The command then lists them with the options that
+    select one.
 
     Example:  oncelog show orders.db 0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10
 

@@ -114,7 +114,7 @@ def describe_damage(inconsistency: Inconsistency) -> list[str]:
 def head(log: LogArgument) -> None:
     """Print the newest hash of every lane as JSON: {"epoch", "lanes": [{"lane", "position", "height", "block_hash"}]}.
 
-    Keep it where the operator of the log cannot change it, and pass it to `oncelog verify --head`.
+    Keep it where the log's operator cannot change it, and pass it to `oncelog verify --head`.
 
     Example:  oncelog head orders.db > orders-head.json
 

@@ -42,7 +42,7 @@ def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> 
 
 
 class PushTooLargeError(OncelogError):
-    """The server would accept the push only in smaller parts."""
+    """The server accepts the push only in smaller parts."""
 
 
 class Gateway(AbstractAsyncContextManager["Gateway"]):

@@ -39,7 +39,7 @@ def rows(
     table: Table,
     *,
     row: Annotated[str | None, typer.Option(metavar="ID", help="Only the row with this id.")] = None,
-    format: Annotated[  # noqa: A002 - what people expect
+    format: Annotated[  # noqa: A002 - the usual name of the option
         Format | None,
         typer.Option(
             help="Output format. Default: a table on a terminal, JSON (one object per line) elsewhere.",

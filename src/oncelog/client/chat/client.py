@@ -66,7 +66,7 @@ LINES_DEFAULT: Final = 50
 class ChatClient(ConnectedClient[ChatRuntime, Status]):
     """A chat client for one device of one user, with a separate file. `async with` opens and closes it."""
 
-    def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
+    def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
         url: str,
         *,
@@ -276,7 +276,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         # The client chooses the id, so that a repeated request does not create a second chat.
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id
         check_chat_id(name)
-        if isinstance(members, str):  # also an iterable, of characters
+        if isinstance(members, str):  # a text is an iterable of characters
             raise CanonicalError("members", f"must be several texts, not {members!r}")
         protocol = self._runtime.open_protocol
         details = await self._transport.create(name, members)

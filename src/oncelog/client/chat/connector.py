@@ -98,10 +98,8 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
             except OncelogError as error:
                 if is_first:
                     raise
-                self._runtime.logger.info(
-                    "the list of chats could not be loaded: %s", error
-                )  # it is requested again later
-                continue
+                self._runtime.logger.info("the list of chats could not be loaded: %s", error)
+                continue  # the protocol requests the list again later
             protocol.apply_list(chats, now_ms())
             if is_first:
                 self.connection_count += 1

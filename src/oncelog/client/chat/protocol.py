@@ -169,7 +169,7 @@ class ChatProtocol(ChatSender):
             )
         self.answer_count += 1
         if self.epoch not in ("", frame.epoch):
-            logger.warning("the history on the server has changed: all chats are loaded again")
+            logger.warning("the server's history has changed: all chats are loaded again")
             self.changes.updates.append(HistoryChange(self.epoch, frame.epoch))
             for chat in self.chats.values():
                 self.changes.reset_chat(chat)

@@ -249,7 +249,7 @@ class Puller(SyncTask):
                 if effect.is_compacted:
                     runtime.logger.info("reading all rows again: %s", effect.message)
                 else:
-                    runtime.logger.warning("the history of the gateway has changed: %s", effect.message)
+                    runtime.logger.warning("the gateway's history has changed: %s", effect.message)
                     self._lost_history = (protocol.epoch, protocol.cursor)
                 await runtime.call_store(store.request_reset)
         protocol.confirm(effect)
@@ -270,7 +270,7 @@ class Puller(SyncTask):
             lost_history = (protocol.epoch, protocol.cursor)
         if lost_history is not None:
             self.history_change = HistoryChange(lost_history[0], page.epoch, lost_history[1], page.cursor)
-            runtime.logger.warning("all rows were replaced by those of the gateway: %s", self.history_change)
+            runtime.logger.warning("the gateway's rows have replaced all local rows: %s", self.history_change)
         self._lost_history = None
 
     def _publish_replacement(self, changes: list[Change] | None) -> None:

@@ -53,7 +53,7 @@ _STATE_BY_PHASE: Final = {
 class Client(ConnectedClient[EventsRuntime, Status]):
     """An events client for one server, with a separate file. `async with` opens and closes it."""
 
-    def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
+    def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
         url: str,
         *,
@@ -138,7 +138,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         event: JsonValue,
         partitions: Sequence[str] | None = None,
         *,
-        id: UUID | str | None = None,  # noqa: A002 - the name that it has on the wire
+        id: UUID | str | None = None,  # noqa: A002 - its name on the wire
         expected_committed_id: int | None = None,
     ) -> Pending:
         """Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
@@ -331,6 +331,6 @@ class Client(ConnectedClient[EventsRuntime, Status]):
                 if value is None or value == last:
                     continue
                 if isinstance(value, HistoryChange):
-                    self._runtime.logger.warning("the history on the server has changed: %s", value.message)
+                    self._runtime.logger.warning("the server's history has changed: %s", value.message)
                 for handler in list(self._handlers[type(value)]):
                     await EventHandlers.call(handler, get_handler_name(handler), value)

@@ -319,7 +319,7 @@ class LedgerProtocol:
     def on_state_received(self, state: ClientState, now_ms: int) -> None:
         """Process the client state."""
         requested_from, self._requested_from = self._requested_from, None
-        assert requested_from is not None  # noqa: S101 - only a request is answered
+        assert requested_from is not None  # noqa: S101 - every answer has a request
         self._wants_state = self._is_first_question = False
         self.refusal = None
         self._state_at_ms = now_ms

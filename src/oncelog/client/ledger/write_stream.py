@@ -75,7 +75,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         """Refusals of pending writes, by number."""
         self._scope_id = stored.id
         self._on_saved = on_saved
-        # A key is stored twice if the first write was reported, but a power failure undid or prevented its removal.
+        # A key is stored twice if the first write was reported and a power failure undid or prevented its removal.
         by_key = {entry.key: entry for entry in stored.pending}
         self._superseded = {entry.number for entry in stored.pending if by_key[entry.key] is not entry}
         """Numbers of these first writes. Callers that use the key again wait for the second write."""

@@ -73,7 +73,7 @@ def check_function(function: Callable[..., object] | None, name: str, *, may_be_
         return  # optional
     if not callable(function):
         raise SettingsError(f"{name} must be a function, not {function!r}")
-    called = getattr(function, "__call__", None)  # noqa: B004 - of a callable object
+    called = getattr(function, "__call__", None)  # noqa: B004 - for callable objects
     if not may_be_async and (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)):
         raise SettingsError(f"{name} must not be async, because the client does not await it")
 

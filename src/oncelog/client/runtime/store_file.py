@@ -246,7 +246,7 @@ def create_store_file(path: str) -> None:
 
 def _get_file_identity(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - once a transaction
+        found = os.stat(path)  # noqa: PTH116 - runs in every transaction
     except OSError:
         return None
     return found.st_dev, found.st_ino
