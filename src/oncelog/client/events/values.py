@@ -14,7 +14,7 @@ class ClientLimits(ConnectionLimits, frozen=True, kw_only=True):
     outbox_events_max: int = 100_000
     """Submissions without an outcome. When the outbox is full, `submit` raises LimitExceededError."""
     outbox_bytes_max: int = 256 * MIB
-    """Total size of the submissions in the outbox, which the client also keeps in memory."""
+    """Total size of the event bodies in the outbox, which the client also keeps in memory."""
     body_bytes_max: int = MIB
     """Size of an event in canonical form. By default a server accepts frames of up to 4 MiB."""
     hand_over_events_max: int = 1000
