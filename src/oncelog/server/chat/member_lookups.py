@@ -1,6 +1,6 @@
 """Live delivery to users with more chats than the hub keeps in memory.
 
-The hub keeps the chats of each user with at most `live_chats_max` of them. Anyone can add a user to any number of
+The hub keeps the chats of each user with at most `live_chats_max` of them. Other users can add a user to any number of
 chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the store once
 per chat which of these users are members, and caches the answers for the most recently used chats.
 
