@@ -200,7 +200,7 @@ def _copy(
     if not create_file(str(partial), file_mode):
         raise StoreUnavailableError(f"{partial} exists already")
     with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-        # Losing the copy before it has its final name does no harm, so it is synced only at the end.
+        # The copy is worthless until it has its final name, so it is synced only at the end.
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
         connection.backup(copy, pages=SLICE_PAGES, progress=report_pages)

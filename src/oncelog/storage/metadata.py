@@ -109,7 +109,7 @@ def decode_leaps(text: str | None) -> tuple[int, ...]:
 
 
 PREVIOUS_EPOCHS_MAX: Final = 100
-"""How many of the newest restores have their previous epochs returned."""
+"""Maximum number of previous epochs that are returned, for the newest restores."""
 
 
 class Operator(Struct, frozen=True):

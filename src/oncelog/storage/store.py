@@ -329,8 +329,10 @@ class RelationshipQuery(Struct, frozen=True, kw_only=True):
 
     @property
     def search_field(self) -> str:
-        """Return the indexed field for the search: subject, relation (of a resource), resource, or "" for
-        everything."""
+        """Return the field whose index serves the search.
+
+        This is the subject, the relation (of a resource) or the resource, or "" for all relationships.
+        """
         if self.subject:
             return "subject"
         return "relation" if self.resource and self.relation else "resource" if self.resource else ""

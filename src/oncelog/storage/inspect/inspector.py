@@ -27,7 +27,7 @@ class ClockStatus(Struct, frozen=True):
     name: str
     """Name of the clock, for messages."""
     mark: ClockMark
-    """Reading at a commit, as this machine knows it."""
+    """Reading at a commit that this machine has seen."""
     newest_ms: int
     """Time of the newest commit, or 0 before the first one."""
     blind_reason: str
@@ -88,11 +88,11 @@ class LogView(ABC):
 class Inspector(Protocol):
     """Access to an existing log for commands. No method creates or migrates a log.
 
-    Every method raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError.
+    Every method may raise NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError.
     """
 
     def open_view(self) -> AbstractContextManager[LogView]:
-        """Open a view for the block."""
+        """Open a view for the duration of the block."""
 
     def confirm_clock(self) -> None:
         """Accept the clock's current time."""

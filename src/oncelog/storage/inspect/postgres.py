@@ -35,7 +35,7 @@ VALUES_PAGE_ROWS: Final = 100
 """Rows per page if each row may have a long value."""
 _TIMEOUTS: Final = Timeouts()
 _RENEW_TIMEOUTS: Final = Timeouts(lane_ms=60_000)
-"""Raised, because a leap writes a row for each stream in one transaction."""
+"""Longer than the default, because a leap writes a row for each stream in one transaction."""
 _IDLE_TIMEOUT_MS: Final = 600_000
 """Without this limit, a suspended command would prevent VACUUM until it resumes or ends."""
 _BEGIN: Final = f"""
@@ -96,7 +96,7 @@ class DatabaseView(LogView):
         return [identity for identity in identities if identity in stored]
 
     def scan_records(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """See `LogView`. A page is a number of rows rather than a range of positions, which may have long gaps."""
+        """See `LogView`. Pages are limited by rows rather than by positions, which may have long gaps."""
         for lane, head in self.run_query(load_heads).items():
             position = 0
             while position < head.position:
@@ -156,7 +156,7 @@ class DatabaseInspector:
 
         Running servers notice the renewal at their next commit or poll, and must then be restarted.
         """
-        with open_session(self._address) as view:  # a store would create a missing log, and migrates an older one
+        with open_session(self._address) as view:  # a store would create a missing log, and migrate an older one
             view.call(check_database, self._name)
             view.call(load_metadata, self._name)
         return self._call_store(lambda store: store.renew_epoch(above, operator), _RENEW_TIMEOUTS)

@@ -97,8 +97,8 @@ class TimeoutConnection:
                 try:
                     return await call
                 except asyncio.CancelledError:
-                    # Otherwise, asyncpg would open a connection in the next turn of the event loop to cancel the
-                    # statement on the server.
+                    # Otherwise, asyncpg opens a connection in the next turn of the event loop to cancel the statement
+                    # on the server.
                     self._connection.terminate()
                     raise
         except TimeoutError as error:

@@ -183,17 +183,16 @@ def terminate_after(connection: Connection, limit_ms: int) -> Iterator[None]:
 async def pass_barrier(connection: Connection) -> None:
     """Commit a write before the first read.
 
-    After a failover or a server crash, a session may see a commit that no standby has, because its wait for the standby
-    was cut short. A reader could receive the commit, and the loss of the server would then remove it. Once a later
-    write is durable, all commits before it are durable too.
+    After a failover or a server crash, a session may see a commit that no standby has, because the commit's wait for
+    the standby was cut short. A reader could receive this commit, and the loss of the server would then remove it. Once
+    a later write is durable, all commits before it are durable too.
     """
     async with check_replicated(connection, "the barrier"):
         await connection.execute(SQL["barrier"])
 
 
 async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
-    """Raise TimeoutError if an Oncelog session has been waiting for a standby for long, because this one would wait
-    too.
+    """Raise TimeoutError if an Oncelog session has already waited long for a standby, because this one would wait too.
 
     The server keeps a waiting session even after its program has ended, so more of them would use up its connections.
     """

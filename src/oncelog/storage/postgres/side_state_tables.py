@@ -182,7 +182,7 @@ async def save_tables(connection: Any, changes: Changes, lanes: int) -> None:
 
 
 async def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tuple[Any, ...]]) -> None:
-    """Delete the rows of some keys, each with its lane."""
+    """Delete the rows with the given keys, each of which starts with its lane."""
     for statement, columns in _split_by_length(DELETE, table, keys):
         await connection.execute(statement, *columns)
 

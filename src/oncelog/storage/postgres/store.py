@@ -361,7 +361,7 @@ class PostgresStore(SqlStore):
             self._check_open()
             try:
                 async with self._pool.acquire(timeout=self._timeouts.patience_ms / 1000) as connection:
-                    # A silent network must not block readers for long.
+                    # A network that has gone silent must not block readers for long.
                     with terminate_after(connection, limit_ms or self._timeouts.transaction_ms):
                         result = await function(connection, *arguments)
                         # This is the only check in a process that does not follow the log.

@@ -30,7 +30,7 @@ def find_record(lane: int, position: int) -> QuerySteps[Record | None]:
 
 
 def load_records(lane: int, positions: Sequence[int]) -> QuerySteps[list[Record]]:
-    """Return the records at some positions, in order."""
+    """Return the records at the given positions, in order."""
     rows = yield Statement("records_at", lane, list(positions))
     return [decode_record(row) for row in rows]
 

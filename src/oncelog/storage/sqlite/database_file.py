@@ -34,7 +34,7 @@ from oncelog.storage.sqlite.statements import SQL, load_migrations, transaction
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
 SCHEMA_VERSION: Final = load_migrations()[-1][0]
 BUSY_TIMEOUT_MS: Final = 10_000
-"""How long a writer waits for the transaction of another process."""
+"""How long a writer waits for another process's transaction."""
 _BUSY_POLL_MS: Final = 5
 CHECKPOINT_PAGES: Final = 4000
 """Size of the write-ahead log (16 MB) at which a commit moves its pages into the file."""
@@ -93,7 +93,7 @@ class Driver(Protocol):
 class SqliteDriver:
     """Python's own SQLite, which the application's connections to the file also use.
 
-    Two copies of SQLite in one process would break each other's locks (docs/decisions/0008).
+    Two copies of SQLite in one process break each other's locks (docs/decisions/0008).
     """
 
     is_shared = True

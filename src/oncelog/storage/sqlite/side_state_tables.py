@@ -120,7 +120,7 @@ def load_slice(connection: Any, table: SideStateTable, after: Any, rows_max: int
 
 
 def delete_rows(connection: Any, table: SideStateTable, keys: Sequence[tuple[Any, ...]]) -> None:
-    """Delete the rows of some keys, each with its lane."""
+    """Delete the rows with the given keys, each of which starts with its lane."""
     if keys:
         connection.executemany(DELETE_SQL[table.name], keys)
 

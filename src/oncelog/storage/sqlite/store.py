@@ -258,8 +258,8 @@ class SqliteStore(SqlStore):
         return await asyncio.wrap_future(executor.submit(function, *arguments))
 
     def _prepare(self, batch: Sequence[Request]) -> BatchResult | None:
-        """Decide and write a batch on the event loop's thread, without COMMIT. Returns None if that could block the
-        loop for long.
+        """Decide and write a batch on the event loop's thread, without COMMIT. Returns None if that could block for
+        long.
 
         A separate thread would take the GIL from the event loop and hand it back many times per batch. If both threads
         are busy, the switches cost as much as the work (docs/decisions/0010). COMMIT, which waits for the disk, does

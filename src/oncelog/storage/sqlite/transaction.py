@@ -297,7 +297,7 @@ def _encode_padded_record(record: Record, salt: bytes) -> tuple[Any, ...]:
 def load_remembered(
     connection: Any, places: Iterable[int], read_set: ReadSet
 ) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
-    """Return what the records at some places left under the keys and sequences of a read set.
+    """Return what the log remembers under a read set's keys and sequences, from the records at the given places.
 
     The newest record wins.
     """

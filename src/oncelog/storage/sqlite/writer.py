@@ -195,7 +195,7 @@ class Writer:
         return result
 
     def _commit_part(self, connection: Any, batch: Sequence[Request]) -> BatchResult:
-        """Commit a batch in a transaction that contains other statements too."""
+        """Commit a batch in a transaction that also contains other statements."""
         try:
             return self.store_transaction.commit(connection, batch)
         except BaseException:
@@ -216,8 +216,8 @@ class Writer:
     def probe(self) -> None:
         """Checkpoint all commits, then commit a transaction that changes nothing.
 
-        On a full disk, the checkpoint is the operation that would fail on the next start, and the write-ahead log is
-        the first space that can be reused.
+        On a full disk, the checkpoint is the operation that fails on the next start, and the write-ahead log is the
+        first space that can be reused.
         """
         self.scrub()
         with self._transaction() as connection:

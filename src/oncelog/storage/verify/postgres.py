@@ -70,7 +70,10 @@ class DatabaseSource(VerificationSource):
         self._sequences = RowChecksum()
 
     def check_structure(self) -> Iterator[StepProgress]:
-        """See `VerificationSource`. Does not compare indexes with their tables, as PostgreSQL's `pg_amcheck` does."""
+        """See `VerificationSource`.
+
+        Indexes are not compared with their tables: use PostgreSQL's `pg_amcheck` for that.
+        """
         check_schema(self.view)
         found = {lane for lane, *_ in self.view.iterate_rows("all_lanes")}
         for lane in range(self.view.metadata.settings.lanes + 1):

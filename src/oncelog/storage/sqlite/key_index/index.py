@@ -54,8 +54,8 @@ WORK_FACTOR: Final = 1.1
 """Keys that the work on each level moves for every new key. The factor is above 1, so that the work finishes before the
 next begins, but only slightly, so that commits take the same time with and without work."""
 SLICE_KEYS: Final = 480
-"""Smallest slice of work, or an eighth of a segment. Consecutive slices share their first and last pages, so very small
-slices would write these pages repeatedly."""
+"""Minimum keys per slice of work, but not more than an eighth of a segment. Consecutive slices share their first and
+last pages, so very small slices would write these pages repeatedly."""
 
 
 class LaneIndexState(NamedTuple):
@@ -111,7 +111,7 @@ class KeyIndex:
     # --- in a transaction
 
     def catch_up(self, connection: Any, commits: int, lanes: Mapping[int, LaneIndexState]) -> None:
-        """Load what other processes have committed, sealed or merged since the last call."""
+        """Load everything that other processes have committed, sealed or merged since the last call."""
         if commits == self.commits:
             return
         self.segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
@@ -135,7 +135,7 @@ class KeyIndex:
         self.commits = commits
 
     def is_nearly_current(self, lanes: Mapping[int, LaneIndexState]) -> bool:
-        """Return whether `catch_up` would have little to do."""
+        """Return whether other processes have added so few keys that `catch_up` has little to do."""
         missing = 0
         for number, lane in lanes.items():
             if self._borders.get(number, (0, 0)) != (lane.sealed_position, lane.sealing_position):

@@ -1,8 +1,8 @@
 """Key runs: sorted keys of the key index, about 60 in one row.
 
-With one row per key, SQLite's cost per row would exceed the cost of the key itself: to insert it, to move it during a
-merge, and to delete it. In a run, a key takes 16 bytes. `last` is the highest hash of a run, so a hash can only be in
-the first run whose `last` is not below it. Keys with the same hash are always in the same run.
+With one row per key, SQLite's overhead per row would exceed the cost of the key itself when it is inserted, moved
+during a merge, or deleted. In a run, a key takes 16 bytes. `last` is the highest hash of a run, so a hash can only be
+in the first run whose `last` is not below it. Keys with the same hash are always in the same run.
 
     keys      all hashes in order, then their places in the same order: 8-byte numbers, little endian
 """
