@@ -1,4 +1,4 @@
-"""Who a write is and what it says: framing, fingerprints, delta ids, run keys, request hashes, lanes."""
+"""Identity and content of writes: framing, fingerprints, delta ids, run keys, request hashes, lanes."""
 
 import random
 from hashlib import sha256

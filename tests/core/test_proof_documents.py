@@ -1,4 +1,4 @@
-"""Proofs as documents (LG-18): every change is found, and an invalid document is refused with the path of its fault."""
+"""Proof documents (LG-18): every change is detected, and an invalid document is refused with the path of its error."""
 
 import ast
 import json
@@ -69,7 +69,7 @@ TRANSACTION = Record(
 
 
 def erased(found: Proven) -> Proven:
-    """The same after its body has been erased."""
+    """Return the same record and proof after an erasure of the body."""
     return replace(found, record=replace(found.record, body=b"", erased=True), salt=b"")
 
 
@@ -83,7 +83,7 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCU
 
 
 def is_noticed(data: bytes) -> bool:
-    """Whether a document that was changed is refused, or found not to hold."""
+    """Return whether a changed document is refused or fails verification."""
     try:
         return not verify(decode(data)).is_valid
     except ProofError:
@@ -130,7 +130,7 @@ def test_any_record_is_proven_at_any_position(
 
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", [*range(1, 34), 64, 100, 1000])
-def test_every_index_of_a_block_is_prove_alone(count: int) -> None:
+def test_every_index_of_a_block_can_be_proven(count: int) -> None:
     for index in range(count) if count < 34 else (0, 1, count // 2, count - 2, count - 1):
         document = proof_document(prove_alone(replace(EVENT, position=5000), index, count))
         assert verify(document).is_valid
@@ -203,7 +203,7 @@ def test_field_of_another_proof_is_found(record: Record, place: tuple[int, int],
 
 
 def changed_values(value: Any) -> Iterator[Any]:
-    """A JSON value, changed in each of its leaves, one at a time."""
+    """Yield copies of a JSON value with one change each."""
     match value:
         case dict():
             for name, member in value.items():
@@ -287,18 +287,18 @@ def test_block_must_equal_the_trusted_one(document: ProofDocument) -> None:
     assert found_in(document, block_hash=trusted) == ()
     for other in (bytes(32), trusted[:-1], trusted[::-1], b""):
         assert found_in(document, block_hash=other) == (f"the block is not the one with the hash {other.hex()}",)
-    # A hash that is only written down in the document is not the block's.
+    # Verification computes the block's hash and does not trust the hash in the document.
     forged = replace(document, block=replace(document.block, hash="00" * 32))
     assert len(found_in(forged, block_hash=bytes(32))) == 2
 
 
 @pytest.mark.rule("LG-18", "CO-41")
-def test_header_of_an_erased_record_is_prove_alone() -> None:
+def test_header_of_an_erased_record_can_be_proven() -> None:
     document = DOCUMENTS["erased"]
     assert verify(document) == Verification((), is_erased=True)
     assert not verify(replace(document, body_hash="00" * 32)).is_valid
     assert not verify(replace(document, record=replace(document.record, actor=""))).is_valid
-    # Who kept body and salt can still show what stood there, and nothing else.
+    # A reader who kept the body and the salt can still prove that body, and no other.
     whole = replace(document, salt=SALT.hex(), body=EVENT.body)
     assert verify(whole) == Verification((), is_erased=False)
     assert not verify(replace(whole, body=b"another")).is_valid
@@ -306,7 +306,7 @@ def test_header_of_an_erased_record_is_prove_alone() -> None:
 
 @pytest.mark.rule("LG-18")
 def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
-    """Also where the log has put another body under it, and has hashed that."""
+    """A body that does not match is found even if the log has stored and hashed it."""
     other = encode_operations([SetEntity("balance:7", b"251")])
     for body, words in (
         (other, "the body does not match the fingerprint"),
@@ -318,7 +318,7 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
         (b"[" * 100_000, "the body is not a transaction of a ledger"),
     ):
         assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
-        # Other policies mean other things by their bodies; and of an erased one there is nothing to compare.
+        # The check does not apply to bodies of other policies, and an erased record has no body to compare.
         assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body, policy="notes")))) == ()
         assert found_in(proof_document(erased(prove_alone(replace(TRANSACTION, body=body))))) == ()
 
@@ -398,7 +398,7 @@ def test_missing_member_is_named() -> None:
 
 @pytest.mark.parametrize("name", [b'"actor":', b'"path":', b'"\\u0070ath":'])
 def test_repeated_member_is_refused(name: bytes) -> None:
-    """Readers differ in which of two equal members they use, so that a verified document could show another value."""
+    """JSON parsers differ in which of two repeated members they use, so a verified document could show a wrong one."""
     data = encode(DOCUMENTS["event"])
     plain = name.replace(b"\\u0070", b"p")
     value = data.partition(plain)[2][: data.partition(plain)[2].index(b'"]' if b"ath" in name else b'",') + 2]

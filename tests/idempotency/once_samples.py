@@ -8,7 +8,7 @@ import msgspec
 
 
 class Counted:
-    """How often something was done."""
+    """Call counter."""
 
     def __init__(self) -> None:
         self.times = 0

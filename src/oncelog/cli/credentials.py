@@ -48,7 +48,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
 
     Example:  oncelog token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1 --expires 1h
     """
-    # Imported here, because the import takes a tenth of a second, which other commands need not spend.
+    # Imported here because it takes 0.1 s, which would slow down the other commands.
     from oncelog.server.auth.signing_keys import load_signing_key  # noqa: PLC0415
     from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
 

@@ -221,7 +221,7 @@ def _check_identifier(name: str, path: str) -> None:
 
 
 def _to_canonical_error(error: msgspec.ValidationError, path: str) -> CanonicalError:
-    """Convert a decoder error. `path` is that of the decoded value, or empty for a body."""
+    """Convert a decoder error. `path` locates the decoded value, and is empty for a body."""
     place, reason = locate_fault(error)
     if reason.startswith("Invalid enum value"):
         reason = f"must be one of {', '.join(op.value for op in Op)}"

@@ -4,7 +4,7 @@ Restore records (rules/leaps.py), audit records (rules/audit.py) and fold record
 They have a position in their lane and are part of its hash chain. They have no sequence, client or partition, so
 readers of a stream or partition do not receive them. Readers of a lane recognise them by their policy.
 
-A leap skips numbers. Such a gap is valid only before a restore record.
+A restore skips a range of numbers (a leap). The resulting gap is valid only directly before a restore record.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from oncelog.core.values import Record
 RESTORE_ACTOR: Final = "system:restore"
 
 Gap = tuple[int, int]
-"""A gap that a leap left in an order, as the last number before it and the first number after it."""
+"""Numbers skipped by a leap: (last number before the gap, first number after it)."""
 
 
 def is_internal(record: Record) -> bool:
@@ -67,10 +67,10 @@ def count_missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
 
 
 def find_last_eviction(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
-    """Return the highest position up to `upto` that triggers an eviction, or 0: a multiple of the interval outside
-    gaps.
+    """Return the highest position up to `upto` that triggers an eviction, or 0 if there is none.
 
-    `gaps` are those of the lane, in ascending order.
+    Evictions happen at multiples of the interval that are not in a gap. `gaps` contains the lane's gaps in ascending
+    order.
     """
     evicting = upto // interval * interval
     for before, behind in reversed(gaps):

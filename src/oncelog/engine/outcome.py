@@ -54,7 +54,7 @@ def describe_outcome(policy: Policy, key_status: KeyStatus) -> Outcome:
 
 
 def describe_stored(record: Record, found: Outcome | None) -> Outcome:
-    """Return the outcome of a stored record. `found` is that of its identity, or None if the record has no key."""
+    """Return the outcome of a stored record. `found` is its identity's outcome, or None if the record has no key."""
     if found is None:
         why = "committed without a key: it is known by its client's sequence alone"
         return Outcome(Status.COMMITTED, why, record, record.receipt)

@@ -129,7 +129,7 @@ def get_path_name(request: web.Request, name: str) -> str:
 def parse_query(request: web.Request) -> list[tuple[str, str]]:
     """Return the query parameters as they were sent. Raises ApiError if the query is malformed.
 
-    aiohttp's parser replaces invalid UTF-8 by U+FFFD, so the result could name a different partition.
+    aiohttp's parser replaces invalid UTF-8 with U+FFFD, so the result could name a different partition.
     """
     try:
         return parse_qsl(

@@ -107,7 +107,7 @@ def new_http_logger(log_limiter: LogLimiter) -> logging.Logger:
 
 
 def _replace_client_error(log_limiter: LogLimiter, record: logging.LogRecord) -> bool:
-    """Keep the log record of a server error, but replace a client error's record by a rate-limited line.
+    """Keep the log record of a server error, but replace a client error's record with a rate-limited line.
 
     The line omits the request's bytes: a client that connected to the wrong port may have sent a token.
     """

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class LiveStream:
-    """One WebSocket over which the gateway sends the deltas after a cursor as it commits them."""
+    """WebSocket on which the gateway streams deltas committed after a cursor."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -56,7 +56,7 @@ class LiveStream:
         return decode_deltas(await self.receive_encoded())
 
     async def receive_encoded(self) -> DeltaPage[Raw]:
-        """Return the next message with its deltas in JSON."""
+        """Return the next message without decoding its deltas."""
         return decode_live(await self._socket.receive(), self.epoch)
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class DeltasTransport(HttpClient):
         self._base = f"/v1/sync/{quote(gateway, safe='')}"
 
     async def push(self, entries: Sequence[OutboxEntry]) -> PushReply:
-        """Push deltas in this order."""
+        """Push the deltas in the given order."""
         body = encode_push([entry.body for entry in entries])
         return await self.call("push", {}, lambda answer: decode_push_reply(answer, entries), body)
 
@@ -115,7 +115,7 @@ class DeltasTransport(HttpClient):
     async def call(
         self, name: str, query: Mapping[str, str], decode: Callable[[bytes], T], body: bytes | None = None
     ) -> T:
-        """Send a POST request if there is a body, otherwise a GET request, and return the decoded answer."""
+        """Send a POST request if there is a body, otherwise a GET request, and return the decoded response."""
         answer = await self.request("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
         if answer.status != 200:
             raise decode_error(answer.status, answer.body, answer.retry_after_ms)

@@ -85,8 +85,8 @@ class ClientStore(OutboxStore):
     ) -> int:
         """Save new submissions and outcomes. On return new submissions and refusals are on disk.
 
-        `withdrawn` lists the ids of refused submissions to remove. Return by how much the number of refused submissions
-        has changed.
+        `withdrawn` lists the ids of refused submissions to remove. Return the change in the number of refused
+        submissions.
         """
         refused = [one for one in settled if isinstance(one.outcome, Refused)]
         # A crash may lose the outcome of a committed event: the client resends the event and gets the same answer.
@@ -200,7 +200,10 @@ def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Ev
 
 
 def _is_disk_error(error: BaseException) -> bool:
-    """Whether `apply` failed because of the disk. Others, such as a locked database, may concern a different file."""
+    """Return whether `apply` failed because of the disk.
+
+    Other errors, such as a locked database, may come from a different file.
+    """
     return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK_ERRORS)
 
 

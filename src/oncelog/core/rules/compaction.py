@@ -66,7 +66,7 @@ def find_winning_horizon_delete(row: Row, delta: RowDelta) -> RowDelta | None:
 def list_delete_ids(table: str, row_id: str, row: Row) -> list[bytes]:
     """Return the ids of the deltas that created the tombstone. The newest of their records determines its age.
 
-    For a DELETE at a horizon, this record is that of the delta that lost to it.
+    For a DELETE at a horizon, this record belongs to the delta that lost to it.
     """
     ids = [row.deleted[2]]
     return [*ids, row.written[2]] if is_horizon_delete(row.deleted, table, row_id) else ids

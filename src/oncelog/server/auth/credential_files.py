@@ -1,6 +1,6 @@
 """Polls credential files. Each file is reloaded independently and keeps its last valid content (CO-28).
 
-A `CredentialUser` uses the keys of one or several files, and reports keys that were revoked, were removed or expired.
+A `CredentialUser` uses the keys of one or several files, and reports revoked, removed and expired keys.
 
 `load_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` runs on the event loop's thread
 and puts the new content into use.
@@ -27,13 +27,13 @@ from oncelog.server.auth import secret_files
 from oncelog.server.auth.secret_files import FileContents, InsecureFileError, SecretCheck
 
 SETTLE_NS: Final = 1_000_000_000
-"""A file that changed this shortly before a read is read again: the file system's clock may be too coarse to show a
-second change."""
+"""A file modified less than this long before it was read is read again: the file system's clock may be too coarse to
+show a second change."""
 RETRY_POLLS: Final = 10
 """Every tenth poll also retries files that failed and have not changed since."""
 POLL_TIMEOUT_S: Final = 2.0
-"""Longest wait of a poll for a file, for example on a network file system that hangs. The read continues, and later
-polls use its result without waiting."""
+"""How long a poll waits for one file, for example on a hung network file system. The read continues, and later polls
+use its result without waiting."""
 RELOAD_TIMEOUT_S: Final = 5.0
 """Longest wait for a complete reload."""
 
@@ -47,7 +47,7 @@ CredentialAct = Literal["api_key_revoked", "api_key_removed", "api_key_expired",
 
 
 class CredentialEvent(Struct, frozen=True, kw_only=True):
-    """Reports that a key was revoked, was removed or has expired.
+    """Reports a revoked, removed or expired key.
 
     The event contains no secret. All servers that share a file report the same `act` and `id`.
     """
@@ -61,8 +61,8 @@ class CredentialEvent(Struct, frozen=True, kw_only=True):
     """Time at which the key was revoked or expired. For a removed key, the time at which the server noticed the
     removal."""
     changed_ns: int = 0
-    """Modification time of the file that a key was removed from, which distinguishes removals. All servers that read
-    the file find the same time."""
+    """Modification time of the file that a key was removed from, which distinguishes removals. It is the same on all
+    servers that read the file."""
     client_id: str | None = None
     """Client id of an API key."""
     fingerprint: str | None = None
@@ -95,13 +95,13 @@ class CredentialUser(ABC):
 
     @abstractmethod
     def use(self, contents: Mapping[Any, LoadedKeys]) -> None:
-        """Replace the contents of these files, and report keys that are no longer valid."""
+        """Start using the new contents of these files, and report keys that are no longer valid."""
 
     @abstractmethod
     def restrict(self, source: Any, content: LoadedKeys) -> LoadedKeys | None:
         """Return the content in use without the keys and rights that the new content lacks.
 
-        Returns None if the new content lacks none.
+        Returns None if the new content removes nothing.
         """
 
     def check(self, contents: Mapping[Any, LoadedKeys]) -> None:  # noqa: B027 - a single file cannot conflict
@@ -176,7 +176,7 @@ class CredentialFiles:
         return bool(self._files)
 
     def count_failed(self) -> Mapping[str, int]:
-        """Return for how many files of each kind the newest content is not in use."""
+        """Return, per kind, the number of files whose newest content is not in use."""
         counts = Counter({file.kind: 0 for file in self._files})
         counts.update(file.kind for file in self._files if file.error is not None)
         return counts
@@ -206,7 +206,7 @@ class CredentialFiles:
         return generation, reads
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
-        """Use the contents of changed files. Returns whether any was used, and the failures not returned before."""
+        """Start using the contents of changed files. Returns whether any was used, and failures not yet reported."""
         generation, reads = changes
         if generation != self._generation:
             return False, []
@@ -217,7 +217,7 @@ class CredentialFiles:
         return bool(used), _take_new_failures(reads)
 
     def _load_changed(self, generation: int, files: Iterable[CredentialFile], *, is_retry: bool) -> list[FileRead]:
-        """Read changed files, each in a separate thread. A file that hangs delays the others only once."""
+        """Read changed files, each in a separate thread. A read that hangs delays the other files only once."""
         pending = self._pending_reads
         reads: dict[CredentialFile, Future[FileRead | None]] = {}
         for file in files:
@@ -301,7 +301,7 @@ def _choose_compatible(
 
 
 def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
-    """Return the failures of these files that were not returned before, at most one per change of a file."""
+    """Return failures that have not been reported yet, at most one per file change."""
     failures = []
     for found in changes:
         file = found.file
@@ -319,7 +319,7 @@ def _record_failure(file: CredentialFile, error: str) -> None:
 
 
 def _start_read(load: Callable[[], FileRead | None]) -> Future[FileRead | None]:
-    """Start a read in a daemon thread, so that a file that hangs does not keep the process alive."""
+    """Start a read in a daemon thread, so that a read that hangs does not keep the process from exiting."""
     result: Future[FileRead | None] = Future()
 
     def run() -> None:
@@ -357,7 +357,7 @@ def _load_change(file: CredentialFile, *, is_retry: bool) -> FileRead | None:
 
 def _load(file: CredentialFile) -> FileRead:
     version = _get_version(file.path)  # read before the content, so that the next poll notices a later change
-    # Item 1 is the time of the last change of the file or its mode.
+    # version[1] is the time at which the file or its metadata last changed.
     is_settled = version is None or abs(time.time_ns() - version[1]) > SETTLE_NS
     try:
         contents = secret_files.read_file(file.path, file.bytes_max)

@@ -76,7 +76,7 @@ def check_secret_file(path: str, owner: int, mode: int, description: str, check:
     """Raise SettingsError for a secret file that other users own, or may read or change.
 
     The rule is PostgreSQL's: the file belongs to the process's user and has at most mode 0600, or to root and has at
-    most mode 0640. Owner and mode are those of the opened descriptor, not of the path.
+    most mode 0640. Owner and mode are read from the opened descriptor, not from the path.
     """
     problem = _find_problem(path, owner, mode, check)
     if problem is None:

@@ -1,4 +1,4 @@
-"""The Deltas API without its transports: authorization, requests to the log, and results from verdicts.
+"""Transport-independent part of the Deltas API: authorizes requests, calls the log, and turns verdicts into results.
 
 The service decodes a push and computes its ids. `core.plan` decides which deltas are new, known or refused.
 """
@@ -56,7 +56,7 @@ from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
 from oncelog.server.messages import decode_struct
 
 COMPACT_GRANT: Final = "compact"
-"""A grant to compact a gateway contains its stream with this suffix."""
+"""Suffix of the stream name in a grant that allows compaction."""
 KNOWN: Final = "known"
 KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
 _ERROR_CODES: Final = {
@@ -65,11 +65,11 @@ _ERROR_CODES: Final = {
     Reason.TOO_MANY_COLUMNS: error_codes.INVALID,
     Reason.ROW_TOO_LARGE: error_codes.INVALID,
 }
-"""Deltas API error codes by refusal reason. Refusals for other reasons can be retried (`RETRYABLE_CODES`) or are faults
-of the request."""
+"""Deltas API error codes by refusal reason. Refusals for other reasons can be retried (`RETRYABLE_CODES`) or are client
+errors."""
 
 SNAPSHOT_POSITION: Final = msgspec.json.Decoder(tuple[Annotated[int, Meta(ge=0)], int | None, str, str])
-"""Decodes the position of a page of rows: cursor and horizon of the snapshot, and the row before the page."""
+"""Decodes a page token: the snapshot's cursor and horizon, and the last row of the previous page."""
 
 
 class DeltasService(ApiService):
@@ -120,8 +120,8 @@ class DeltasService(ApiService):
             len(body), lambda: self._to_submissions(scope, _check_push(plain, body, own), principal)
         )
         if plain is None:
-            # Answer a known push in a different spelling from memory too, so that it waits neither for a commit nor for
-            # capacity.
+            # Also answer a known push from memory if its JSON is formatted differently, so that it does not wait for a
+            # commit or for capacity.
             known = self.log.recall(DELTAS, scope, [submission.key for submission in submissions])
             if known is not None:
                 return self._to_known_results(deltas, known)
@@ -210,8 +210,8 @@ class DeltasService(ApiService):
     async def _check_tombstones(self, scope: str, since: int) -> None:
         """Raise ApiError if the snapshot may lack a tombstone that the reader has not seen.
 
-        The reader may hold a row whose tombstone was dropped, so it must replace its rows by the rows of the snapshot.
-        Clients of all versions do so after this error code. A reader at 0 has no rows to replace.
+        The reader may hold a row whose tombstone was dropped, so it must replace its rows with the snapshot's rows.
+        All client versions do this when they receive this error code. A reader at 0 has no rows to replace.
         """
         newest, horizon = await self.log.state.newest_and_horizon(scope)
         if since and horizon is not None:
@@ -285,7 +285,10 @@ class DeltasService(ApiService):
 
 
 def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) -> DecodedPush:
-    """Return the deltas of a push with ids that the server has computed itself (DE-3). Raises ApiError for a fault."""
+    """Return the deltas of a push with ids that the server has computed itself (DE-3).
+
+    Raises ApiError if the push is invalid.
+    """
     if plain is not None and has_canonical_columns(plain.deltas):
         return plain
     try:
@@ -330,7 +333,10 @@ def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
 
 @lru_cache(maxsize=4096)
 def parse_gateway(name: str) -> str:
-    """Return the stream of a gateway. Raises ApiError for an invalid name. Cached: few gateways get most requests."""
+    """Return the stream of a gateway. Raises ApiError for an invalid name.
+
+    Cached, because most requests go to a few gateways.
+    """
     problem = find_gateway_fault(name)
     if problem is not None:
         raise field_error("gateway", problem, limit=GATEWAY_CHARACTERS_MAX)
@@ -353,8 +359,8 @@ def _refusal_error(
         return ApiError(error_codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
     if reason is Reason.UNSTORABLE and len(deltas) > 1:
-        # The store does not report which delta it is. Clients of all versions split a push after this code without an
-        # index.
+        # The store does not report which delta it cannot hold. All client versions split a push when they receive this
+        # code without an index.
         advice = (
             f"the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer deltas at a time: a "
             "push of the faulty delta alone is refused with its index"

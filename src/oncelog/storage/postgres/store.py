@@ -211,7 +211,7 @@ class PostgresStore(SqlStore):
         return None
 
     async def size_bytes(self) -> int | None:
-        """See `Store`. The size is that of the whole database, including all other tables."""
+        """See `Store`. Returns the size of the whole database, including all other tables."""
         return int(await self._read(lambda connection: connection.fetchval(SQL["database_size"])))
 
     async def probe(self) -> None:
