@@ -85,7 +85,7 @@ class LaneDraft(Struct, gc=False):
     head: LaneHead
     """Head before the batch."""
     log_time_ms: int
-    """Log time of the batch in this lane, never below that of the head."""
+    """Log time of the batch in this lane, never below the head's."""
     height: int
     position: int
     eviction_time_ms: int

@@ -1,4 +1,4 @@
-"""Erases record bodies: those of an identity, a stream or a partition, or of deltas that a compaction drops.
+"""Erases the record bodies of an identity, a stream or a partition, or of deltas that a compaction drops.
 
 Each transaction erases at most `ERASE_RECORDS` bodies and adds an audit record with the actor. Afterwards `scrub` waits
 until the erased bytes are no longer on disk.

@@ -63,7 +63,7 @@ def raise_first(new_error: Callable[[str], Exception], *faults: tuple[bool, str]
 
 
 class MalformedMessageError(ApiError):
-    """A malformed WebSocket message. `reply_to` holds those of its ids that could be read."""
+    """A malformed WebSocket message. `reply_to` holds the ids that could be read."""
 
     def __init__(self, error: ApiError, reply_to: Any) -> None:
         super().__init__(error.code, error.message, **error.details)

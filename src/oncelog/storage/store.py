@@ -564,7 +564,7 @@ class Store(Protocol):
         """Accept the current wall clock after a jump."""
 
     async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
-        """Start a new history after a restore: a new epoch, and numbers that continue above those of the lost history.
+        """Start a new history after a restore: a new epoch, and numbers that continue above the lost history's.
 
         Without `above` the store computes it from the time since the newest commit (`core.rules.leaps`). No other
         process may be using the log, because it would continue with the old epoch. The restore records identify the

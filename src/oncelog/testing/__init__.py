@@ -1,1 +1,1 @@
-"""Test tools, for Oncelog's own tests and those of its users."""
+"""Test tools for Oncelog's own tests and its users' tests."""

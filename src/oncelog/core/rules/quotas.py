@@ -339,7 +339,7 @@ def _take_tenant_token(
 ) -> tuple[int, int]:
     """Take a token from a tenant's rate, by batch time, because the tenant's lanes have different log times.
 
-    If this clock is slightly behind that of another process, the bucket seems a little emptier. If it is far behind,
+    If this clock is slightly behind another process's clock, the bucket seems a little emptier. If it is far behind,
     for example because the machine's clock was set back, the bucket would seem to need longer to refill than its size
     allows. Such a bucket is treated as full, so that the tenant need not wait until this clock catches up.
     """

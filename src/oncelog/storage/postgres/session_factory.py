@@ -179,7 +179,7 @@ class SessionFactory:
             await self._compare_timeline(connection, timeline)
 
     async def _compare_timeline(self, connection: Connection, timeline: str) -> None:
-        """Warn once if the server's timeline differs from that of the last use of the log."""
+        """Warn once if the server's timeline differs from the timeline at the last use of the log."""
         before = await connection.fetchval(SQL["timeline"])
         if not timeline or timeline == before:
             return

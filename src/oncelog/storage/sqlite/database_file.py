@@ -199,7 +199,7 @@ class MemoryDriver:
 
 
 def check_header(path: str, header: bytes, journal: bytes) -> None:
-    """Raise NotALogError if a file's header, together with that of its rollback journal, shows that it is not a log."""
+    """Raise NotALogError if the headers of a file and its rollback journal show that it is not a log."""
     if not any(header) and _is_from_empty_database(journal):
         return  # power failed while the log was being created; SQLite will restore the empty file
     if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:

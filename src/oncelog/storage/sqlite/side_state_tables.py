@@ -51,7 +51,7 @@ def _build_insert(table: SideStateTable) -> BulkInsert:
 
 
 def _build_update_sql(table: SideStateTable) -> str:
-    """Return the statement that updates an existing row. Its parameters have the same order as those of an INSERT."""
+    """Return the statement that updates an existing row. Its parameters have the same order as an INSERT's."""
     keys = ("lane", *table.keys)
     values = ", ".join(f"{column} = ?{place}" for place, column in enumerate(table.values, len(keys) + 1))
     on = " AND ".join(f"{column} = ?{place}" for place, column in enumerate(keys, 1))

@@ -119,7 +119,7 @@ class DatabaseSource(VerificationSource):
         summary.keys = self._keys.rows + self._sequences.rows
 
     def _check_hashes(self, row: list[Any], key_hash: int | None, sequence_hash: int | None) -> None:
-        """Compare the hashes in a record's row with those of its identities."""
+        """Compare the hashes in a record's row with its identities' hashes."""
         policy, scope, key, client, number = (row[i] for i in (_POLICY, _SCOPE, _KEY, _CLIENT, _CLIENT_SEQUENCE))
         by_key, by_sequence = (policy, scope, client if number else "", key), (policy, scope, client, number)
         for is_used, identity, found, checksum, column in (

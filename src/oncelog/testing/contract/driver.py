@@ -15,7 +15,7 @@ from oncelog.testing.clock import ManualClock
 T = TypeVar("T")
 
 MakeStore = Callable[[ManualClock, Settings | None], Store]
-"""Creates an unopened store. Without settings, it opens with those of its log."""
+"""Creates an unopened store. Without settings, it opens with its log's settings."""
 
 
 class StoreDriver:
