@@ -1,15 +1,18 @@
 """The status of a client: the same states and fields for all clients."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 from client.events import event_clients
 from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
-from deadlines import soon
+from deadlines import soon, until
 from oncelog.client import Client, ConnectionState, chat, deltas, ledger
 from oncelog.client.ledger import set_entity
+from oncelog.client.ledger.entries import StoreChanges
+from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.runtime.values import BaseStatus
 from oncelog.errors import ClosedError
 from server.running_server import serving
@@ -46,6 +49,34 @@ async def test_ledger_scope_reports_an_unreachable_server_and_pending_writes() -
     assert (client.status().state, client.status().pending) == (ConnectionState.CLOSED, 1)
     with pytest.raises(ClosedError):
         await writing
+
+
+async def test_write_whose_save_outlasts_the_close_remains_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_saving, may_finish = threading.Event(), threading.Event()
+    save = LedgerStore.save
+
+    def save_slowly(store: LedgerStore, scope_id: int, changes: StoreChanges) -> None:
+        is_saving.set()
+        may_finish.wait()
+        save(store, scope_id, changes)
+
+    monkeypatch.setattr(LedgerStore, "save", save_slowly)
+    path = tmp_path / "ledger.db"
+    client = ledger_of(NOWHERE, path)
+    async with client:
+        writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
+        await until(is_saving.is_set)
+        closing = asyncio.ensure_future(client.close())
+        await until(lambda: client.status().state is ConnectionState.CLOSED)
+        may_finish.set()
+        await soon(closing)
+    assert client.status().pending == 1
+    with pytest.raises(ClosedError):
+        await writing
+    async with ledger_of(NOWHERE, path) as client:
+        assert len(await client.pending()) == 1
 
 
 async def test_ledger_client_waits_until_its_writes_are_settled_and_ends_pauses_on_request(tmp_path: Path) -> None:

@@ -221,29 +221,29 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
             self._unsaved = self._take_changes()
         else:
             self._wakeup.set()  # later changes are next
+        # If this task is cancelled, the transaction still runs to completion and reports what it saved.
+        self._save_task = asyncio.create_task(self._save(submissions, self._unsaved))
         try:
-            # If this task is cancelled, the transaction still runs to completion and reports what it saved.
-            self._save_task = asyncio.create_task(self._save(submissions, self._unsaved))
             await asyncio.shield(self._save_task)
-        except StoreError as error:
-            self._reject(submissions, error)
+        except StoreError:
             if not self._unsaved:
                 self._unsaved = None  # only submissions failed, so later ones need not wait for a retry
             return False
-        except BaseException as error:
-            self._reject(submissions, error if isinstance(error, Exception) else self._runtime.end_error)
-            raise
-        for submission in submissions:
-            if not submission.saved.done():
-                submission.saved.set_result(None)
         return True
 
     async def _save(self, submissions: Sequence[_Submission[Entry]], changes: Changes) -> None:
         entries = self._runtime.store.assign_numbers(draft for one in submissions for draft in one.drafts)
         withdrawn = [key for one in submissions for key in one.withdrawn]
-        if entries or withdrawn or changes or self._runtime.store_error is not None:
-            await self._save_batch(entries, withdrawn, changes)
+        try:
+            if entries or withdrawn or changes or self._runtime.store_error is not None:
+                await self._save_batch(entries, withdrawn, changes)
+        except BaseException as error:
+            self._reject(submissions, error if isinstance(error, Exception) else self._runtime.end_error)
+            raise
         self._unsaved = None
+        for submission in submissions:
+            if not submission.saved.done():
+                submission.saved.set_result(None)
 
     # --- writes without an outcome
 
