@@ -11,7 +11,7 @@ from server.running_server import Serving, serving
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Port of 127.0.0.1 for servers that the test stops and starts again."""
+    """Port on 127.0.0.1 for a server that the test stops and restarts."""
     with reserve_port() as number:
         yield number
 
@@ -25,6 +25,6 @@ async def served(tmp_path: Path) -> AsyncIterator[Serving]:
 
 @pytest.fixture
 async def client(served: Serving) -> AsyncIterator[Client]:
-    """An open client of `served`, with its store in memory."""
+    """An open client of `served` with an in-memory store."""
     async with client_of(served.url) as opened:
         yield opened

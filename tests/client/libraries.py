@@ -1,4 +1,4 @@
-"""All client libraries behind one interface, for tests of the same behaviour with each of them."""
+"""All client libraries behind one interface, for tests that run with each library."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -23,34 +23,34 @@ from server.running_server import Serving
 CHAT: Final = "tea"
 
 Refusals = dict[str, str]
-"""The texts of refused writes, with the messages of their errors."""
+"""Error messages of refused writes, by the written text."""
 
 
 class Library(Protocol):
-    """One client library, for writes that are texts."""
+    """A client library whose writes are texts."""
 
     requests: tuple[str, str]
-    """Labels of its requests in the metrics of the server."""
+    """API and transport labels of its requests in the server's metrics."""
     tenant: str
     """Tenant to which its writes belong."""
 
     async def prepare(self, served: Serving) -> None:
-        """Create on the server what the writes need."""
+        """Create what the writes need on the server."""
 
     def client_of(self, served: Serving | None, path: Path) -> AbstractAsyncContextManager[Any]:
-        """Return a client of the server, or of no server."""
+        """Return a client of the server, or of an unreachable server if None is given."""
 
     async def store(self, client: Any, texts: Sequence[str]) -> None:
         """Put writes into the outbox of a client that is not connected."""
 
     async def settle(self, client: Any) -> Refusals:
-        """Wait until no write is pending, and return the refused ones."""
+        """Wait until no write is pending, and return the refused writes."""
 
     async def write(self, client: Any, text: str) -> str:
-        """Write, and return the message of the error or an empty text."""
+        """Write a text. Return the error message, or an empty string on success."""
 
     async def accept_history(self, client: Any) -> None:
-        """Continue with a server that was restored from a backup."""
+        """Accept the history of a server that was restored from a backup."""
 
     async def read(self, served: Serving, client: Any, /) -> list[str]:
         """Return the committed texts."""
@@ -64,8 +64,8 @@ class EventsLibrary:
         pass
 
     def client_of(self, served: Serving | None, path: Path) -> Client:
-        client = event_clients.client_of(event_clients.NOWHERE if served is None else served.url, path)
-        client.on_event(lambda _: None, name="reader")  # a client without readers does not follow the history
+        client = event_clients.client_of(event_clients.UNREACHABLE_URL if served is None else served.url, path)
+        client.on_event(lambda _: None, name="reader")  # without a reader the client ignores history changes
         return client
 
     async def store(self, client: Client, texts: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class EventsLibrary:
             await client.submit({"type": text})
 
     async def settle(self, client: Client) -> Refusals:
-        await event_clients.settled(client)
+        await event_clients.wait_until_settled(client)
         return {one.event["type"]: self._message_of(one.outcome) for one in await client.refused()}
 
     async def write(self, client: Client, text: str) -> str:
@@ -87,7 +87,7 @@ class EventsLibrary:
         await client.start_over()
 
     async def read(self, served: Serving, client: Client) -> list[str]:
-        await event_clients.settled(client)
+        await event_clients.wait_until_settled(client)
         return [one["event"]["type"] for one in (await served.page("a")).json["events"]]
 
     def _message_of(self, outcome: Any) -> str:
@@ -103,7 +103,7 @@ class ChatLibrary:
             await ann.create(CHAT)
 
     def client_of(self, served: Serving | None, path: Path) -> ChatClient:
-        return chat_clients.client_of(chat_clients.NOWHERE if served is None else served.url, path=path)
+        return chat_clients.client_of(chat_clients.UNREACHABLE_URL if served is None else served.url, path=path)
 
     async def store(self, client: ChatClient, texts: Sequence[str]) -> None:
         for text in texts:
@@ -137,14 +137,14 @@ class DeltasLibrary:
         pass
 
     def client_of(self, served: Serving | None, path: Path) -> DeltasClient:
-        return deltas_clients.client_of(deltas_clients.NOWHERE if served is None else served.url, path)
+        return deltas_clients.client_of(deltas_clients.UNREACHABLE_URL if served is None else served.url, path)
 
     async def store(self, client: DeltasClient, texts: Sequence[str]) -> None:
         for text in texts:
             await client.put("products", text, {"name": text})
 
     async def settle(self, client: DeltasClient) -> Refusals:
-        """A refused delta holds back those behind it until the application discards it."""
+        """Discard refused deltas, which block all later ones."""
         refusals = {}
         while client.status().pending:
             status = await soon(client.until_status(lambda status: not status.pending or status.refusal is not None))
@@ -174,7 +174,7 @@ class LedgerLibrary:
         pass
 
     def client_of(self, served: Serving | None, path: Path) -> LedgerClient:
-        return ledgers.ledger_of(ledgers.NOWHERE if served is None else ledgers.address_of(served), path)
+        return ledgers.ledger_of(ledgers.UNREACHABLE_ADDRESS if served is None else ledgers.address_of(served), path)
 
     async def store(self, client: LedgerClient, texts: Sequence[str]) -> None:
         for text in texts:

@@ -1,4 +1,4 @@
-"""Programs and tables of limits on the documentation pages of the clients."""
+"""Programs and limit tables on the clients' documentation pages."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,13 @@ from cli.processes import Command
 
 
 def programs_of(page: str) -> list[str]:
-    """Return the programs that run as they are."""
+    """Return the programs of a page that run unchanged."""
     found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     return [one for one in found if one.startswith(("import", "from"))]
 
 
 def limits_of(page: str) -> dict[str, int]:
-    """Return the limits of the table with their defaults."""
+    """Return the limits in a page's table, with their defaults."""
     rows = {
         name: value
         for names, value in re.findall(r"^\| (`[a-z_`, ]+`) \| ([\d, MiB]+) \|", page, re.MULTILINE)
@@ -28,7 +28,7 @@ def _number(text: str) -> int:
 
 
 def run_program(program: str, directory: Path) -> str:
-    """Run a program in a separate process, which must succeed, and return its output."""
+    """Run a program in a separate process, expect success, and return its output."""
     with Command(program=program, cwd=directory, stderr=None) as process:
         output, _ = process.communicate()
     assert process.returncode == 0

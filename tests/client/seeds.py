@@ -1,7 +1,7 @@
 """Run the simulations of all client libraries with many new seeds: `PYTHONPATH=tests python -m client.seeds 20000`.
 
-Prints each seed that fails, with its simulation, and exits with status 1 if there is one. The tests run some hundred
-seeds; this command is for a change of a client's protocol.
+Prints each failing seed with its simulation, and exits with status 1 if any seed fails. The tests run a few hundred
+seeds; run this command after changing a client's protocol.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SIMULATIONS: Final[dict[str, Callable[[int], object]]] = {
 
 
 def failure_of(job: tuple[str, int]) -> str | None:
-    """Run one simulation and return a line about its failure."""
+    """Run one simulation. Return a line that describes the failure, or None."""
     name, seed = job
     for limit, value in events.SMALL_LIMITS.items():
         setattr(events_protocol, limit, value)
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=None, help="first seed; default: random")
     parser.add_argument("--only", nargs="+", choices=list(SIMULATIONS), default=list(SIMULATIONS), metavar="NAME")
     options = parser.parse_args()
-    logging.disable()  # the clients warn of every fault
+    logging.disable()  # the clients log a warning for every fault
     first = secrets.randbelow(2**31) if options.first is None else options.first
     for name in options.only:
         jobs = ((name, first + number) for number in range(options.count))

@@ -10,7 +10,7 @@ S = TypeVar("S", bound="Simulation")
 
 
 class Simulation(ABC):
-    """Chooses actions by their weights. The seed determines all choices."""
+    """Performs random actions by weight. The seed determines all choices."""
 
     actions: dict[Callable[[], None], int]
 
@@ -20,19 +20,19 @@ class Simulation(ABC):
         self.seen: Counter[str] = Counter()
 
     def run(self: S, steps: int) -> S:
-        """Perform this number of actions, run without faults to the end, and check the result."""
+        """Perform `steps` actions, settle without faults, and check the result."""
         print(f"seed {self.seed}")  # noqa: T201 - pytest shows it where the test fails
         actions, weights = list(self.actions), list(self.actions.values())
         for _ in range(steps):
             action = self.chance.choices(actions, weights)[0]
             self.seen[action.__name__] += 1
             action()
-        self.end()
+        self.settle()
         self.check()
         return self
 
     @abstractmethod
-    def end(self) -> None:
+    def settle(self) -> None:
         """Run without faults until all clients are idle."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""Errors of a real server, with every client library.
+"""Writes that a real server refuses, with every client library.
 
-A permanently refused write gets its error alone. The writes before and behind it commit, also after a restart of the
-client. Temporarily refused writes wait and commit in order.
+Only a permanently refused write gets the error. The writes before and after it commit, even after a client restart.
+Temporarily refused writes wait, and commit in order.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from server.rejecting_store import MARK, reject_marked_bodies
 from server.running_server import serving
 
 LARGE: Final = "x" * 500
-"""The id of a row has at most 512 characters."""
+"""As long as a row id may be (at most 512 characters)."""
 
 
 class Refusal(Struct, frozen=True):
     """A permanent error of the server."""
 
     text: str
-    """The write that gets it."""
+    """The write that is refused."""
     message: str
-    """Text that all errors of the clients have in common, in lower case."""
+    """Text in lower case that the errors of all clients contain."""
     settings: dict[str, Any] = {}
 
 
@@ -45,7 +45,7 @@ LIMITS_OF_A_TENANT: Final[dict[str, Any]] = {
     "rate_limited": {"new_writes_per_second_max": 1000, "new_writes_at_once_max": 1},
     "read_only": {},
 }
-"""By the temporary error of the server. They admit the first write. A quota depends on what the tenant has."""
+"""Limits that admit only the first write, by error code. The test sets the quota from the tenant's usage."""
 HOUR_MS: Final = 3_600_000
 
 
@@ -53,9 +53,7 @@ HOUR_MS: Final = 3_600_000
 @pytest.mark.rule("CO-30", "CO-34")
 @pytest.mark.parametrize("kind", REFUSALS)
 @pytest.mark.parametrize("name", LIBRARIES)
-async def test_permanently_refused_write_gets_its_error_alone_and_blocks_no_other(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+async def test_permanently_refused_write_does_not_affect_other_writes(tmp_path: Path, name: str, kind: str) -> None:
     library, refusal, path = LIBRARIES[name], REFUSALS[kind], tmp_path / "client.db"
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
     async with serving(tmp_path, **refusal.settings) as served:
@@ -79,19 +77,19 @@ async def test_permanently_refused_write_gets_its_error_alone_and_blocks_no_othe
 @pytest.mark.rule("EV-8", "CO-15")
 @pytest.mark.parametrize("code", LIMITS_OF_A_TENANT)
 @pytest.mark.parametrize("name", LIBRARIES)
-async def test_temporarily_refused_writes_commit_in_order_when_the_server_accepts_them(
+async def test_temporarily_refused_writes_commit_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str
 ) -> None:
     monkeypatch.setattr(quotas, "QUOTA_RETRY_AFTER_MS", 5)
     monkeypatch.setattr(committer, "RETRY_AFTER_READ_ONLY_MS", 5)
     library, path = LIBRARIES[name], tmp_path / "client.db"
-    # The clock stands still, ahead of the clock of the clients: deltas of a client that is ahead would wait.
+    # The server's clock stands still. It is ahead of the clients' clocks, because deltas from the future wait.
     clock = ManualClock(time.time_ns() // 1_000_000 + HOUR_MS)
     async with serving(tmp_path, clock=clock) as served:
         log, requests = served.server.log, served.server.counts.requests
         await library.prepare(served)
         await log.set_tenants([Tenant(library.tenant)])
-        ((_, usage),) = await log.usage()  # of a chat's members
+        ((_, usage),) = await log.usage()  # a chat's members count
         limits = {"records_max": usage.records + 1} if code == "quota_exceeded" else LIMITS_OF_A_TENANT[code]
         await log.set_tenants([Tenant(library.tenant, **limits)])
         async with library.client_of(served, path) as client:
@@ -101,7 +99,7 @@ async def test_temporarily_refused_writes_commit_in_order_when_the_server_accept
             await library.store(client, ["b", "c", "d"])
         async with library.client_of(served, path):
             await until(lambda: requests[*library.requests, code] >= 2)
-        async with library.client_of(served, path) as client:  # it was restarted meanwhile
+        async with library.client_of(served, path) as client:  # after a restart
             await until(lambda: requests[*library.requests, code] >= 4)
             log.set_read_only(False)
             await log.set_tenants([])

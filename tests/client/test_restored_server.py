@@ -51,7 +51,7 @@ async def test_deltas_of_a_client_that_may_not_read_commit_after_restores(tmp_pa
         await push_all(served, path, key, "a")
         await run("backup", log, backup)
         await push_all(served, path, key, "gone")
-    for text in ("b", "c"):  # the backup of the first history replaces the second one, too
+    for text in ("b", "c"):  # the same backup replaces both histories
         await run("restore", "--force", backup, log)
         async with serving(tmp_path, api_keys=True) as served:
             await push_all(served, path, key, text)
@@ -63,7 +63,7 @@ async def test_deltas_of_a_client_that_may_not_read_commit_after_restores(tmp_pa
 
 
 async def push_all(served: Serving, path: Path, key: str, text: str) -> None:
-    """Put a row with a client that may only push, and wait until the delta is acknowledged."""
+    """Put a row with a push-only client, and wait until the delta is acknowledged."""
     async with deltas_clients.client_of(served.url, path, token=key) as client:
         await client.put("products", text, {"name": text})
         await soon(client.until_status(lambda status: not status.pending))

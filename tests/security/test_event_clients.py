@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client.events.event_clients import client_of, committed, counted, live
+from client.events.event_clients import client_of, committed, counted, wait_until_live
 from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.errors import CanonicalError
@@ -147,8 +147,8 @@ async def test_python_client_sees_the_actor_and_stored_client_id_of_own_and_fore
         client_of(served.url, token=user("bob"), client_id="laptop") as bob,
     ):
         iterators = [ada.events(), bob.events()]
-        await live(ada)
-        await live(bob)
+        await wait_until_live(ada)
+        await wait_until_live(bob)
         await committed(ada, counted(1), partitions=["a"])
         await committed(bob, counted(2), partitions=["a"])
         seen = [[await soon(anext(events)) for _ in range(2)] for events in iterators]

@@ -1,8 +1,8 @@
-"""Send messages and kill the process: python chat_client_worker.py URL FILE MOMENT COUNT
+"""Send messages, then kill this process: python chat_client_worker.py URL FILE MOMENT COUNT
 
-Ann sends `0` to COUNT - 1 to the chat `tea`. The process kills itself when all messages are on disk and the first one
-has reached the moment: `unsent` (nothing is sent) or `unanswered` (sent and answered by the server, but the client has
-not processed the answer).
+Ann sends the messages `0` to COUNT - 1 to the chat `tea`. The process kills itself when all messages are on disk and
+the first one is at MOMENT: `unsent` (not sent yet) or `unanswered` (the server has answered, but the client has not
+processed the answer).
 """
 
 import asyncio

@@ -13,8 +13,8 @@ SHORT: Final = {
     "retry_after_ms_max": 20, "ack_wait_ms": 5, "gap_wait_ms": 20,
 }  # fmt: skip
 LIMITS: Final = ChatLimits(**SHORT)
-NOWHERE: Final = "http://127.0.0.1:9"
-"""No server listens there."""
+UNREACHABLE_URL: Final = "http://127.0.0.1:9"
+"""No server listens on this port."""
 
 
 def client_of(url: str, user: str = "ann", path: Path | str = ":memory:", **options: Any) -> ChatClient:
@@ -22,23 +22,23 @@ def client_of(url: str, user: str = "ann", path: Path | str = ":memory:", **opti
     return ChatClient(url, path=path, **{"token": user, "limits": LIMITS, **options})
 
 
-def sent(outcome: Outcome) -> Sent:
+def expect_sent(outcome: Outcome) -> Sent:
     assert isinstance(outcome, Sent), outcome
     return outcome
 
 
-async def said(client: ChatClient, chat_id: str, content: str) -> Sent:
-    """Send a message and wait for its ack."""
-    return sent(await soon((await client.send(chat_id, content)).outcome()))
+async def send_message(client: ChatClient, chat_id: str, content: str) -> Sent:
+    """Send a message and wait for its acknowledgement."""
+    return expect_sent(await soon((await client.send(chat_id, content)).outcome()))
 
 
 async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
-    """Return the next messages."""
+    """Return the next `count` messages."""
     return [await soon(anext(messages)) for _ in range(count)]
 
 
-async def heard(updates: AsyncIterator[Update], expected: Update) -> None:
-    """Wait for this update; others may precede it."""
+async def wait_for_update(updates: AsyncIterator[Update], expected: Update) -> None:
+    """Read updates until the expected one arrives."""
     while await soon(anext(updates)) != expected:
         pass
 
@@ -47,8 +47,8 @@ def contents(messages: list[Message]) -> list[str | None]:
     return [one.content for one in messages]
 
 
-async def all_of(client: ChatClient, chat_id: str, count: int) -> list[Message]:
-    """Wait until a user interface shows this number of messages or more, and return them."""
+async def wait_for_messages(client: ChatClient, chat_id: str, count: int) -> list[Message]:
+    """Wait until the timeline of a chat has at least `count` messages, and return them."""
     messages: list[Message] = []
 
     async def are_shown() -> bool:

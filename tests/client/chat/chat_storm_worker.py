@@ -1,6 +1,6 @@
 """Send messages until the process is killed: python chat_storm_worker.py URL FILE USER ROUND
 
-Prints each message when it is on disk, and reads the received messages concurrently.
+Prints each message once it is on disk, and reads received messages concurrently.
 """
 
 import asyncio

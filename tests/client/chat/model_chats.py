@@ -1,6 +1,6 @@
-"""Small model of a chat server (docs/reference/chat.md) for clients without a network. Does not use `oncelog`.
+"""Small model of a chat server (docs/reference/chat.md) for tests without a network. It does not use `oncelog`.
 
-`test_chat_client_model.py` compares it with a real server.
+`test_chat_client_model.py` compares the model with a real server.
 """
 
 import json
@@ -27,10 +27,10 @@ class ModelChat:
         return copied
 
     def role(self, user: str) -> str:
-        """Return the role of a member: the oldest one is the owner, because the model names no others."""
+        """Return the role of a member. The oldest member is the owner; the model appoints no other owners."""
         return "owner" if user == next(iter(self.members)) else "member"
 
-    def known(self, client_message_id: str) -> Frame | None:
+    def find_message(self, client_message_id: str) -> Frame | None:
         return next((one for one in self.log if one["client_message_id"] == client_message_id), None)
 
 
@@ -40,11 +40,11 @@ class ModelServer:
         self.epoch = "epoch 1"
         self.connections: list[ModelConnection] = []
         self.refusals: list[str] = []
-        """Error codes for the next new messages."""
+        """Error codes that refuse the next new messages."""
         self.skip = 0
-        """Number of sequences to skip before the next message."""
+        """How many sequences to skip before the next message."""
         self.lost: set[str] = set()
-        """Ids of messages that were lost by restoring a backup."""
+        """Ids of messages that were lost when a backup was restored."""
         self._backup: dict[str, ModelChat] = {}
         self._epochs = 1
 
@@ -68,13 +68,13 @@ class ModelServer:
         else:
             heirs = [one for one in chat.members if chat.role(one) == "member"]
             chat.gone[user] = chat.members.pop(user)
-        self._tell(told, frame)
+        self._broadcast(told, frame)
         for heir in heirs if not present else ():
             if chat.role(heir) == "owner":
                 frame = {"type": "membership", "chat_id": chat_id, "user_id": heir, "present": True, "role": "owner"}
-                self._tell(set(chat.members), {**frame, "last_acked_sequence": chat.members[heir]})
+                self._broadcast(set(chat.members), {**frame, "last_acked_sequence": chat.members[heir]})
 
-    def listed(self, user: str) -> list[Frame]:
+    def list_chats(self, user: str) -> list[Frame]:
         return [
             {
                 "chat_id": name,
@@ -104,14 +104,14 @@ class ModelServer:
         for connection in list(self.connections):
             connection.cut()
 
-    def _tell(self, users: set[str], frame: Frame, but: "ModelConnection | None" = None) -> None:
+    def _broadcast(self, users: set[str], frame: Frame, except_for: "ModelConnection | None" = None) -> None:
         for connection in self.connections:
-            if connection.user in users and connection is not but:
-                connection.say(frame)
+            if connection.user in users and connection is not except_for:
+                connection.send_frame(frame)
 
 
 class ModelConnection:
-    """Connection to the model: `receive` takes frames, `out` holds the answers."""
+    """Connection to the model: `receive` processes a frame, and `out` queues the answers."""
 
     def __init__(self, server: ModelServer) -> None:
         self.server = server
@@ -125,7 +125,7 @@ class ModelConnection:
         if self in self.server.connections:
             self.server.connections.remove(self)
 
-    def say(self, frame: Frame) -> None:
+    def send_frame(self, frame: Frame) -> None:
         self.out.append(json.dumps(frame))
 
     def receive(self, data: bytes) -> None:
@@ -133,23 +133,25 @@ class ModelConnection:
         request = {"request_id": frame["request_id"]} if "request_id" in frame else {}
         if frame["type"] == "connect":
             self.user = f"user:{frame['token']}"
-            self.say({"type": "connected", "user_id": self.user, "epoch": self.server.epoch, "heartbeat_ms": 20_000})
+            self.send_frame(
+                {"type": "connected", "user_id": self.user, "epoch": self.server.epoch, "heartbeat_ms": 20_000}
+            )
             return
         chat = self.server.chats.get(frame["chat_id"])
         if chat is None or self.user not in chat.members:
             about = {name: frame[name] for name in ("chat_id", "client_message_id") if name in frame}
-            self.say({"type": "error", "code": "NOT_A_MEMBER", "message": "no", **request, **about})
+            self.send_frame({"type": "error", "code": "NOT_A_MEMBER", "message": "no", **request, **about})
             return
         {"send_message": self._send, "sync_request": self._sync, "ack": self._ack}[frame["type"]](chat, frame, request)
 
     def _send(self, chat: ModelChat, frame: Frame, request: Frame) -> None:
         content = {"content": frame["content"], "content_type": frame.get("content_type", "text/plain")}
-        found = chat.known(frame["client_message_id"])
+        found = chat.find_message(frame["client_message_id"])
         is_known = found is not None
         if found is None:
             if self.server.refusals:
                 error = {"type": "error", "code": self.server.refusals.pop(), "message": "later", "retry_after_ms": 5}
-                self.say({**error, **request})
+                self.send_frame({**error, **request})
                 return
             chat.last += 1 + self.server.skip
             self.server.skip = 0
@@ -163,33 +165,35 @@ class ModelConnection:
                 "created_at": "2026-01-30T14:30:00.000Z",
             }
             chat.log.append(found)
-            self.server._tell(set(chat.members), {"type": "message", **found}, but=self)
+            self.server._broadcast(set(chat.members), {"type": "message", **found}, except_for=self)
         is_other = (found["content"], found["content_type"], found["sender_id"]) != (*content.values(), self.user)
         names = ("client_message_id", "chat_id", "message_id", "sequence", "created_at")
         answer = {name: found[name] for name in names} | {"duplicate": is_known}
         if is_other:
             answer["content_mismatch"] = True
-        self.say({"type": "send_message_ack", **answer, **request})
+        self.send_frame({"type": "send_message_ack", **answer, **request})
 
     def _sync(self, chat: ModelChat, frame: Frame, request: Frame) -> None:
         if frame.get("epoch", self.server.epoch) != self.server.epoch:
-            self.say({"type": "error", "code": "HISTORY_CHANGED", "message": "another epoch", **request})
+            self.send_frame({"type": "error", "code": "HISTORY_CHANGED", "message": "another epoch", **request})
             return
         after, limit = frame["last_acked_sequence"], frame.get("limit", PAGE_DEFAULT)
         answer: Frame = {"type": "message_batch", "chat_id": frame["chat_id"], "last_sequence": chat.last, **request}
         if after > chat.last:
-            self.say({**answer, "messages": [], "has_more": False, "next_sequence": chat.last, "cursor_ahead": True})
+            self.send_frame(
+                {**answer, "messages": [], "has_more": False, "next_sequence": chat.last, "cursor_ahead": True}
+            )
             return
         found = [one for one in chat.log if one["sequence"] > after]
         page = found[:limit]
         following = page[-1]["sequence"] if page else after
-        self.say({**answer, "messages": page, "has_more": len(found) > limit, "next_sequence": following})
+        self.send_frame({**answer, "messages": page, "has_more": len(found) > limit, "next_sequence": following})
 
     def _ack(self, chat: ModelChat, frame: Frame, request: Frame) -> None:
         sequence = frame["last_acked_sequence"]
         if sequence > chat.last:
-            self.say({"type": "error", "code": "INVALID_ACK", "message": "beyond the last", **request})
+            self.send_frame({"type": "error", "code": "INVALID_ACK", "message": "beyond the last", **request})
         elif sequence > chat.members[self.user]:
             chat.members[self.user] = sequence
             told = {"chat_id": frame["chat_id"], "user_id": self.user, "last_acked_sequence": sequence}
-            self.server._tell(set(chat.members), {"type": "delivery", **told})
+            self.server._broadcast(set(chat.members), {"type": "delivery", **told})

@@ -1,4 +1,4 @@
-"""A chat client's protocol, and a server that sends the frames of a test."""
+"""Driver for the chat client's protocol: a test plays the server frame by frame."""
 
 import json
 from random import Random
@@ -17,43 +17,43 @@ def entry(number: int, chat_id: str = "tea", accepted_at_ms: int = 0) -> OutboxM
     return OutboxMessage(number, f"id-{number}", chat_id, f"text {number}", "text/plain", accepted_at_ms)
 
 
-class Talk:
-    """A protocol, and a server that sends the frames of the test."""
+class ProtocolDriver:
+    """A protocol whose server frames come from the test."""
 
     def __init__(self, *chats: ChatState, user_id: str = ME, epoch: str = EPOCH, **limits: Any) -> None:
         self.limits = ChatLimits(**{"check_ms": NEVER, **limits})
         self.protocol = ChatProtocol("phone", user_id, epoch, chats, self.limits, Random(0))
         self.now_ms = 0
 
-    def begin(self, *listed: ListedChat) -> "Talk":
+    def begin(self, *listed: ListedChat) -> "ProtocolDriver":
         self.protocol.connect("ann", 0)
-        assert self.said() == [{"type": "connect", "token": "ann", "device_id": "phone"}]
-        self.hear("connected", user_id=ME, epoch=EPOCH, heartbeat_ms=1)
+        assert self.take_sent() == [{"type": "connect", "token": "ann", "device_id": "phone"}]
+        self.receive("connected", user_id=ME, epoch=EPOCH, heartbeat_ms=1)
         assert self.protocol.wants_list
-        self.listed(*listed)
+        self.receive_list(*listed)
         return self
 
-    def listed(self, *listed: ListedChat) -> None:
+    def receive_list(self, *listed: ListedChat) -> None:
         self.protocol.start_list()
         self.protocol.apply_list(listed, self.now_ms)
 
-    def said(self) -> list[dict[str, Any]]:
+    def take_sent(self) -> list[dict[str, Any]]:
         frames = [json.loads(one) for one in self.protocol.outgoing]
         self.protocol.outgoing.clear()
         return frames
 
-    def hear(self, kind: str, **members: Any) -> None:
+    def receive(self, kind: str, **members: Any) -> None:
         self.protocol.receive(json.dumps({"type": kind, **members}), self.now_ms)
 
-    def live(self, *sequences: int, chat_id: str = "tea", **members: Any) -> None:
+    def receive_messages(self, *sequences: int, chat_id: str = "tea", **members: Any) -> None:
         for sequence in sequences:
-            self.hear("message", **{**message(sequence, chat_id), **members})
+            self.receive("message", **{**message(sequence, chat_id), **members})
 
-    def batch(
+    def receive_page(
         self, request: dict[str, Any], *sequences: int, has_more: bool = False, following: int | None = None
     ) -> None:
         after = request["last_acked_sequence"]
-        self.hear(
+        self.receive(
             "message_batch",
             request_id=request["request_id"],
             chat_id=request["chat_id"],
@@ -63,13 +63,13 @@ class Talk:
             last_sequence=99,
         )
 
-    def ack(self, request: dict[str, Any], sequence: int, **members: Any) -> None:
-        self.hear("send_message_ack", **{**acked(request, sequence), **members})
+    def receive_ack(self, request: dict[str, Any], sequence: int, **members: Any) -> None:
+        self.receive("send_message_ack", **{**ack_for(request, sequence), **members})
 
-    def wait(self, ms: int) -> list[dict[str, Any]]:
+    def advance(self, ms: int) -> list[dict[str, Any]]:
         self.now_ms += ms
         self.protocol.tick(self.now_ms)
-        return self.said()
+        return self.take_sent()
 
     @property
     def changes(self) -> ChangeSet:
@@ -87,11 +87,11 @@ def message(sequence: int, chat_id: str = "tea") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def acked(request: dict[str, Any], sequence: int) -> dict[str, Any]:
-    asked = {name: request[name] for name in ("request_id", "client_message_id", "chat_id")}
+def ack_for(request: dict[str, Any], sequence: int) -> dict[str, Any]:
+    echoed = {name: request[name] for name in ("request_id", "client_message_id", "chat_id")}
     created = "2026-01-30T14:30:00.000Z"
-    return {**asked, "message_id": f"msg_{sequence}", "sequence": sequence, "created_at": created, "duplicate": False}
+    return {**echoed, "message_id": f"msg_{sequence}", "sequence": sequence, "created_at": created, "duplicate": False}
 
 
-def at(complete_to: int, received_to: int = 0, chat_id: str = "tea") -> ChatState:
+def chat_at(complete_to: int, received_to: int = 0, chat_id: str = "tea") -> ChatState:
     return ChatState(chat_id, complete_to=complete_to, fetched_to=complete_to, received_to=received_to)

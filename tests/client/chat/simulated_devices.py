@@ -1,4 +1,4 @@
-"""Chat client without tasks and sockets: its store, its protocol, and a network that the test moves step by step."""
+"""A chat client without tasks and sockets: its store, its protocol, and a network that the test advances stepwise."""
 
 import json
 from collections import Counter, deque
@@ -27,7 +27,7 @@ from oncelog.client.chat.values import (
 from oncelog.errors import LostError, ServerRefusedError
 
 LIVE = ("message", "delivery", "membership")
-"""Frames that may be lost, duplicated or reordered; answers may not."""
+"""Live frames may be lost, duplicated and reordered; answers may not."""
 
 
 class Device:
@@ -44,7 +44,7 @@ class Device:
             pause_ms_min=1, pause_ms_max=20,
         )  # fmt: skip
         self.now_ms = 0
-        self.made: dict[str, OutboxMessage] = {}
+        self.drafts: dict[str, OutboxMessage] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.seen: Counter[str] = Counter()
         self.histories: dict[str, list[Message]] = {}
@@ -52,12 +52,14 @@ class Device:
         self.store = ChatStore(":memory:" if path is None else str(path))
         self._open(self.store.open(name))
 
-    def _open(self, kept: Any) -> None:
-        self.protocol = ChatProtocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self.chance)
-        self.protocol.enqueue(kept.outbox, self.now_ms, was_tried=True)
+    def _open(self, stored: Any) -> None:
+        self.protocol = ChatProtocol(
+            stored.device_id, stored.user_id, stored.epoch, stored.chats, self.limits, self.chance
+        )
+        self.protocol.enqueue(stored.outbox, self.now_ms, was_tried=True)
         self.generations: dict[str, int] = {}
-        self.places = {chat.chat_id: chat.received_to for chat in kept.chats}
-        """Position of the application in each chat."""
+        self.places = {chat.chat_id: chat.received_to for chat in stored.chats}
+        """Application's read position in each chat."""
         self.connection: ModelConnection | None = None
         self.out: deque[bytes] = deque()
         self.list_answer: list[ListedChat] | None = None
@@ -71,7 +73,7 @@ class Device:
             self._open(self.store.open(self.name))
         else:
             self._open(self.store._load(self.store._file.connection, self.name))
-        # Messages after the stored position are received again.
+        # The application receives messages after the stored position again.
         for chat_id, received in self.histories.items():
             self.histories[chat_id] = [one for one in received if one.sequence <= self.places.get(chat_id, 0)]
 
@@ -85,40 +87,40 @@ class Device:
     def _accept(self, draft: OutboxMessage) -> None:
         (entry,) = self.store.assign_numbers([draft])
         self.store.save([entry], [], ChangeSet())
-        self.made[entry.client_message_id] = entry
+        self.drafts[entry.client_message_id] = entry
         self.protocol.enqueue([entry], self.now_ms)
 
     def read(self) -> None:
-        """Let the application read some of the messages of each chat."""
-        for chat_id, complete_to in self.shown().items():
+        """Read some messages of each chat, as the application does."""
+        for chat_id, complete_to in self.complete_positions().items():
             place = self.places.get(chat_id, 0)
             page = self.store.load_messages_after(chat_id, place, complete_to, self.chance.randint(1, 5))
             for message in page:
-                self._take(message)
+                self._receive(message)
             if page:
                 self.places[chat_id] = page[-1].sequence
                 generation = self.generations.get(chat_id, 0)
                 self.protocol.mark_received(chat_id, page[-1].sequence, generation, self.now_ms)
 
-    def _take(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         received = self.histories.setdefault(message.chat_id, [])
-        assert not received or received[-1].sequence < message.sequence, "out of order or repeated"
+        assert not received or received[-1].sequence < message.sequence, "message out of order or repeated"
         received.append(message)
-        if self.is_of_this_history:
+        if self.has_current_history:
             log = [one for one in self.server.chats[message.chat_id].log if one["sequence"] <= message.sequence]
             assert [one["sequence"] for one in log] == [one.sequence for one in received], "a message is missing"
             assert msgspec.to_builtins(message) == log[-1]
 
     @property
-    def is_of_this_history(self) -> bool:
+    def has_current_history(self) -> bool:
         (epoch,) = self.store._file.connection.execute("SELECT epoch FROM client").fetchone()
         return bool(epoch == self.server.epoch)
 
-    def shown(self) -> dict[str, int]:
+    def complete_positions(self) -> dict[str, int]:
         """Return the stored `complete_to` of each chat."""
         return dict(self.store._file.connection.execute("SELECT chat_id, complete_to FROM chats ORDER BY chat_id"))
 
-    def keep(self) -> None:
+    def save_changes(self) -> None:
         """Save the received changes and report them."""
         changes = self.protocol.take_changes()
         if not changes:
@@ -158,18 +160,18 @@ class Device:
         self.out.extend(self.protocol.outgoing)
         self.protocol.outgoing.clear()
 
-    def ask_list(self) -> None:
+    def request_list(self) -> None:
         if self.connection is not None and self.protocol.wants_list and self.list_answer is None:
             self.protocol.start_list()
-            self.list_answer = msgspec.convert(self.server.listed(self.user), list[ListedChat])
+            self.list_answer = msgspec.convert(self.server.list_chats(self.user), list[ListedChat])
 
-    def hear_list(self) -> None:
+    def receive_list(self) -> None:
         if self.list_answer is not None:
             answer, self.list_answer = self.list_answer, None
             self.protocol.apply_list(answer, self.now_ms)
             self._flush()
 
-    def speak(self) -> None:
+    def deliver_to_server(self) -> None:
         """Deliver one frame to the server."""
         if self.connection is None:
             return
@@ -179,8 +181,8 @@ class Device:
         elif self.out:
             self.connection.receive(self.out.popleft())
 
-    def hear(self, *, is_bad: bool) -> None:
-        """Deliver one frame to the client. If `is_bad`, live frames are reordered, duplicated or lost."""
+    def deliver_to_client(self, *, is_faulty: bool) -> None:
+        """Deliver one frame to the client. If `is_faulty`, a live frame may be reordered, duplicated or lost."""
         if self.connection is None:
             return
         waiting = self.connection.out
@@ -189,7 +191,7 @@ class Device:
                 self.cut()
             return
         place = 0
-        if is_bad and self.chance.random() < 0.3:
+        if is_faulty and self.chance.random() < 0.3:
             place = self.chance.randrange(len(waiting))
         frame = waiting[place]
         is_live = json.loads(frame)["type"] in LIVE
@@ -197,8 +199,8 @@ class Device:
             place = 0
             frame = waiting[0]
             is_live = json.loads(frame)["type"] in LIVE
-        what = self.chance.random() if is_bad and is_live else 1
-        if what >= 0.1:  # else it is delivered again
+        what = self.chance.random() if is_faulty and is_live else 1
+        if what >= 0.1:  # otherwise the frame is delivered twice
             del waiting[place]
         if 0.1 <= what < 0.2:
             self.seen["lost"] += 1
@@ -222,11 +224,11 @@ class Device:
     @property
     def is_settled(self) -> bool:
         is_live = self.protocol.phase is ChatPhase.READY and self.protocol.is_live and not self.protocol.wants_list
-        is_said = not self.out and not self.protocol._due_ms[Work.ACK]
-        is_quiet = is_said and self.connection is not None and not self.connection.out
+        is_all_sent = not self.out and not self.protocol._due_ms[Work.ACK]
+        is_network_idle = is_all_sent and self.connection is not None and not self.connection.out
         return (
             is_live
-            and is_quiet
+            and is_network_idle
             and not any(chat.queue for chat in self.protocol.chats.values())
             and not self.protocol.changes
         )
@@ -234,21 +236,21 @@ class Device:
     def settle(self) -> None:
         """Run without faults until the device is idle."""
         for _ in range(5000):
-            if self.is_settled and self.list_answer is None and self._is_read:
+            if self.is_settled and self.list_answer is None and self.is_all_read:
                 return
             self.connect()
-            self.ask_list()
-            self.hear_list()
-            self.speak()
-            self.hear(is_bad=False)
-            self.keep()
+            self.request_list()
+            self.receive_list()
+            self.deliver_to_server()
+            self.deliver_to_client(is_faulty=False)
+            self.save_changes()
             self.read()
             self.pass_time(1)
         raise AssertionError(f"{self.name} does not become idle")
 
     @property
-    def _is_read(self) -> bool:
-        return all(to <= self.protocol.chats[chat_id].received_to for chat_id, to in self.shown().items())
+    def is_all_read(self) -> bool:
+        return all(to <= self.protocol.chats[chat_id].received_to for chat_id, to in self.complete_positions().items())
 
     def check(self) -> None:
         for chat_id, chat in self.server.chats.items():
@@ -256,7 +258,7 @@ class Device:
                 received = self.histories.get(chat_id, [])
                 assert [msgspec.to_builtins(one) for one in received] == chat.log, (self.name, chat_id)
                 assert chat.members[self.user] == (received[-1].sequence if received else 0), "not acknowledged"
-        for name, entry in self.made.items():
+        for name, entry in self.drafts.items():
             outcome = self.outcomes[name]
             log = self.server.chats[entry.chat_id].log if entry.chat_id in self.server.chats else []
             found = [one for one in log if one["client_message_id"] == name]

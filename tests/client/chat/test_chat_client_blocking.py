@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.server_process import serving
-from client.chat.chat_clients import LIMITS, NOWHERE
+from client.chat.chat_clients import LIMITS, UNREACHABLE_URL
 from deadlines import WAIT_S
 from oncelog.client.chat import MEMBER, OWNER, BlockingChatClient, ChatClient, ConnectionState, Mark, Sent
 from oncelog.errors import ClosedError
@@ -75,7 +75,7 @@ def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
 
 
 def test_waits_raise_timeout_error() -> None:
-    with BlockingChatClient(NOWHERE, path=":memory:", limits=LIMITS) as ann:
+    with BlockingChatClient(UNREACHABLE_URL, path=":memory:", limits=LIMITS) as ann:
         pending = ann.send("tea", "hello")
         with pytest.raises(TimeoutError):
             pending.outcome(timeout_s=0.01)

@@ -1,9 +1,9 @@
-"""Devices of several users against a model of the server, with faults of networks, machines, users and operators.
+"""Devices of several users against a model of the server, with random faults.
 
-Live frames are lost, duplicated, late and reordered; connections are cut anywhere; clients crash and lose unsaved
-changes; the server is busy, skips sequences, removes members and is restored from backups. No device ever shows
-a message twice, out of order or after a missing one. At the end every device has all messages of the server, and each
-sent message is stored once or reported as refused.
+The network loses, duplicates, delays and reorders live frames and cuts connections. Clients crash and lose unsaved
+changes. The server is busy, skips sequences, removes members and is restored from backups. No device ever shows a
+message twice, out of order or before an earlier missing one. In the end every device has all messages of the server,
+and each sent message is stored once or reported as refused.
 """
 
 from collections import Counter
@@ -33,56 +33,57 @@ class World(Simulation):
         for chat_id in CHATS[: chance.randint(1, 3)]:
             self.server.create(self.users[0], chat_id, self.users)
         self.actions = {
-            self.connect: 60, self.list: 60, self.speak: 90, self.hear: 120, self.keep: 60, self.read: 40,
-            self.send: 40, self.pass_time: 40, self.cut: 4, self.crash: 4, self.be_busy: 4, self.leave_out: 4,
-            self.back_up: 4 if backups else 0, self.restore: 1 if backups else 0, self.come_or_go: 6 if leaving else 0,
+            self.connect: 60, self.request_list: 60, self.deliver_to_server: 90, self.deliver_to_client: 120,
+            self.save_changes: 60, self.read: 40, self.send: 40, self.pass_time: 40, self.cut: 4, self.crash: 4,
+            self.refuse_messages: 4, self.skip_sequence: 4, self.back_up: 4 if backups else 0,
+            self.restore: 1 if backups else 0, self.change_membership: 6 if leaving else 0,
         }  # fmt: skip
 
     @property
-    def one(self) -> Device:
+    def any_device(self) -> Device:
         return self.chance.choice(self.devices)
 
     def connect(self) -> None:
-        self.one.connect()
+        self.any_device.connect()
 
-    def list(self) -> None:
-        device = self.one
-        device.ask_list()
-        if self.chance.random() < 0.7:  # else other actions happen before the answer
-            device.hear_list()
+    def request_list(self) -> None:
+        device = self.any_device
+        device.request_list()
+        if self.chance.random() < 0.7:  # otherwise other actions happen before the answer
+            device.receive_list()
 
-    def speak(self) -> None:
-        device = self.one
+    def deliver_to_server(self) -> None:
+        device = self.any_device
         for _ in range(self.chance.randint(1, 4)):
-            device.speak()
+            device.deliver_to_server()
 
-    def hear(self) -> None:
-        device = self.one
+    def deliver_to_client(self) -> None:
+        device = self.any_device
         for _ in range(self.chance.randint(1, 4)):
-            device.hear(is_bad=True)
+            device.deliver_to_client(is_faulty=True)
 
-    def keep(self) -> None:
-        self.one.keep()
+    def save_changes(self) -> None:
+        self.any_device.save_changes()
 
     def read(self) -> None:
-        self.one.read()
+        self.any_device.read()
 
     def send(self) -> None:
-        self.one.send(self.chance.choice(list(self.server.chats)), f"text {self.seen['send']}")
+        self.any_device.send(self.chance.choice(list(self.server.chats)), f"text {self.seen['send']}")
 
     def pass_time(self) -> None:
-        self.one.pass_time(self.chance.choice((1, 10, 300)))
+        self.any_device.pass_time(self.chance.choice((1, 10, 300)))
 
     def cut(self) -> None:
-        self.one.cut()
+        self.any_device.cut()
 
     def crash(self) -> None:
-        self.one.crash()
+        self.any_device.crash()
 
-    def be_busy(self) -> None:
+    def refuse_messages(self) -> None:
         self.server.refusals = [self.chance.choice(("BUSY", "RATE_LIMITED")) for _ in range(self.chance.randint(1, 5))]
 
-    def leave_out(self) -> None:
+    def skip_sequence(self) -> None:
         self.server.skip = 1
 
     def back_up(self) -> None:
@@ -92,18 +93,18 @@ class World(Simulation):
         if self.server._backup:
             self.server.restore()
 
-    def come_or_go(self) -> None:
+    def change_membership(self) -> None:
         chat_id, user = self.chance.choice(list(self.server.chats)), self.chance.choice(self.users)
         self.server.set_member(chat_id, user, present=user not in self.server.chats[chat_id].members)
 
-    def end(self) -> None:
+    def settle(self) -> None:
         self.server.refusals = []
         for chat_id in self.server.chats:
             for user in self.users:
                 self.server.set_member(chat_id, user, present=True)
         for device in self.devices:
             device.cut()
-        for _ in range(2):  # the first device has to receive the messages of the last
+        for _ in range(2):  # the second pass delivers messages of later devices
             for device in self.devices:
                 device.settle()
 

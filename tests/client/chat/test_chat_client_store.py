@@ -1,10 +1,10 @@
-"""The store of the chat client: durability and ownership, and settings of the client."""
+"""The store of the chat client: durability and ownership. Also the settings of the client."""
 
 from pathlib import Path
 
 import pytest
 
-from client.chat.chat_clients import HERE, NOWHERE, client_of
+from client.chat.chat_clients import HERE, UNREACHABLE_URL, client_of
 from oncelog.client.chat.chat_state import ChangeSet, SavedChat
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import Member, Message, OutboxMessage, Refused, Sent, SettledMessage
@@ -30,8 +30,8 @@ def entry(number: int) -> OutboxMessage:
 
 def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
     store = ChatStore(str(tmp_path / "ann.db"))
-    kept = store.open("phone")
-    assert (kept.user_id, kept.device_id, kept.epoch, kept.chats, kept.outbox) == ("", "phone", "", [], [])
+    stored = store.open("phone")
+    assert (stored.user_id, stored.device_id, stored.epoch, stored.chats, stored.outbox) == ("", "phone", "", [], [])
     entries = store.assign_numbers([entry(0), entry(1), entry(2)])
     entries = [OutboxMessage(one.number, f"own-{one.number}", *_rest(one)) for one in entries]
     store.save(entries, [], ChangeSet())
@@ -54,12 +54,12 @@ def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
     store.save([], [], changes)
     store.close()
     store = ChatStore(str(tmp_path / "ann.db"))
-    kept = store.open(None)
-    assert (kept.user_id, kept.device_id, kept.epoch) == ("user:ann", "phone", "e1")
-    (chat,) = kept.chats
+    stored = store.open(None)
+    assert (stored.user_id, stored.device_id, stored.epoch) == ("user:ann", "phone", "e1")
+    (chat,) = stored.chats
     assert (chat.complete_to, chat.fetched_to, chat.received_to, chat.is_member) == (1, 2, 1, True)
-    assert kept.outbox == entries[2:]
-    ((number, refused),) = kept.refused
+    assert stored.outbox == entries[2:]
+    ((number, refused),) = stored.refused
     assert (number, refused.client_message_id, refused.outcome) == (2, "own-2", Refused("NO", "why", was_tried=True))
     assert store.load_messages_after("tea", 0, 10, 10) == [message(1), message(3)]
     assert store.load_messages_after("tea", 0, 2, 10) == [message(1)]
@@ -89,7 +89,7 @@ def test_reset_replaces_the_messages_of_the_old_history() -> None:
     store = ChatStore(":memory:")
     store.open(None)
     store.save([], [], ChangeSet(messages=[message(1), message(2)], watermarks=[("tea", "user:bob", 2)]))
-    assert store.load_watermarks("tea") == {}, "unknown until all members are listed"
+    assert store.load_watermarks("tea") == {}, "watermarks are unknown until all members are listed"
     store.save([], [], ChangeSet(members={"tea": (Member("user:ann", 1),)}, watermarks=[("tea", "user:bob", 2)]))
     assert store.load_watermarks("tea") == {"user:ann": 1, "user:bob": 2}
     store.save([], [], ChangeSet(reset_chats=["tea"], messages=[message(7)]))
@@ -152,20 +152,20 @@ def test_files_of_other_applications_and_newer_schemas_are_refused(tmp_path: Pat
 async def test_invalid_message_is_refused_before_it_is_stored(
     chat_id: str, content: str, options: dict[str, str], match: str
 ) -> None:
-    async with client_of(NOWHERE) as ann:
+    async with client_of(UNREACHABLE_URL) as ann:
         with pytest.raises(CanonicalError, match=match):
             await ann.send(chat_id, content, **options)
         assert ann.pending() == []
 
 
 async def test_single_text_as_members_is_refused() -> None:
-    async with client_of(NOWHERE) as ann:
+    async with client_of(UNREACHABLE_URL) as ann:
         with pytest.raises(CanonicalError, match=r"members: must be several texts, not 'user:bob'"):
             await ann.create("tea", members="user:bob")
 
 
 async def test_client_can_be_opened_once() -> None:
-    client = client_of(NOWHERE)
+    client = client_of(UNREACHABLE_URL)
     with pytest.raises(ClosedError, match="not open"):
         await client.send("tea", "hello")
     await client.close()
@@ -182,6 +182,6 @@ async def test_client_can_be_opened_once() -> None:
 
 def test_invalid_settings_are_refused() -> None:
     for wrong in ({"device_id": ""}, {"limits": 7}, {"token": 7}, {"url": "nowhere"}, {"path": ""}):
-        given = {"url": NOWHERE, "path": ":memory:", **wrong}
+        given = {"url": UNREACHABLE_URL, "path": ":memory:", **wrong}
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             client_of(given.pop("url"), **given)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Edit rows and kill the process: python deltas_client_worker.py URL FILE MOMENT COUNT
+"""Edit rows, then kill this process: python deltas_client_worker.py URL FILE MOMENT COUNT
 
-It puts the rows `0` to COUNT - 1. It kills itself when its first push reaches the moment: `unsent` (all edits are on
-disk, nothing is sent) or `unanswered` (sent and answered by the gateway, but the client has not processed the answer).
+The worker puts the rows `0` to COUNT - 1. It kills itself when its first push is at MOMENT: `unsent` (all edits are on
+disk, but not sent) or `unanswered` (the gateway has answered, but the client has not processed the answer).
 """
 
 import asyncio

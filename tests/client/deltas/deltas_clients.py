@@ -11,8 +11,8 @@ SHORT: Final = {
     "retry_after_ms_max": 20,
 }  # fmt: skip
 LIMITS: Final = DeltasLimits(**SHORT)
-NOWHERE: Final = "http://127.0.0.1:9"
-"""No server listens there."""
+UNREACHABLE_URL: Final = "http://127.0.0.1:9"
+"""No server listens on this port."""
 GATEWAY: Final = "shop"
 
 
@@ -22,7 +22,7 @@ def client_of(url: str, path: Path | str = ":memory:", client_id: str = "till-1"
 
 
 async def rows_of(client: DeltasClient, *tables: str) -> dict[tuple[str, str], Any]:
-    """Return all rows of the tables, of `products` by default."""
+    """Return all rows of the given tables (default: `products`)."""
     return {
         (table, row.row_id): row.columns for table in tables or ("products",) async for row in client.each_row(table)
     }

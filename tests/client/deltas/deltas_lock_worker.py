@@ -1,4 +1,4 @@
-"""Keep the store of a deltas client open until the input ends: python deltas_lock_worker.py FILE"""
+"""Keep the store of a deltas client open until end of input: python deltas_lock_worker.py FILE"""
 
 import sys
 

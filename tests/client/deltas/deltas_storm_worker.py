@@ -1,6 +1,6 @@
 """Edit rows until the process is killed: python deltas_storm_worker.py URL FILE CLIENT ROUND
 
-Puts rows `CLIENT:ROUND:NUMBER`, and the name of each into a row that all clients share. Prints each name when it is on
+Puts rows `CLIENT:ROUND:NUMBER`, and writes each name into a row that all clients share. Prints each name once it is on
 disk.
 """
 

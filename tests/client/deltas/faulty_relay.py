@@ -1,7 +1,7 @@
-"""HTTP relay between clients and a gateway that injects network faults, from a seed.
+"""HTTP relay between clients and a gateway that injects seeded network faults.
 
-A request or its answer is lost, or a copy of the request arrives too: at once, or after later requests. A WebSocket is
-cut after some messages.
+The relay loses requests and answers, and delivers a second copy of a request either immediately or after later
+requests. It cuts a WebSocket after some messages.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Small model of a gateway, as specified in docs/reference/deltas.md, for clients without a network.
+"""Small model of a gateway, as specified in docs/reference/deltas.md, for tests without a network.
 
-It keeps the deltas of every row, and computes rows in the simplest way: it sorts the deltas of a row by stamp and
-replays them in order. A row whose tombstone was dropped has no deltas. It does not use `oncelog.core`.
+The model keeps the deltas of every row and computes a row in the simplest way: it replays the deltas in stamp order. A
+row whose tombstone was dropped has no deltas. The model does not use `oncelog.core`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def id_of(delta: Delta) -> str:
-    """Return the id of a delta whose values are canonical as `json` writes them."""
+    """Return the id of a delta whose values `json` writes in canonical form."""
     fields = {name: delta[name] for name in ("clientId", "hlc", "table", "rowId", "columns")}
     return hashlib.sha256(json_bytes(fields)).hexdigest()
 
@@ -42,7 +42,7 @@ def exists(row: Row) -> bool:
 
 
 def horizon_delete(horizon: int, name: Name) -> Delta:
-    """Return the DELETE that stands for a dropped tombstone."""
+    """Return the DELETE that represents a dropped tombstone."""
     table, row_id = name
     made = {"clientId": HORIZON_CLIENT, "hlc": str(horizon), "table": table, "rowId": row_id, "columns": []}
     return {**made, "op": "DELETE", "deltaId": id_of(made)}
@@ -58,11 +58,11 @@ class Refusal(Exception):  # noqa: N818 - an error answer
 class ModelGateway:
     def __init__(self) -> None:
         self.log: list[Delta] = []
-        """What readers get."""
+        """Deltas that readers receive, in order."""
         self.known: dict[str, int] = {}
-        """The sequence of each delta that was pushed."""
-        self.kept: dict[Name, list[Delta]] = {}
-        """The deltas of each row that has state."""
+        """Sequence of each pushed delta, by id."""
+        self.deltas: dict[Name, list[Delta]] = {}
+        """Deltas of each row that has state."""
         self.horizon: int | None = None
         self.compacted = 0
         self.epoch = "epoch 1"
@@ -70,7 +70,7 @@ class ModelGateway:
         self.now_ms = 1_700_000_000_000
         self.busy = False
         self.lost: set[str] = set()
-        """Ids of deltas that were lost by restoring a backup."""
+        """Ids of deltas that were lost when a backup was restored."""
         self._backup: tuple[Any, ...] = ([], {}, {}, None)
         self._epochs = 1
 
@@ -102,15 +102,15 @@ class ModelGateway:
         return json_bytes({**answer, "serverTime": self.now_ms})
 
     def _merge(self, delta: Delta) -> Delta:
-        """Keep a new delta, unless it loses to the horizon; return what readers get."""
+        """Store a new delta unless it is older than the horizon. Return what readers receive."""
         name = (delta["table"], delta["rowId"])
-        deltas = self.kept.get(name) or ([] if self.horizon is None else [horizon_delete(self.horizon, name)])
+        deltas = self.deltas.get(name) or ([] if self.horizon is None else [horizon_delete(self.horizon, name)])
         deletes = [one for one in deltas if one["op"] == "DELETE"]
         newest = max(deletes, key=stamp_of, default=None)
         if newest is not None and newest["clientId"] == HORIZON_CLIENT and stamp_of(delta) < stamp_of(newest):
-            self.kept[name] = deltas
+            self.deltas[name] = deltas
             return newest
-        self.kept[name] = [*deltas, delta]
+        self.deltas[name] = [*deltas, delta]
         return delta
 
     def pull(self, since: int, epoch: str, limit: int) -> bytes:
@@ -164,15 +164,15 @@ class ModelGateway:
             sequence = self.compacted if is_late else self.known.get((deleted or {}).get("deltaId", ""), 0)
             if exists(row) or sequence > self.compacted or not is_chosen():
                 continue
-            del self.kept[name]
+            del self.deltas[name]
             self.horizon = max(self.horizon or 0, int(deleted["hlc"]) + (not is_late))
 
     def back_up(self) -> None:
-        self._backup = deepcopy((self.log, self.known, self.kept, self.horizon))
+        self._backup = deepcopy((self.log, self.known, self.deltas, self.horizon))
 
     def restore(self) -> None:
         before = self.known.keys()
-        self.log, self.known, self.kept, self.horizon = deepcopy(self._backup)
+        self.log, self.known, self.deltas, self.horizon = deepcopy(self._backup)
         self.lost |= before - self.known.keys()
         self.compacted = min(self.compacted, len(self.log))
         self._epochs += 1
@@ -182,7 +182,7 @@ class ModelGateway:
     # --- rows
 
     def _played(self) -> dict[Name, Row]:
-        return {name: self._play(deltas) for name, deltas in self.kept.items()}
+        return {name: self._play(deltas) for name, deltas in self.deltas.items()}
 
     def _play(self, deltas: list[Delta]) -> Row:
         columns: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Wire of a client to the model of a gateway, without sockets; a test can hold, lose or change requests and answers."""
+"""In-process transport between a client and the model of a gateway. Tests can hold, lose and change requests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,52 +23,52 @@ from oncelog.core.deltas import encode_push
 from oncelog.core.merge import RowDelta
 
 Hook = Callable[[str], Awaitable[Any]]
-"""Called with the name of a request. Its result replaces the answer, except None; an error is raised."""
+"""Called with the name of a request. A result other than None replaces the answer; an exception is raised."""
 
 
-async def nothing(_name: str) -> None:
+async def no_effect(_name: str) -> None:
     pass
 
 
 class ModelWire(DeltasTransport):
     def __init__(self, gateway: ModelGateway) -> None:
         self.gateway = gateway
-        self.asked: list[str] = []
-        self.before: Hook = nothing
-        self.after: Hook = nothing
-        """Called after the request was processed; can replace the answer."""
-        self.moved = asyncio.Event()
+        self.requests: list[str] = []
+        self.before: Hook = no_effect
+        self.after: Hook = no_effect
+        """Called after the request is processed; can replace the answer."""
+        self.changed = asyncio.Event()
 
-    def move(self) -> None:
+    def wake_live(self) -> None:
         """Wake the live connections."""
-        self.moved.set()
-        self.moved = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def push(self, entries: Sequence[OutboxEntry]) -> PushReply:
         body = encode_push([one.body for one in entries])
-        answer = await self._told(
-            "push", lambda: self.gateway.push(body), lambda said: decode_push_reply(said, entries)
+        answer = await self._exchange(
+            "push", lambda: self.gateway.push(body), lambda data: decode_push_reply(data, entries)
         )
-        self.move()
+        self.wake_live()
         return answer  # type: ignore[no-any-return]
 
     async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage[RowDelta]:
-        return await self._told("pull", lambda: self.gateway.pull(since, epoch, limit), decode_delta_page)  # type: ignore[no-any-return]
+        return await self._exchange("pull", lambda: self.gateway.pull(since, epoch, limit), decode_delta_page)  # type: ignore[no-any-return]
 
     async def snapshot(self, page: str, limit: int) -> SnapshotPage:
-        return await self._told("snapshot", lambda: self.gateway.snapshot(page, limit), decode_snapshot_page)  # type: ignore[no-any-return]
+        return await self._exchange("snapshot", lambda: self.gateway.snapshot(page, limit), decode_snapshot_page)  # type: ignore[no-any-return]
 
     async def follow(self, since: int, epoch: str) -> LiveStream:
-        await self._told(
-            "follow", lambda: self.gateway.live(since, epoch, 3), lambda said: decode_live(said.decode(), epoch)
+        await self._exchange(
+            "follow", lambda: self.gateway.live(since, epoch, 3), lambda data: decode_live(data.decode(), epoch)
         )
         return ModelLive(self, since, epoch)
 
     async def close(self) -> None:
-        self.asked.append("close")
+        self.requests.append("close")
 
-    async def _told(self, name: str, call: Callable[[], bytes], read: Callable[[bytes], Any]) -> Any:
-        self.asked.append(name)
+    async def _exchange(self, name: str, call: Callable[[], bytes], read: Callable[[bytes], Any]) -> Any:
+        self.requests.append(name)
         answer = await self.before(name)
         if answer is None:
             try:
@@ -93,7 +93,7 @@ class ModelLive(LiveStream):
 
     async def receive(self) -> DeltaPage[RowDelta]:
         while True:
-            moved = self._wire.moved
+            changed = self._wire.changed
             message = self._wire.gateway.live(self._since, self._epoch, 3)
             page = decode_deltas(decode_live(message.decode(), self.epoch))
             if page.is_compacted:
@@ -101,7 +101,7 @@ class ModelLive(LiveStream):
             if page.deltas:
                 self._since = page.cursor
                 return page
-            await moved.wait()
+            await changed.wait()
 
     async def close(self) -> None:
-        self._wire.asked.append("hang up")
+        self._wire.requests.append("hang up")

@@ -1,4 +1,4 @@
-"""Deltas client without tasks and sockets: its store, its protocol, and a network that the test moves step by step."""
+"""A deltas client without tasks and sockets: its store, its protocol, and a network that the test advances stepwise."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -58,10 +58,10 @@ class Replica:
         self.seen: Counter[str] = Counter()
         self.made: dict[str, RowDelta] = {}
         self.discarded: set[str] = set()
-        self.store = self._opened()
+        self.store = self._open_store()
         self._begin()
 
-    def _opened(self) -> DeltasStore:
+    def _open_store(self) -> DeltasStore:
         store = DeltasStore(":memory:" if self.path is None else str(self.path), self.limits)
         store.open(self.name, GATEWAY)
         return store
@@ -71,14 +71,14 @@ class Replica:
         self.pulling = PullProtocol(self.store.sync_state.cursor, self.store.sync_state.epoch)
         self.pushed: tuple[list[OutboxEntry], bytes] | None = None
         self.push_answer: PushReply | GatewayRefusedError | LostError | None = None
-        self.asked: PullRequest | None = None
+        self.pull_request: PullRequest | None = None
         self.pull_answer: Any = None
 
     def crash(self) -> None:
         """Crash between two transactions. Requests in flight still reach the gateway."""
         if self.path is not None:
             self.store.close()
-            self.store = self._opened()
+            self.store = self._open_store()
         else:
             connection = self.store._file.connection
             connection.execute("DELETE FROM temp.staged")
@@ -103,12 +103,12 @@ class Replica:
             self.store.discard([bytes.fromhex(refusal.delta_id)])
             self.discarded.add(refusal.delta_id)
             self.pushing.on_discarded()
-            self.pushed = self.push_answer = None  # as in the client, an earlier answer is ignored
+            self.pushed = self.push_answer = None  # the client also ignores an earlier answer
 
     # --- push
 
     def send(self) -> bytes | None:
-        """Send the next push. A copy of it may arrive at any time."""
+        """Send the next push. The test may deliver copies of it at any time."""
         if self.pushed is None:
             held, deltas_max = self.pushing.held, self.pushing.deltas_max
             before = None if held is None else held.number
@@ -126,10 +126,10 @@ class Replica:
             self.push_answer = LOST
             return
         batch, body = self.pushed
-        answer = self._told(lambda: self.gateway.push(body), lambda said: decode_push_reply(said, batch))
+        answer = self._exchange(lambda: self.gateway.push(body), lambda answer: decode_push_reply(answer, batch))
         self.push_answer = LOST if is_answer_lost else answer
 
-    def hear(self) -> None:
+    def receive_push_reply(self) -> None:
         if self.pushed is None or self.push_answer is None:
             return
         (batch, _), answer = self.pushed, self.push_answer
@@ -144,39 +144,39 @@ class Replica:
 
     # --- pull
 
-    def ask(self, *, is_lost: bool) -> None:
-        if self.asked is not None:
+    def send_pull(self, *, is_lost: bool) -> None:
+        if self.pull_request is not None:
             return
         request = self.pulling.next_request(is_reset_wanted=self.store.sync_state.is_reset_wanted)
-        self.asked = request
+        self.pull_request = request
         gateway, limits = self.gateway, self.limits
         if is_lost:
             self.pull_answer = LOST
         elif isinstance(request, ReadSnapshot):
-            self.pull_answer = self._told(
+            self.pull_answer = self._exchange(
                 lambda: gateway.snapshot(request.page, limits.page_rows), decode_snapshot_page
             )
         elif request.is_live:
-            self.pull_answer = self._told(
+            self.pull_answer = self._exchange(
                 lambda: gateway.live(request.since, request.epoch, 3),
-                lambda said: decode_deltas(decode_live(said.decode(), request.epoch)),
+                lambda answer: decode_deltas(decode_live(answer.decode(), request.epoch)),
             )
         else:
-            self.pull_answer = self._told(
+            self.pull_answer = self._exchange(
                 lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), decode_delta_page
             )
 
-    def take_in(self) -> None:
-        if self.asked is None:
+    def receive_page(self) -> None:
+        if self.pull_request is None:
             return
-        request, answer, self.asked, self.pull_answer = self.asked, self.pull_answer, None, None
+        request, answer, self.pull_request, self.pull_answer = self.pull_request, self.pull_answer, None, None
         effect = self.pulling.handle_answer(request, answer)
         self.seen[type(effect).__name__] += 1
         if not isinstance(effect, RetryPause):
-            self._carry_out(effect)
+            self._apply(effect)
             self._check_own_edits()
 
-    def _carry_out(self, effect: PullEffect) -> None:
+    def _apply(self, effect: PullEffect) -> None:
         store = self.store
         match effect:
             case DeltaPage():
@@ -192,7 +192,7 @@ class Replica:
         self.pulling.confirm(effect)
 
     def _check_own_edits(self) -> None:
-        """Own edits are undone only by another history, by the application, or by a tombstone horizon above them."""
+        """Check that only a new history, the application or a higher tombstone horizon has undone own edits."""
         if self.store.sync_state.epoch != self.gateway.epoch:
             return
         connection = self.store._file.connection
@@ -202,7 +202,7 @@ class Replica:
                 row = self.store._load_state(connection, delta.table, delta.row_id)
                 assert merge(row, delta) is row, f"{self.name} has lost its own {delta}"
 
-    def _told(self, call: Callable[[], bytes], read: Callable[[bytes], Any]) -> Any:
+    def _exchange(self, call: Callable[[], bytes], read: Callable[[bytes], Any]) -> Any:
         try:
             return read(call())
         except Refusal as refusal:
@@ -214,10 +214,10 @@ class Replica:
 
     @property
     def is_settled(self) -> bool:
-        pulling, standing = self.pulling, self.store.sync_state
-        is_all = pulling.is_caught_up and pulling.cursor == len(self.gateway.log)
-        is_same = pulling.epoch == self.gateway.epoch
-        return not standing.pending and not standing.is_reset_wanted and is_all and is_same
+        pulling, sync_state = self.pulling, self.store.sync_state
+        has_all_deltas = pulling.is_caught_up and pulling.cursor == len(self.gateway.log)
+        is_same_epoch = pulling.epoch == self.gateway.epoch
+        return not sync_state.pending and not sync_state.is_reset_wanted and has_all_deltas and is_same_epoch
 
     def settle(self) -> None:
         """Run without faults until the replica is idle."""
@@ -228,9 +228,9 @@ class Replica:
                 self.discard()
             self.send()
             self.deliver(is_lost=False, is_answer_lost=False)
-            self.hear()
-            self.ask(is_lost=False)
-            self.take_in()
+            self.receive_push_reply()
+            self.send_pull(is_lost=False)
+            self.receive_page()
         raise AssertionError(f"{self.name} does not become idle: {self.store.sync_state}")
 
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:

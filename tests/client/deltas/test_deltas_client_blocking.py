@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.server_process import DEVELOPMENT, serving
-from client.deltas.deltas_clients import LIMITS, NOWHERE
+from client.deltas.deltas_clients import LIMITS, UNREACHABLE_URL
 from databases import BOTH_STORES
 from deadlines import WAIT_S
 from oncelog.client.deltas import DELETE, BlockingDeltasClient, ConnectionState, Edits
@@ -65,7 +65,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
 
 
 def test_edit_stays_pending_when_synced_times_out(tmp_path: Path) -> None:
-    with blocking_of(NOWHERE, tmp_path / "ann.db") as ann:
+    with blocking_of(UNREACHABLE_URL, tmp_path / "ann.db") as ann:
         made = ann.put("products", "1", {"a": 1})
         with pytest.raises(TimeoutError):
             ann.synced(timeout_s=0.01)
@@ -75,7 +75,7 @@ def test_edit_stays_pending_when_synced_times_out(tmp_path: Path) -> None:
 
 
 def test_edit_function_that_uses_the_client_gets_an_error() -> None:
-    with blocking_of(NOWHERE) as ann:
+    with blocking_of(UNREACHABLE_URL) as ann:
         ann.put("products", "1", {"a": 1})
         with pytest.raises(ClientError, match="must not use the client"):
             ann.edit("products", "1", lambda _: ann.row("products", "1") or {})
@@ -87,7 +87,7 @@ def test_edit_function_that_uses_the_client_gets_an_error() -> None:
 
 
 def test_edit_function_without_a_return_value_changes_nothing() -> None:
-    with blocking_of(NOWHERE) as ann:
+    with blocking_of(UNREACHABLE_URL) as ann:
         ann.put("products", "1", {"a": 1})
         with pytest.raises(ClientError, match=r"return the columns to set, or oncelog\.client\.deltas\.DELETE"):
             ann.edit("products", "1", lambda _: None)  # type: ignore[arg-type,return-value]

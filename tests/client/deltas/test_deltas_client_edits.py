@@ -1,4 +1,4 @@
-"""Edits that no gateway accepts are refused by the client with the name of the field, and change nothing."""
+"""The client refuses edits that no gateway accepts. The error names the field, and nothing changes."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_accepted_edit_can_be_pushed_at_any_nesting(levels: int) -> None:
         assert levels > 500
         return
     body = store.list_pending(None, 1, 10**9)[0].body
-    decode_push(encode_push([body]))  # raises for a push that the server would refuse
+    decode_push(encode_push([body]))  # raises if the server would refuse the push
 
 
 def test_json_values_are_stored_unchanged() -> None:

@@ -1,4 +1,4 @@
-"""The deltas client against a real server, in one process and in several."""
+"""The deltas client against a real server, with clients in one process and in several."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from cli.server_process import server_process
-from client.deltas.deltas_clients import HERE, NOWHERE, SHORT, client_of, rows_of
+from client.deltas.deltas_clients import HERE, SHORT, UNREACHABLE_URL, client_of, rows_of
 from client.deltas.faulty_relay import FaultyRelay
 from databases import BOTH_STORES
 from deadlines import soon, until
@@ -38,13 +38,13 @@ async def server_rows(served: Serving, table: str = "products") -> dict[tuple[st
     return {(table, row["rowId"]): row["columns"] for row in answer.json["rows"]}
 
 
-async def compacted(served: Serving, keep: int = 0) -> None:
+async def compact(served: Serving, keep: int = 0) -> None:
     answer = await served.request("POST", "/v1/sync/shop/compact", json={"keep": keep})
     assert answer.status == 200, answer.body
 
 
 async def deltas_count(url: str) -> int:
-    """Return the number of deltas of the gateway."""
+    """Return how many deltas the gateway has."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/sync/shop/pull?limit=1000") as response:
         answer = await response.json()
         assert not answer["hasMore"]
@@ -99,7 +99,7 @@ async def test_edits_of_one_client_reach_the_other(tmp_path: Path) -> None:
 @pytest.mark.rule("DE-6")
 async def test_offline_edits_are_pushed_in_several_requests(tmp_path: Path) -> None:
     limits = DeltasLimits(**SHORT, push_deltas_max=7, page_deltas=3)
-    async with client_of(NOWHERE, tmp_path / "ann.db", "ann", limits=limits) as ann:
+    async with client_of(UNREACHABLE_URL, tmp_path / "ann.db", "ann", limits=limits) as ann:
         for number in range(50):
             await ann.put("products", f"{number:02}", {"number": number})
         assert len(await ann.pending()) == ann.status().pending == 50
@@ -118,7 +118,7 @@ async def test_offline_edits_are_pushed_in_several_requests(tmp_path: Path) -> N
 
 
 async def test_pushes_are_split_when_the_gateway_refuses_their_size(tmp_path: Path) -> None:
-    async with client_of(NOWHERE, tmp_path / "ann.db", "ann") as ann:
+    async with client_of(UNREACHABLE_URL, tmp_path / "ann.db", "ann") as ann:
         for number in range(30):
             await ann.put("products", str(number), {"text": "x" * 500})
     async with (
@@ -138,7 +138,7 @@ async def test_pushes_are_split_when_the_gateway_refuses_their_size(tmp_path: Pa
 async def test_pushes_are_split_when_the_gateway_limits_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A gateway whose burst equals its rate: ours accepts a push of any size after a pause.
+    # Set the burst to the rate. The default burst accepts a push of any size after a pause.
     monkeypatch.setattr("oncelog.server.api_service.Rate", lambda per_second, burst: Rate(per_second, per_second))  # noqa: ARG005
     clock = ManualClock()
     async with (
@@ -172,9 +172,9 @@ def schema_file(directory: Path, **tables: Any) -> str:
 
 @BOTH_STORES
 @pytest.mark.rule("DE-6")
-async def test_refused_delta_blocks_later_deltas_and_not_earlier_ones(tmp_path: Path) -> None:
+async def test_refused_delta_blocks_only_later_deltas(tmp_path: Path) -> None:
     schemas = schema_file(tmp_path, products={"price": "number"})
-    async with client_of(NOWHERE, tmp_path / "ann.db", "ann") as ann:
+    async with client_of(UNREACHABLE_URL, tmp_path / "ann.db", "ann") as ann:
         await ann.put("products", "1", {"price": 1})
         bad = await ann.put("products", "1", {"price": "much"})
         await ann.put("products", "2", {"price": 2})
@@ -219,7 +219,7 @@ async def test_delta_withdrawn_while_the_next_push_is_read_is_not_pushed(
 ) -> None:
     loop = asyncio.get_running_loop()
     limits = DeltasLimits(**{**SHORT, "refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000})
-    async with client_of(NOWHERE, tmp_path / "ann.db", "ann") as ann:
+    async with client_of(UNREACHABLE_URL, tmp_path / "ann.db", "ann") as ann:
         bad = await ann.put("products", "1", {"price": "much"})
     assert bad is not None
     list_pending = DeltasStore.list_pending
@@ -327,8 +327,8 @@ async def test_client_behind_the_compaction_reads_a_snapshot(tmp_path: Path) -> 
             await ann.put("products", str(number), {"name": f"new {number}"})
         await ann.delete("products", "3")
         await soon(ann.synced())
-        await compacted(served)
-        async with client_of(NOWHERE, tmp_path / "bob.db", "bob", limits=limits) as bob:
+        await compact(served)
+        async with client_of(UNREACHABLE_URL, tmp_path / "bob.db", "bob", limits=limits) as bob:
             await bob.put("products", "5", {"mine": 1})
         async with client_of(served.url, tmp_path / "bob.db", "bob", limits=limits) as bob:
             await soon(bob.synced())
@@ -351,7 +351,7 @@ async def test_changed_history_replaces_the_rows_and_keeps_the_outbox(tmp_path: 
             await ann.put("products", str(number), {"name": "first"})
         await soon(ann.synced())
         known = ann.status().epoch
-    async with client_of(NOWHERE, path, "ann") as ann:
+    async with client_of(UNREACHABLE_URL, path, "ann") as ann:
         await ann.put("products", "1", {"name": "mine"})
         assert await ann.row("products", "0") == {"name": "first"}
     other = tmp_path / "other"
@@ -375,7 +375,7 @@ async def test_changed_history_replaces_the_rows_and_keeps_the_outbox(tmp_path: 
 
 async def test_slow_reader_of_changes_gets_changes_lost_error() -> None:
     limits = DeltasLimits(**SHORT, changes_max=3, changes_bytes_max=1000)
-    async with client_of(NOWHERE, limits=limits) as ann:
+    async with client_of(UNREACHABLE_URL, limits=limits) as ann:
         slow, other = ann.changes(), ann.changes("others")
         for number in range(4):
             await ann.put("products", str(number), {})
@@ -414,7 +414,7 @@ async def test_clients_and_server_converge_after_repeated_kills(tmp_path: Path) 
     reported = set[str]()
     storm = HERE / "deltas_storm_worker.py"
     async with server_process(tmp_path) as server:
-        server.kill()  # the clients begin and end without a server
+        server.kill()  # the workers start and die while the server is down
         for lives in range(2):
             with (
                 start_script(storm, server.url, tmp_path / "ann.db", "ann-1", lives) as ann_worker,
@@ -456,7 +456,7 @@ async def test_clients_with_clock_skew_converge_over_a_faulty_network(tmp_path: 
     limits = DeltasLimits(**SHORT, push_deltas_max=5, page_deltas=4, page_rows=3)
     async with serving(tmp_path) as served, FaultyRelay(served.url, seed).run() as relay:
 
-        def opened(name: str, ahead_ms: int) -> DeltasClient:
+        def open_client(name: str, ahead_ms: int) -> DeltasClient:
             return client_of(
                 relay.url,
                 tmp_path / f"{name}.db",
@@ -466,9 +466,9 @@ async def test_clients_with_clock_skew_converge_over_a_faulty_network(tmp_path: 
                 chance=Random(seed),
             )
 
-        async def live(name: str, ahead_ms: int) -> None:
+        async def edit_rows(name: str, ahead_ms: int) -> None:
             for _ in range(3):
-                async with opened(name, ahead_ms) as client:
+                async with open_client(name, ahead_ms) as client:
                     for number in range(20 if is_soak else 10):
                         row_id = chance.choice("abcdef")
                         if chance.random() < 0.2:
@@ -476,18 +476,18 @@ async def test_clients_with_clock_skew_converge_over_a_faulty_network(tmp_path: 
                         else:
                             await client.put("products", row_id, {chance.choice("xyz"): f"{name} {number}"})
                         if chance.random() < 0.1:
-                            await compacted(served, keep=chance.randint(0, 5))
+                            await compact(served, keep=chance.randint(0, 5))
                     await client.put("products", name, {"is": "alive"})
                     if chance.random() < 0.5:
                         await soon(client.synced())
 
-        await asyncio.gather(live("ann", -3000), live("bob", 0), live("carl", 3000))
-        async with opened("ann", -3000) as ann:
+        await asyncio.gather(edit_rows("ann", -3000), edit_rows("bob", 0), edit_rows("carl", 3000))
+        async with open_client("ann", -3000) as ann:
             while not all(relay.done[what] for what in ("lost", "doubled", "late", "answer lost")):
                 await ann.put("products", "a", {"x": str(relay.done)})
                 await soon(ann.synced())
         relay.is_calm = True
-        async with opened("ann", -3000) as ann, opened("bob", 0) as bob, opened("carl", 3000) as carl:
+        async with open_client("ann", -3000) as ann, open_client("bob", 0) as bob, open_client("carl", 3000) as carl:
             for one in (ann, bob, carl, ann, bob, carl):
                 await soon(one.synced())
             rows = await server_rows(served)

@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs/guides/deltas-client.md").read_text(encoding="utf-8")
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         command = [sys.executable, str(ROOT / "examples/deltas_client.py"), server.url]
-        for _ in range(2):  # the example can be run again
+        for _ in range(2):  # a second run also succeeds
             output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout  # noqa: S603
             assert "killed by signal 9" in output
             assert "the file has 2 edits that no gateway knows of" in output

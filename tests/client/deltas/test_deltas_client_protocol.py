@@ -98,7 +98,7 @@ def test_discarded_delta_blocks_no_deltas() -> None:
 
 
 @pytest.mark.rule("DE-8")
-def test_delta_with_clock_drift_waits_and_earlier_deltas_do_not() -> None:
+def test_delta_with_clock_drift_does_not_delay_earlier_deltas() -> None:
     pushing, batch = PushProtocol(100), entries(3)
     assert pushing.handle_answer(batch, fault("CLOCK_DRIFT", 1, 900)) is None
     assert (held_of(pushing), pushing.clock_wait_ms) == (HeldDelta(batch[1].number, RetryPause(900)), 900)
@@ -144,8 +144,8 @@ def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
 
 
 @pytest.mark.rule("CO-34")
-def test_push_is_divided_until_the_delta_at_fault_is_alone_and_grows_again_without_it() -> None:
-    """A store that cannot hold one of several deltas does not say which one."""
+def test_push_is_split_to_isolate_the_failing_delta() -> None:
+    """A store that rejects one of several deltas does not say which."""
     pushing, outbox = PushProtocol(100), entries(20)
     bad = outbox[13]
     sizes = []
@@ -326,7 +326,7 @@ def test_requested_reset_interrupts_a_snapshot() -> None:
     assert pulling.handle_answer(ReadSnapshot(""), last) == StageRows(last, is_first=True)
 
 
-def test_live_connection_with_another_epoch_starts_a_reset() -> None:
+def test_live_connection_with_a_changed_epoch_starts_a_reset() -> None:
     pulling = following(2)
     request = request_of(pulling)
     assert pulling.handle_answer(request, page_of((), 2)) == page_of((), 2)

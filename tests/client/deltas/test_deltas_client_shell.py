@@ -1,4 +1,4 @@
-"""Tasks of the deltas client on a model of the gateway: cancellations, failures and races."""
+"""Tasks of the deltas client against a model of the gateway: cancellation, failures and races."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
+from client.deltas.deltas_clients import SHORT, UNREACHABLE_URL, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_transport import ModelWire
 from deadlines import WAIT_S, soon, until
@@ -27,7 +27,7 @@ from oncelog.errors import (
 )
 
 AHEAD_MS = 3_600_000
-"""The clock of the model stands still. It is that far ahead, so that no edit of a slow test exceeds the drift limit."""
+"""How far the model's stopped clock is ahead, so that edits of a slow test stay within the drift limit."""
 
 
 def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWire]:
@@ -38,7 +38,7 @@ def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWi
 
 async def test_edit_of_a_cancelled_caller_is_reported_and_pushed() -> None:
     gateway, wire = modelled()
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         changes = ann.changes()
         loop, is_begun, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
@@ -59,17 +59,17 @@ async def test_edit_of_a_cancelled_caller_is_reported_and_pushed() -> None:
 
 async def test_synced_waits_for_the_deltas_of_the_gateway_at_the_call() -> None:
     gateway, wire = modelled()
-    async with client_of(NOWHERE, wire=wire, client_id="ann") as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire, client_id="ann") as ann:
         await soon(ann.synced())
-        async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob") as bob:
+        async with client_of(UNREACHABLE_URL, wire=ModelWire(gateway), client_id="bob") as bob:
             await bob.put("products", "1", {"a": 1})
             await soon(bob.synced())
-        assert await ann.row("products", "1") is None  # live connections have not been woken
-        pulls = wire.asked.count("pull")
+        assert await ann.row("products", "1") is None  # `wake_live` has not been called
+        pulls = wire.requests.count("pull")
         await soon(ann.synced())
         assert await ann.row("products", "1") == {"a": 1}
-        assert wire.asked.count("pull") == pulls + 1
-        assert "hang up" not in wire.asked
+        assert wire.requests.count("pull") == pulls + 1
+        assert "hang up" not in wire.requests
 
 
 async def test_synced_ignores_a_page_requested_before_the_call() -> None:
@@ -82,9 +82,9 @@ async def test_synced_ignores_a_page_requested_before_the_call() -> None:
             await gate.wait()
 
     wire.after = held
-    async with client_of(NOWHERE, wire=wire, client_id="ann") as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire, client_id="ann") as ann:
         await soon(is_answered.wait())
-        async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob") as bob:
+        async with client_of(UNREACHABLE_URL, wire=ModelWire(gateway), client_id="bob") as bob:
             await bob.put("products", "1", {"a": 1})
             await soon(bob.synced())
         syncing = asyncio.create_task(ann.synced())
@@ -95,7 +95,7 @@ async def test_synced_ignores_a_page_requested_before_the_call() -> None:
 
 
 async def test_synced_raises_timeout_error_or_closed_error() -> None:
-    async with client_of(NOWHERE) as ann:
+    async with client_of(UNREACHABLE_URL) as ann:
         with pytest.raises(TimeoutError):
             await ann.synced(timeout_s=0.01)
         await ann.put("products", "1", {"a": 1})
@@ -121,7 +121,7 @@ async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
         return answer
 
     wire.push = seen  # type: ignore[method-assign]
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
 
         def both(edits: Any) -> None:
             edits.put("products", "1", {"a": 1})
@@ -147,7 +147,7 @@ async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(DeltasStore, name, failing)
     monkeypatch.setattr("oncelog.client.runtime.backoff.STORE_PAUSE", RetryPause())
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
         assert failures == {"acknowledge": 0, "apply": 0}
@@ -165,7 +165,7 @@ async def test_unexpected_error_is_raised_to_all_callers() -> None:
             raise ZeroDivisionError("broken")
 
     wire.before = broken
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         changes = ann.changes()
         await ann.put("products", "1", {"a": 1})
         waiting = asyncio.create_task(ann.synced())
@@ -190,7 +190,7 @@ async def test_request_with_an_invalid_answer_is_repeated() -> None:
         return None
 
     wire.before = odd
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await soon(ann.synced())
         assert not nonsense
         assert ann.status().last_error is None
@@ -204,24 +204,24 @@ async def test_repeated_compacted_answers_are_followed_by_a_pause() -> None:
         return DeltaPage((), 0, True, gateway.epoch, is_compacted=True) if name == "pull" else None
 
     wire.before = compacted
-    async with client_of(NOWHERE, wire=wire, limits=limits):
-        await until(lambda: wire.asked == ["pull", "snapshot", "pull"])
+    async with client_of(UNREACHABLE_URL, wire=wire, limits=limits):
+        await until(lambda: wire.requests == ["pull", "snapshot", "pull"])
         for _ in range(100):
             await asyncio.sleep(0)
-        assert wire.asked == ["pull", "snapshot", "pull"]
+        assert wire.requests == ["pull", "snapshot", "pull"]
 
 
 async def test_push_detects_a_changed_history() -> None:
     gateway, wire = modelled()
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
         await until(lambda: ann.status().state is ConnectionState.LIVE)
         gateway.restore()
-        wire.move = lambda: None  # type: ignore[method-assign] # the live connection is not woken
-        told = asyncio.ensure_future(anext(ann.history_changes()))
+        wire.wake_live = lambda: None  # type: ignore[method-assign] # the live connection is not woken
+        history_change = asyncio.ensure_future(anext(ann.history_changes()))
         await ann.put("products", "2", {"a": 1})
-        changed = await soon(told)
+        changed = await soon(history_change)
         assert (changed.known_epoch, changed.epoch) == ("epoch 1", "epoch 2")
         await soon(ann.synced())
         assert await rows_of(ann) == gateway.rows() == {("products", "2"): {"a": 1}}
@@ -235,7 +235,7 @@ async def test_client_that_may_only_push_continues_after_a_restore() -> None:
         return None if name == "push" or may_read else GatewayRefusedError(FORBIDDEN, "may not read")
 
     wire.before = forbidden
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.until_status(lambda status: status.pending == 0))
         gateway.restore()
@@ -261,7 +261,7 @@ async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:
             await gate.wait()
 
     wire.after = held
-    async with client_of(NOWHERE, wire=wire, limits=limits) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire, limits=limits) as ann:
         made = await ann.put("products", "1", {"a": BAD})
         await soon(is_pushing.wait())
         assert made is not None
@@ -276,7 +276,7 @@ async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:
 async def test_edits_during_a_reset_are_not_lost() -> None:
     gateway, wire = modelled()
     gate, is_reading = asyncio.Event(), asyncio.Event()
-    async with client_of(NOWHERE, wire=wire) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire) as ann:
         await ann.put("products", "1", {"a": 1})
         await soon(ann.synced())
 
@@ -288,7 +288,7 @@ async def test_edits_during_a_reset_are_not_lost() -> None:
         wire.after = held
         gateway.back_up()
         gateway.restore()
-        wire.move()
+        wire.wake_live()
         ann.reconnect_now()
         await soon(is_reading.wait())
         assert ann.status().is_resetting
@@ -305,7 +305,7 @@ async def test_edits_during_a_reset_are_not_lost() -> None:
 
 
 async def test_edit_function_gets_the_current_row() -> None:
-    async with client_of(NOWHERE) as ann:
+    async with client_of(UNREACHABLE_URL) as ann:
 
         async def count() -> None:
             await ann.edit("products", "1", lambda row: {"n": (row or {"n": 0})["n"] + 1})
@@ -324,7 +324,7 @@ async def test_edit_function_gets_the_current_row() -> None:
 
 
 async def test_edit_function_without_a_return_value_changes_nothing() -> None:
-    async with client_of(NOWHERE) as ann:
+    async with client_of(UNREACHABLE_URL) as ann:
         await ann.put("products", "1", {"n": 1})
 
         def forgetful(row: Any) -> Any:
@@ -336,11 +336,11 @@ async def test_edit_function_without_a_return_value_changes_nothing() -> None:
             await ann.edit("products", "1", lambda _: [])  # type: ignore[arg-type,return-value]
         assert await ann.row("products", "1") == {"n": 1}
         assert ann.status().pending == 1
-        assert await ann.edit("products", "1", lambda row: {"n": (row or {})["n"] + 1}), "the client goes on"
+        assert await ann.edit("products", "1", lambda row: {"n": (row or {})["n"] + 1}), "the client still works"
 
 
 async def test_rows_are_returned_in_order_and_in_pages() -> None:
-    async with client_of(NOWHERE) as ann:
+    async with client_of(UNREACHABLE_URL) as ann:
         names = ["", *(f"{number:04}" for number in range(1001)), "\U0001f600", "\uffff"]
 
         def many(edits: Any) -> None:
@@ -374,13 +374,13 @@ async def test_rows_are_returned_in_order_and_in_pages() -> None:
     ],
 )
 def test_invalid_settings_are_refused(options: dict[str, Any], words: str) -> None:
-    chosen = {"url": NOWHERE, "gateway": "shop", "path": ":memory:", "client_id": "ann", **options}
+    chosen = {"url": UNREACHABLE_URL, "gateway": "shop", "path": ":memory:", "client_id": "ann", **options}
     with pytest.raises(SettingsError, match=words):
         DeltasClient(chosen.pop("url"), chosen.pop("gateway"), **chosen)
 
 
 async def test_client_can_be_opened_once(tmp_path: Path) -> None:
-    ann = client_of(NOWHERE, tmp_path / "ann.db")
+    ann = client_of(UNREACHABLE_URL, tmp_path / "ann.db")
     with pytest.raises(ClosedError, match="not open"):
         await ann.put("products", "1", {})
     await ann.close()
@@ -395,6 +395,6 @@ async def test_failing_token_function_is_reported() -> None:
     def token() -> str:
         raise KeyError("none")
 
-    async with client_of(NOWHERE, token=token) as ann:
+    async with client_of(UNREACHABLE_URL, token=token) as ann:
         status = await soon(ann.until_status(lambda status: status.last_error is not None))
         assert "the token function failed: KeyError" in str(status.last_error)

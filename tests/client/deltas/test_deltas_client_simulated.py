@@ -1,8 +1,8 @@
-"""Deltas clients against a model of the gateway, with faults of networks, clocks, machines and operators.
+"""Deltas clients against a model of the gateway, with random faults.
 
-Requests and answers are lost, duplicated, late and reordered; clients crash; clocks are seconds apart; the gateway is
-busy, compacts, refuses deltas and is restored from backups. At the end all replicas have the rows of the model, and the
-model has every edit.
+The network loses, duplicates, delays and reorders requests and answers. Clients crash, and their clocks are seconds
+apart. The gateway is busy, compacts, refuses deltas and is restored from backups. In the end all replicas have the rows
+of the model, and the model has every edit.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from client.simulation import Simulation
 STEPS: Final = 300
 AHEAD_MS: Final = (-3000, 0, 3000, 7000)
 LATE_AHEAD_MS: Final = (-60_000, -30_000, 0, 3000)
-"""With dropped tombstones: edits of clocks that are far behind are older than the horizon."""
+"""Clock offsets for runs that drop tombstones: edits of the slowest clocks are older than the horizon."""
 
 
 class World(Simulation):
@@ -44,50 +44,51 @@ class World(Simulation):
         self.refusals = refusals
         self.copies: list[bytes] = []
         self.actions = {
-            self.edit: 20, self.send: 20, self.deliver: 20, self.hear: 20, self.ask: 20, self.take_in: 20,
-            self.copy: 3, self.deliver_copy: 3, self.crash: 2, self.compact: 2, self.be_busy: 1, self.pass_time: 5,
-            self.discard: 2 if refusals else 0, self.drop_tombstones: 12 if drops else 0,
-            self.back_up: 2 if backups else 0, self.restore: 1 if backups else 0,
+            self.edit: 20, self.send: 20, self.deliver: 20, self.receive_push_reply: 20, self.send_pull: 20,
+            self.receive_page: 20, self.keep_copy: 3, self.deliver_copy: 3, self.crash: 2, self.compact: 2,
+            self.toggle_busy: 1, self.pass_time: 5, self.discard: 2 if refusals else 0,
+            self.drop_tombstones: 12 if drops else 0, self.back_up: 2 if backups else 0,
+            self.restore: 1 if backups else 0,
         }  # fmt: skip
 
     @property
-    def one(self) -> Replica:
+    def any_replica(self) -> Replica:
         return self.chance.choice(self.replicas)
 
     def edit(self) -> None:
         chance = self.chance
         table, row_id = chance.choice(("notes", "things")), chance.choice("abcd")
         if chance.random() < 0.25:
-            self.one.edit(table, row_id, None)
+            self.any_replica.edit(table, row_id, None)
             return
         values = [0, 1, "x", "é\U0001f600", None, [1, {"a": 2}], True]
         if self.refusals:
             values.append(BAD)
         names = chance.sample(("a", "b", "c"), chance.randint(0, 3))
-        self.one.edit(table, row_id, {name: chance.choice(values) for name in names})
+        self.any_replica.edit(table, row_id, {name: chance.choice(values) for name in names})
 
     def send(self) -> None:
-        self.one.send()
+        self.any_replica.send()
 
     def deliver(self) -> None:
-        self.one.deliver(is_lost=self.chance.random() < 0.2, is_answer_lost=self.chance.random() < 0.2)
+        self.any_replica.deliver(is_lost=self.chance.random() < 0.2, is_answer_lost=self.chance.random() < 0.2)
 
-    def hear(self) -> None:
-        self.one.hear()
+    def receive_push_reply(self) -> None:
+        self.any_replica.receive_push_reply()
 
-    def ask(self) -> None:
-        self.one.ask(is_lost=self.chance.random() < 0.1)
+    def send_pull(self) -> None:
+        self.any_replica.send_pull(is_lost=self.chance.random() < 0.1)
 
-    def take_in(self) -> None:
-        self.one.take_in()
+    def receive_page(self) -> None:
+        self.any_replica.receive_page()
 
-    def copy(self) -> None:
-        pushed = self.one.pushed
+    def keep_copy(self) -> None:
+        pushed = self.any_replica.pushed
         if pushed is not None:
             self.copies.append(pushed[1])
 
     def deliver_copy(self) -> None:
-        """Deliver a copy late, again, and out of order."""
+        """Deliver a copy of an earlier push; the same copy may be delivered several times."""
         if self.copies:
             body = self.copies[self.chance.randrange(len(self.copies))]
             try:
@@ -96,10 +97,10 @@ class World(Simulation):
                 self.seen["copy refused"] += 1
 
     def crash(self) -> None:
-        self.one.crash()
+        self.any_replica.crash()
 
     def discard(self) -> None:
-        self.one.discard()
+        self.any_replica.discard()
 
     def compact(self) -> None:
         self.gateway.compact(self.chance.randint(0, 5))
@@ -108,7 +109,7 @@ class World(Simulation):
         self.gateway.compact(self.chance.randint(0, 5))
         self.gateway.drop_tombstones(lambda: self.chance.random() < 0.7)
 
-    def be_busy(self) -> None:
+    def toggle_busy(self) -> None:
         self.gateway.busy = not self.gateway.busy
 
     def pass_time(self) -> None:
@@ -118,17 +119,17 @@ class World(Simulation):
         self.gateway.back_up()
 
     def restore(self) -> None:
-        # A copy that arrives later restores deltas that other replicas have dropped; that is allowed.
+        # A copy that arrives later may restore deltas that other replicas have dropped. That is allowed.
         self.gateway.restore()
 
-    def end(self) -> None:
+    def settle(self) -> None:
         self.gateway.busy = False
         self.gateway.now_ms += 100_000
         for replica in self.replicas:
             replica.send()
             replica.deliver(is_lost=False, is_answer_lost=False)
-            replica.hear()
-        for _ in range(2):  # the first replica has to read the pushes of the last
+            replica.receive_push_reply()
+        for _ in range(2):  # the second pass delivers pushes of later replicas
             for replica in self.replicas:
                 replica.settle()
 
@@ -136,7 +137,7 @@ class World(Simulation):
         expected = self.gateway.rows()
         for replica in self.replicas:
             assert replica.rows() == expected, replica.name
-            if not self.seen["drop_tombstones"]:  # then replicas differ in the tombstones that they keep
+            if not self.seen["drop_tombstones"]:  # otherwise replicas keep different tombstones
                 assert replica.states() == self.replicas[0].states(), replica.name
             missing = set(replica.made) - self.gateway.known.keys() - replica.discarded - self.gateway.lost
             assert not missing, replica.name
@@ -200,7 +201,7 @@ def test_backup_restored_between_the_pages_of_the_first_snapshot_is_noticed() ->
 
 
 @pytest.mark.rule("DE-7")
-def test_late_acknowledgement_of_a_history_that_has_ended_is_not_believed() -> None:
+def test_late_acknowledgement_of_an_earlier_history_is_ignored() -> None:
     World(5001, drops=True, backups=True, refusals=True).run(STEPS)
 
 

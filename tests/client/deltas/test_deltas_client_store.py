@@ -122,7 +122,7 @@ def test_edit_after_the_last_clock_value_is_refused() -> None:
 def test_edits_of_one_transaction_are_atomic() -> None:
     store = opened()
 
-    def moved(edits: Edits) -> int:
+    def edit_rows(edits: Edits) -> int:
         edits.put("notes", "1", {"a": 1})
         assert edits.row("notes", "1") == {"a": 1}
         edits.put("notes", "1", {"b": 2})
@@ -132,14 +132,14 @@ def test_edits_of_one_transaction_are_atomic() -> None:
         edits.delete("notes", "4")
         return 7
 
-    result, changes = store.transact(moved, NOW_MS)
+    result, changes = store.transact(edit_rows, NOW_MS)
     assert result == 7
     assert [(one.row_id, one.before, one.after) for one in changes] == [("1", None, {"a": 1, "b": 2}), ("3", None, {})]
     assert store.sync_state.pending == 5
-    kept: list[Edits] = []
+    captured: list[Edits] = []
 
     def failing(edits: Edits) -> None:
-        kept.append(edits)
+        captured.append(edits)
         edits.put("notes", "1", {"a": 5})
         raise KeyError("of the application")
 
@@ -150,7 +150,7 @@ def test_edits_of_one_transaction_are_atomic() -> None:
     assert len(bodies(store)) == 5
     assert store.load_row("notes", "1") == {"a": 1, "b": 2}
     with pytest.raises(ClientError, match="the transaction has ended"):
-        kept[0].put("notes", "1", {"a": 5})
+        captured[0].put("notes", "1", {"a": 5})
 
 
 def test_outbox_limits_are_enforced() -> None:
@@ -323,25 +323,23 @@ def test_deltas_acknowledged_in_another_history_are_dropped_by_a_reset() -> None
     assert store.load_row("notes", "1") is None
 
 
-def test_acknowledgement_counts_in_the_known_history_and_in_one_that_continues_it() -> None:
+def test_acknowledgement_is_accepted_in_the_known_or_a_continued_history() -> None:
     store = opened()
     put(store, "1", a=1)
     assert store.acknowledge(1, PushReply("b", ("a",)))
     put(store, "2", a=1)
-    for _ in range(3):  # of a history that has ended, or that nothing is known of
+    for _ in range(3):  # unknown or earlier history
         assert not store.acknowledge(2, PushReply("a"))
         assert not store.acknowledge(2, PushReply("x", ("a",)))
     assert (store.sync_state.pending, store.sync_state.is_reset_wanted) == (1, False)
     assert store.acknowledge(2, PushReply("c", ("a", "b")))
-    assert (store.sync_state.pending, store.sync_state.epoch) == (0, "b"), (
-        "the rows are still those of the known history"
-    )
+    assert (store.sync_state.pending, store.sync_state.epoch) == (0, "b"), "the rows still belong to the known history"
 
 
 # --- ownership and damage
 
 
-def test_store_of_another_client_or_gateway_is_refused(tmp_path: Path) -> None:
+def test_store_of_a_different_client_or_gateway_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
     opened(path).close()
     with pytest.raises(SettingsError, match="belongs to the client 'ann', not to 'bob'"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from client.deltas.deltas_clients import NOWHERE, client_of, rows_of
+from client.deltas.deltas_clients import UNREACHABLE_URL, client_of, rows_of
 from client.deltas.model_gateway import ModelGateway
 from client.deltas.model_transport import ModelWire
 from client.deltas.test_deltas_client_live import server_rows
@@ -51,7 +51,7 @@ async def test_older_unsent_edit_of_a_dropped_row_is_acknowledged_and_undone(tmp
             await ann.put("products", "gone", {"name": "Tea"})
             await soon(ann.synced())
         await soon(bob.synced())
-        async with client_of(NOWHERE, tmp_path / "ann.db", "ann") as ann:
+        async with client_of(UNREACHABLE_URL, tmp_path / "ann.db", "ann") as ann:
             await ann.put("products", "gone", {"price": 9})
             await ann.put("products", "new", {"price": 9})
         await bob.delete("products", "gone")
@@ -59,7 +59,7 @@ async def test_older_unsent_edit_of_a_dropped_row_is_acknowledged_and_undone(tmp
         await drop_tombstones(served, 1)
         async with client_of(served.url, tmp_path / "ann.db", "ann") as ann:
             await soon(ann.synced())
-            assert (await rows_of(ann), await rows_of(bob)) == ({}, {}), "both edits are older than the horizon"
+            assert (await rows_of(ann), await rows_of(bob)) == ({}, {}), "both edits are below the horizon"
             assert (ann.status().pending, ann.status().refusal) == (0, None)
             await ann.put("products", "gone", {"price": 10})
             await soon(ann.synced())
@@ -70,7 +70,7 @@ async def test_older_unsent_edit_of_a_dropped_row_is_acknowledged_and_undone(tmp
 
 @pytest.mark.rule("DE-13")
 async def test_clock_of_a_client_is_not_behind_the_horizon(tmp_path: Path) -> None:
-    """A machine whose clock is a day behind still edits rows that were dropped."""
+    """A machine whose clock is a day behind can still edit rows that were dropped."""
     async with serving(tmp_path) as served, client_of(served.url, client_id="bob") as bob:
         await bob.put("products", "gone", {"name": "Tea"})
         await bob.delete("products", "gone")
@@ -87,7 +87,9 @@ async def test_clock_of_a_client_is_not_behind_the_horizon(tmp_path: Path) -> No
 async def test_snapshot_is_begun_again_when_rows_are_dropped_meanwhile() -> None:
     gateway = ModelGateway()
     wire = ModelWire(gateway)
-    async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob", wall_ms=lambda: gateway.now_ms) as bob:
+    async with client_of(
+        UNREACHABLE_URL, wire=ModelWire(gateway), client_id="bob", wall_ms=lambda: gateway.now_ms
+    ) as bob:
         for number in range(1200):
             await bob.put("products", f"{number:04}", {"n": number})
         await bob.delete("products", "1100")
@@ -95,11 +97,11 @@ async def test_snapshot_is_begun_again_when_rows_are_dropped_meanwhile() -> None
     gateway.compact(0)
 
     async def drop(name: str) -> Any:
-        if name == "snapshot" and wire.asked.count("snapshot") == 2:
+        if name == "snapshot" and wire.requests.count("snapshot") == 2:
             gateway.drop_tombstones(lambda: True)
 
     wire.before = drop
-    async with client_of(NOWHERE, wire=wire, wall_ms=lambda: gateway.now_ms) as ann:
+    async with client_of(UNREACHABLE_URL, wire=wire, wall_ms=lambda: gateway.now_ms) as ann:
         await soon(ann.synced())
         assert gateway.horizon is not None
         assert await rows_of(ann) == gateway.rows()

@@ -1,8 +1,8 @@
-"""Make a row of each event, and kill the process inside `apply` after ROWS rows.
+"""Insert a row for each event, and kill this process inside `apply` after ROWS rows.
 
 python apply_worker.py FILE URL ROWS UPTO
 
-With 0 rows it runs until the cursor has reached UPTO.
+If ROWS is 0, the worker runs until the cursor reaches UPTO.
 """
 
 import asyncio

@@ -18,8 +18,8 @@ LIMITS: Final = ClientLimits(
     connect_timeout_ms=60_000,
     answer_timeout_ms=60_000,
 )
-NOWHERE: Final = "http://127.0.0.1:9"
-"""No server listens there."""
+UNREACHABLE_URL: Final = "http://127.0.0.1:9"
+"""No server listens on this port."""
 
 
 def client_of(url: str, store: Path | str = ":memory:", partitions: Any = ("a",), **options: Any) -> Client:
@@ -32,7 +32,7 @@ def counted(number: int) -> dict[str, Any]:
 
 
 async def take(events: AsyncIterator[Event], count: int) -> list[int]:
-    """Return the committed ids of the next events."""
+    """Return the committed ids of the next `count` events."""
     async with asyncio.timeout(WAIT_S):
         return [(await anext(events)).committed_id for _ in range(count)]
 
@@ -43,28 +43,28 @@ async def outcome(client: Client, *arguments: Any, **options: Any) -> Outcome:
 
 
 async def committed(client: Client, *arguments: Any, **options: Any) -> int:
-    """Submit an event, which must be committed, and return its committed id."""
+    """Submit an event, expect a commit, and return the committed id."""
     found = await outcome(client, *arguments, **options)
     assert isinstance(found, Committed), found
     return found.committed_id
 
 
-async def live(client: Client) -> None:
+async def wait_until_live(client: Client) -> None:
     await soon(client.until_live())
 
 
-async def settled(client: Client) -> None:
+async def wait_until_settled(client: Client) -> None:
     await soon(client.until_settled())
 
 
 async def restart_connection(client: Client) -> None:
-    """Drop the connection of a client. Returns when the client has begun the next one."""
+    """Drop the client's connection and wait until it begins the next one."""
     client._connector.restart()
     await until(lambda: not client._connector._restart_event.is_set())
 
 
 class SilentSocket:
-    """Records the sent frames, and receives the frames that the test puts into `frames`."""
+    """Records sent frames and delivers the frames that the test puts into `frames`."""
 
     def __init__(self) -> None:
         self.close_code: int | None = None
@@ -86,7 +86,7 @@ class SilentSocket:
 
 
 class SilentTransport:
-    """Connects at once, without a server."""
+    """Connects immediately, without a server."""
 
     def __init__(self) -> None:
         self.sockets: list[SilentSocket] = []

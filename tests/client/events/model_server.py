@@ -1,8 +1,8 @@
 """Small model of the Events API, as specified in docs/reference/events.md, for protocols without I/O.
 
-It keeps a log, does not broadcast an event to the connection that submitted it, and places an answer at its highest
-committed id. As on a real server, requests of a lost connection may be committed after the next connection has synced.
-Frames wait in queues until the test moves them.
+The model keeps a log. It does not broadcast an event to the connection that submitted it, and orders an answer by its
+highest committed id. As on a real server, requests of a lost connection may be committed after the next connection has
+synced. Frames wait in queues until the test moves them.
 """
 
 import json
@@ -17,13 +17,13 @@ from oncelog.client.events.outbox import Draft, prepare
 from oncelog.client.events.values import OutboxEntry
 
 POISON = "poison"
-"""An event of this type makes a request a `bad_request`."""
+"""The model answers a request with an event of this type with `bad_request`."""
 REJECTED = "rejected"
-"""An event of this type is rejected."""
+"""The model rejects events of this type."""
 
 
 def entry_of(number: int, *partitions: str, kind: str = "counted", **members: Any) -> OutboxEntry:
-    """Return an outbox entry, in partition `a` unless others are given."""
+    """Return an outbox entry (default partition: `a`)."""
     draft = Draft({"type": kind, "number": number, **members}, partitions or ("a",), UUID(int=number))
     return structs.replace(prepare(draft, (), 10**6), number=number)
 
@@ -44,7 +44,7 @@ class Committed(NamedTuple):
     event: dict[str, Any]
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def message(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "client_id": self.client_id,
@@ -64,8 +64,8 @@ class Committed(NamedTuple):
         }
 
 
-class Asked:
-    """A request that the server has accepted and not decided yet."""
+class Request:
+    """A request that the server has accepted but not decided yet."""
 
     def __init__(self, connection: "Connection", msg_id: Any, items: list[dict[str, Any]], is_busy: bool) -> None:
         self.connection = connection
@@ -74,9 +74,9 @@ class Asked:
         self.is_busy = is_busy
         """Whether the server answers `server_busy` and commits none of its new events."""
         self.place = 0
-        """Highest committed id among its events; later broadcasts wait for the answer."""
+        """Highest committed id among its events. Later broadcasts wait for the answer."""
 
-    def has(self, event_id: str) -> bool:
+    def contains(self, event_id: str) -> bool:
         return any(one["id"] == event_id for one in self.items)
 
 
@@ -98,7 +98,7 @@ class Connection:
         self.held: list[tuple[int, str]] = []
         """Answers that wait for earlier broadcasts."""
 
-    def say(self, kind: str, payload: Any, msg_id: Any = None) -> None:
+    def send(self, kind: str, payload: Any, msg_id: Any = None) -> None:
         self.to_client.append(frame(kind, payload, msg_id))
 
 
@@ -112,7 +112,7 @@ class ModelServer:
         self.epoch = "e1"
         self.log: list[Committed] = []
         self.by_id: dict[str, Committed] = {}
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.connections: list[Connection] = []
 
     def connect(self, client_id: str) -> Connection:
@@ -135,17 +135,17 @@ class ModelServer:
 
     def _connect(self, connection: Connection, payload: Any, msg_id: Any) -> None:
         if connection.is_connected:
-            connection.say("error", {"code": "bad_request", "message": "already connected", "details": {}}, msg_id)
+            connection.send("error", {"code": "bad_request", "message": "already connected", "details": {}}, msg_id)
             return
         connection.is_connected = True
-        told = {"client_id": payload["client_id"], "server_last_committed_id": len(self.log), "epoch": self.epoch}
-        connection.say("connected", told, msg_id)
+        answer = {"client_id": payload["client_id"], "server_last_committed_id": len(self.log), "epoch": self.epoch}
+        connection.send("connected", answer, msg_id)
 
     def _sync(self, connection: Connection, payload: Any, msg_id: Any) -> None:
         since = payload["since_committed_id"]
         assert since <= len(self.log)
-        goes_on = connection.is_paging and connection.following == since
-        upto = connection.upto if goes_on else len(self.log)
+        is_same_sync = connection.is_paging and connection.following == since
+        upto = connection.upto if is_same_sync else len(self.log)
         connection.scope = frozenset(payload["partitions"])
         found = [one for one in self.log[since:upto] if connection.scope & set(one.partitions)]
         page = found[: self.page_events]
@@ -153,91 +153,91 @@ class ModelServer:
         following = page[-1].number if has_more else upto
         connection.is_paging, connection.following, connection.upto = has_more, following, upto
         connection.delivered = following
-        told = {
+        answer = {
             "partitions": payload["partitions"],
-            "events": [one.shown for one in page],
+            "events": [one.message for one in page],
             "next_since_committed_id": following,
             "has_more": has_more,
             "sync_to_committed_id": upto,
             "epoch": self.epoch,
         }
         self._release(connection, following)
-        connection.say("sync_response", told, msg_id)
+        connection.send("sync_response", answer, msg_id)
         if not has_more:
             self._deliver(connection)
 
     def _submit_events(self, connection: Connection, payload: Any, msg_id: Any) -> None:
         items = payload["events"]
         if len({one["id"] for one in items}) < len(items) or any(one["event"]["type"] == POISON for one in items):
-            connection.say("error", {"code": "bad_request", "message": "no", "details": {"field": "$"}}, msg_id)
+            connection.send("error", {"code": "bad_request", "message": "no", "details": {"field": "$"}}, msg_id)
             return
-        self.asked.append(Asked(connection, msg_id, items, self.chance.random() < self.busy_rate))
+        self.requests.append(Request(connection, msg_id, items, self.chance.random() < self.busy_rate))
 
     # --- commits
 
     def commit(self) -> None:
         """Decide a random request. Requests of one connection are decided in order."""
-        first: dict[int, Asked] = {}
-        for one in self.asked:
+        first: dict[int, Request] = {}
+        for one in self.requests:
             first.setdefault(id(one.connection), one)
-        asked = self.chance.choice(list(first.values()))
-        self.asked.remove(asked)
-        is_unknown = any(one["id"] not in self.by_id for one in asked.items)
-        results = [self._decide(asked, one) for one in asked.items]
-        if asked.is_busy and is_unknown:
+        request = self.chance.choice(list(first.values()))
+        self.requests.remove(request)
+        is_unknown = any(one["id"] not in self.by_id for one in request.items)
+        results = [self._decide(request, one) for one in request.items]
+        if request.is_busy and is_unknown:
             details = {"code": "server_busy", "message": "later", "details": {"retry_after_ms": 5}}
-            told, highest = frame("error", details, asked.msg_id), 0
+            answer, highest = frame("error", details, request.msg_id), 0
         else:
             highest = max(one.get("committed_id", 0) for one in results)
-            told = frame("submit_events_result", {"results": results}, asked.msg_id)
-        self._place(asked.connection, max(highest, asked.place), told)
+            answer = frame("submit_events_result", {"results": results}, request.msg_id)
+        self._hold_or_send(request.connection, max(highest, request.place), answer)
         for connection in self.connections:
             self._deliver(connection)
 
-    def _decide(self, asked: Asked, item: dict[str, Any]) -> dict[str, Any]:
+    def _decide(self, request: Request, item: dict[str, Any]) -> dict[str, Any]:
         known = self.by_id.get(item["id"])
         if known is None and item["event"]["type"] == REJECTED:
             errors = [{"field": "event", "message": "not so"}]
             return {"id": item["id"], "status": "rejected", "reason": "validation_failed", "errors": errors}
-        if known is None and not asked.is_busy:
+        if known is None and not request.is_busy:
             known = Committed(
-                len(self.log) + 1, item["id"], asked.connection.client_id, tuple(item["partitions"]), item["event"]
+                len(self.log) + 1, item["id"], request.connection.client_id, tuple(item["partitions"]), item["event"]
             )
             self.log.append(known)
             self.by_id[known.id] = known
-            for one in (asked, *self.asked):  # requests that have it in flight get it as an answer
-                if one.has(known.id):
+            for one in (request, *self.requests):  # requests that contain the event get it as an answer
+                if one.contains(known.id):
                     one.connection.own.add(known.number)
                     one.place = known.number
         return {} if known is None else known.result
 
-    def _place(self, connection: Connection, number: int, told: str) -> None:
+    def _hold_or_send(self, connection: Connection, number: int, answer: str) -> None:
         """Send the answer after broadcasts with lower ids and before those with higher ids."""
         if connection.is_cut:
             return
         if connection.scope and number > connection.delivered:
-            connection.held.append((number, told))
+            connection.held.append((number, answer))
         else:
-            connection.to_client.append(told)
+            connection.to_client.append(answer)
 
     def _deliver(self, connection: Connection) -> None:
         if connection.is_cut or not connection.scope or connection.is_paging:
             return
-        places = [one.place for one in self.asked if one.connection is connection and one.place]
+        places = [one.place for one in self.requests if one.connection is connection and one.place]
         for one in self.log[connection.delivered : min(places, default=len(self.log))]:
             self._release(connection, one.number - 1)
             if connection.scope & set(one.partitions) and one.number not in connection.own:
-                connection.say("event_broadcast", one.shown)
+                connection.send("event_broadcast", one.message)
             connection.delivered = one.number
         self._release(connection, connection.delivered)
 
     @staticmethod
     def _release(connection: Connection, upto: int) -> None:
-        for held in sorted(connection.held, key=_place_of):
+        for held in sorted(connection.held, key=_committed_id_of):
             if held[0] <= upto:
                 connection.held.remove(held)
                 connection.to_client.append(held[1])
 
 
-def _place_of(held: tuple[int, str]) -> int:
+def _committed_id_of(held: tuple[int, str]) -> int:
     return held[0]

@@ -1,4 +1,4 @@
-"""Frames of a server and steps of the client's protocol, for tests of the protocol."""
+"""Server frames and protocol steps for tests of the client's protocol."""
 
 import json
 from typing import Any
@@ -8,22 +8,22 @@ from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.values import Committed, Event, OutboxEntry, Refused
 
 
-def sent(protocol: EventsProtocol) -> list[Any]:
+def take_sent(protocol: EventsProtocol) -> list[Any]:
     """Take the frames that the protocol sends."""
     frames = [json.loads(one) for one in protocol.outgoing]
     protocol.outgoing.clear()
     return frames
 
 
-def one_sent(protocol: EventsProtocol, kind: str) -> Any:
-    """Take the only frame that the protocol sends, which must have this type."""
-    (message,) = sent(protocol)
+def take_one_sent(protocol: EventsProtocol, kind: str) -> Any:
+    """Take the only frame that the protocol sends, and check its type."""
+    (message,) = take_sent(protocol)
     assert message["type"] == kind
     return message
 
 
 def event(number: int, **members: Any) -> dict[str, Any]:
-    """Return an event of another client, as the server sends it."""
+    """Return an event of a different client, as the server sends it."""
     return {
         "id": entry_of(1000 + number).id,
         "client_id": "other",
@@ -69,10 +69,10 @@ def answer(protocol: EventsProtocol, request: Any, *results: dict[str, Any]) -> 
     protocol.receive(frame("submit_events_result", {"results": results}, request["msg_id"]))
 
 
-def connected(
+def connected_protocol(
     partitions: tuple[str, ...] = ("a",), cursor: int = 0, epoch: str = "", entries: tuple[OutboxEntry, ...] = ()
 ) -> EventsProtocol:
-    """Return a protocol that has requested its first page."""
+    """Return a connected protocol that has requested its first page."""
     protocol = EventsProtocol("laptop", partitions, cursor, epoch)
     protocol.enqueue(entries)
     begin(protocol)
@@ -81,38 +81,38 @@ def connected(
 
 def begin(protocol: EventsProtocol, last: int = 0, epoch: str = "e1") -> None:
     protocol.connect("secret")
-    asked = one_sent(protocol, "connect")
-    shown = {"client_id": "laptop", "server_last_committed_id": last, "epoch": epoch}
-    protocol.receive(frame("connected", shown, asked["msg_id"]))
+    request = take_one_sent(protocol, "connect")
+    payload = {"client_id": "laptop", "server_last_committed_id": last, "epoch": epoch}
+    protocol.receive(frame("connected", payload, request["msg_id"]))
 
 
-def live(cursor: int = 0, *entries: OutboxEntry) -> EventsProtocol:
-    """Return a protocol that is live."""
-    protocol = connected(cursor=cursor, entries=entries)
+def live_protocol(cursor: int = 0, *entries: OutboxEntry) -> EventsProtocol:
+    """Return a protocol that has caught up and is live."""
+    protocol = connected_protocol(cursor=cursor, entries=entries)
     catch_up(protocol, cursor)
     return protocol
 
 
 def catch_up(protocol: EventsProtocol, following: int, numbers: list[int] | None = None) -> None:
-    asked = one_sent(protocol, "sync")
-    protocol.receive(frame("sync_response", page(numbers or [], following), asked["msg_id"]))
+    request = take_one_sent(protocol, "sync")
+    protocol.receive(frame("sync_response", page(numbers or [], following), request["msg_id"]))
     assert protocol.phase is EventsPhase.LIVE
 
 
-def taken(protocol: EventsProtocol) -> list[int]:
+def take_ids(protocol: EventsProtocol) -> list[int]:
     return [one.committed_id for one in protocol.take_events(1000)[0]]
 
 
-def outcomes(protocol: EventsProtocol) -> dict[int, Committed | Refused]:
+def take_outcomes(protocol: EventsProtocol) -> dict[int, Committed | Refused]:
     return {one.entry.number: one.outcome for one in protocol.take_settled()}
 
 
 def noted_event(number: int) -> Event:
-    """Return the event of another client, as the application receives it."""
-    shown = event(number)
-    return Event(**{**shown, "partitions": ("a",)})
+    """Return an event of a different client, as the application receives it."""
+    payload = event(number)
+    return Event(**{**payload, "partitions": ("a",)})
 
 
 def own_events(entry: OutboxEntry, number: int) -> list[Event]:
-    """Return an own event, as the application receives it, in a list."""
+    """Return a list with an own event, as the application receives it."""
     return [Event(entry.id, "laptop", entry.partitions, number, json.loads(entry.body), 5000 + number)]

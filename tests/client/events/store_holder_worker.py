@@ -1,4 +1,4 @@
-"""Keep the store of a client open until the input ends: python store_holder_worker.py FILE"""
+"""Keep the store of a client open until end of input: python store_holder_worker.py FILE"""
 
 import sys
 

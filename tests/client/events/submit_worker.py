@@ -1,6 +1,6 @@
 """Submit without a server until the process is killed: python submit_worker.py FILE
 
-Prints the id of each submission after it has returned.
+Prints the id of each submission after `submit` returns.
 """
 
 import asyncio

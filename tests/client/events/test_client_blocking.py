@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from client.events.event_clients import LIMITS, NOWHERE, counted
+from client.events.event_clients import LIMITS, UNREACHABLE_URL, counted
 from databases import BOTH_STORES
 from deadlines import WAIT_S, wait_until
 from oncelog.client import BlockingClient, Committed, ConnectionState, Draft, Event, Refused, Status
@@ -137,7 +137,7 @@ def test_event_of_a_failing_handler_is_set_aside(url: str) -> None:
 
 
 def test_waits_raise_timeout_error() -> None:
-    with client_of(NOWHERE) as client:
+    with client_of(UNREACHABLE_URL) as client:
         pending = client.submit(counted(1))
         for wait in (pending.outcome, client.until_live, client.until_settled):
             with pytest.raises(TimeoutError):
@@ -152,7 +152,7 @@ def test_waits_raise_timeout_error() -> None:
 @pytest.mark.rule("EV-17")
 def test_outbox_is_sent_by_the_next_client_of_the_store(url: str, tmp_path: Path) -> None:
     store = tmp_path / "client.db"
-    with client_of(NOWHERE, store) as client:
+    with client_of(UNREACHABLE_URL, store) as client:
         ids = [client.submit(counted(number)).id for number in range(3)]
     with client_of(url, store) as client:
         client.until_settled(WAIT_S)
@@ -162,7 +162,7 @@ def test_outbox_is_sent_by_the_next_client_of_the_store(url: str, tmp_path: Path
 
 def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
-    with client_of(NOWHERE, store) as client, ThreadPoolExecutor(4) as pool:
+    with client_of(UNREACHABLE_URL, store) as client, ThreadPoolExecutor(4) as pool:
         pending = client.submit(counted(1))
         waiting: list[Future[Any]] = [
             pool.submit(wait) for wait in (pending.outcome, client.until_live, client.until_settled)
@@ -173,23 +173,23 @@ def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
         for one in waiting:
             with pytest.raises(ClosedError):
                 one.result(WAIT_S)
-        with suppress(ClosedError):  # the loop began after the client was closed
+        with suppress(ClosedError):  # the loop may begin after the close
             assert loop.result(WAIT_S) == []
     client.close()
     for call in (lambda: client.submit(counted(2)), client.refused, client.set_aside, pending.outcome):
         with pytest.raises(ClosedError):
             call()
     assert client.status().state is ConnectionState.CLOSED
-    with client_of(NOWHERE, store) as again:
+    with client_of(UNREACHABLE_URL, store) as again:
         assert [one.id for one in again.pending()] == [pending.id]
 
 
 def test_client_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     before = set(threading.enumerate())
-    with client_of(NOWHERE, store), pytest.raises(StoreInUseError):
-        client_of(NOWHERE, store).__enter__()
-    # Only threads of the package: other tests may have left threads that start more.
+    with client_of(UNREACHABLE_URL, store), pytest.raises(StoreInUseError):
+        client_of(UNREACHABLE_URL, store).__enter__()
+    # Check only threads of the package. Threads left by other tests may start more threads.
     assert [one.name for one in set(threading.enumerate()) - before if one.name.startswith("oncelog")] == []
 
 
@@ -200,7 +200,7 @@ def test_refused_event_is_kept_until_it_is_forgotten(url: str) -> None:
         (rejection,) = client.refused()
         assert rejection.outcome == found
         with pytest.warns(DeprecationWarning, match="forget_rejected"):
-            client.forget_rejected()  # forgets none, as it always did
+            client.forget_rejected()  # the deprecated method forgets nothing
         assert client.status().refused == 1
         with pytest.warns(DeprecationWarning, match="forget_rejected"):
             client.forget_rejected(rejection.id)
@@ -249,5 +249,5 @@ def test_start_over_applies_all_events_again_after_reset(url: str, tmp_path: Pat
 
 
 async def test_blocking_client_works_inside_a_running_event_loop() -> None:
-    with client_of(NOWHERE) as client:
+    with client_of(UNREACHABLE_URL) as client:
         assert client.submit(counted(1)).result is None

@@ -1,4 +1,4 @@
-"""Connections of a client: servers that stop, are busy, do not answer, or refuse the client."""
+"""Connections of a client to servers that stop, are busy, do not answer, or refuse the client."""
 
 import asyncio
 import json
@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from cli import server_process as processes
 from client.events.event_clients import (
     LIMITS,
-    NOWHERE,
+    UNREACHABLE_URL,
     SilentTransport,
     client_of,
     committed,
     counted,
-    live,
     restart_connection,
-    settled,
     take,
+    wait_until_live,
+    wait_until_settled,
 )
 from client.events.model_server import frame
 from databases import BOTH_STORES
@@ -62,23 +62,23 @@ async def test_offline_submissions_are_sent_when_the_server_is_available(tmp_pat
                 found = [await one.outcome() for one in pending]
             assert [one.committed_id for one in found if isinstance(one, Committed)] == [1, 2, 3, 4, 5, 6]
             assert [one["id"] for one in (await served.page("a")).json["events"]] == [*ids, last.id]
-            await settled(client)
+            await wait_until_settled(client)
             assert client.status().last_error is None
             assert client.status().pending == 0
 
 
 @BOTH_STORES
 async def test_status_handler_is_called_for_each_change(tmp_path: Path, port: int) -> None:
-    told: list[Status] = []
+    reports: list[Status] = []
     client: Client | None = None
     async with serving(tmp_path, port=port) as served:
         await served.commit(item(1), item(2))
         client = client_of(served.url)
         assert client.status().state is ConnectionState.CLOSED
-        client.on_status(told.append)
+        client.on_status(reports.append)
         client.on_event(lambda _: None, name="takes")
         await client.__aenter__()
-        await live(client)
+        await wait_until_live(client)
         assert client.status().is_connected
         assert await committed(client, counted(3)) == 3
         await until(lambda: client.status().cursor == 3)
@@ -87,11 +87,11 @@ async def test_status_handler_is_called_for_each_change(tmp_path: Path, port: in
     await until(lambda: client.status().last_error is not None)
     await client.close()
     assert client.status().state is ConnectionState.CLOSED
-    states = [one.state for one in told]
+    states = [one.state for one in reports]
     assert ConnectionState.OFFLINE in states[states.index(ConnectionState.LIVE) :]
     assert ConnectionState.LIVE not in states[len(states) - states[::-1].index(ConnectionState.OFFLINE) :]
-    assert all(one != other for one, other in pairwise(told)), "each report differs from the one before"
-    assert any(one.last_error is not None for one in told)  # a new attempt has no error yet
+    assert all(one != other for one, other in pairwise(reports)), "each report differs from the previous one"
+    assert any(one.last_error is not None for one in reports)  # a status with the error is reported
 
 
 @BOTH_STORES
@@ -118,8 +118,8 @@ async def test_two_clients_lose_no_events_when_the_server_is_killed_repeatedly(t
                     await until(lambda enough=enough: len(seen["ada"]) > enough)  # type: ignore[misc]
                     await asyncio.to_thread(served.kill)
                     await asyncio.to_thread(served.start)
-            await settled(ada)
-            await settled(bob)
+            await wait_until_settled(ada)
+            await wait_until_settled(bob)
             await until(lambda: all(len(one) == len(ids) for one in seen.values()))
     assert seen["ada"] == seen["bob"]
     assert [number for number, _ in seen["ada"]] == list(range(1, len(ids) + 1))
@@ -139,17 +139,17 @@ async def test_commit_of_the_old_connection_after_the_new_sync_is_received_in_or
         AsyncExitStack() as at_the_end,
     ):
         other = await served.connected("bob")
-        await live(client)
+        await wait_until_live(client)
         gate = served.hold_commits(monkeypatch)
         at_the_end.callback(gate.open)  # the server waits for its commits when it stops
         first = await client.submit(counted(1))
         await soon(gate.reached.wait())
         await restart_connection(client)
         second = await client.submit(counted(2))
-        await live(client)
+        await wait_until_live(client)
         await other.send("submit_events", {"events": [item(9)]}, 1)
         gate.open()
-        await settled(client)
+        await wait_until_settled(client)
         order = [one["id"] for one in (await served.page("a")).json["events"]]
         assert await take(client.events(), 3) == [1, 2, 3]
         assert {first.id, second.id, item(9)["id"]} == set(order)
@@ -162,7 +162,7 @@ async def test_commit_of_the_old_connection_after_the_new_sync_is_received_in_or
 async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new connection has the event in flight too. It gets no broadcast of it, and a busy answer to its request."""
+    """The new connection also submits the event. It gets no broadcast, and its request is answered busy."""
     async with (
         serving(tmp_path, queue_items_max=2) as served,
         client_of(served.url, client_id="ada") as client,
@@ -172,7 +172,7 @@ async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_o
         other = await served.connected("bob")
         seen: list[str] = []
         client.on_event(lambda event: seen.append(event.id), name="seen")
-        await live(client)
+        await wait_until_live(client)
         gate = served.hold_commits(monkeypatch)
         at_the_end.callback(gate.open)  # the server waits for its commits when it stops
         first = await client.submit(counted(1))
@@ -185,7 +185,7 @@ async def test_commit_of_the_old_connection_after_a_busy_answer_is_received_in_o
         await other.send("submit_events", {"events": [item(9)]}, 1)
         await until(lambda: served.server.log.queue_length == 2)
         gate.open()
-        await settled(client)
+        await wait_until_settled(client)
         assert counts.requests["events", "websocket", "server_busy"] >= 1
         order = [one["id"] for one in (await served.page("a")).json["events"]]
         assert order == [first.id, item(9)["id"], second.id]
@@ -217,7 +217,7 @@ async def test_clients_that_submit_concurrently_see_the_same_order(tmp_path: Pat
 
 
 @BOTH_STORES
-async def test_events_of_other_partitions_advance_the_cursor(client: Client) -> None:
+async def test_events_of_unsubscribed_partitions_advance_the_cursor(client: Client) -> None:
     client.on_event(lambda _: None, name="takes")
     number = await committed(client, counted(1), ["b"])
     await soon(client.reached(number))
@@ -226,7 +226,7 @@ async def test_events_of_other_partitions_advance_the_cursor(client: Client) -> 
 async def test_connection_without_answers_is_closed_after_the_answer_timeout() -> None:
     transport = SilentTransport()
     limits = ClientLimits(answer_timeout_ms=10, pause_ms_min=1, pause_ms_max=2)
-    async with client_of(NOWHERE, limits=limits, transport=transport) as client:
+    async with client_of(UNREACHABLE_URL, limits=limits, transport=transport) as client:
         client.on_event(print)
         await until(lambda: len(transport.sockets) > 2)
         assert "did not answer within 10 ms" in str(client.status().last_error)
@@ -242,7 +242,7 @@ async def test_connection_without_answers_is_closed_after_the_answer_timeout() -
 
 async def test_client_waits_for_retry_after_of_a_busy_server() -> None:
     transport = SilentTransport()
-    async with client_of(NOWHERE, partitions=(), transport=transport) as client:
+    async with client_of(UNREACHABLE_URL, partitions=(), transport=transport) as client:
         await client.submit(counted(1), ["b"])
         await until(lambda: bool(transport.sockets) and bool(transport.sockets[0].sent))
         socket = transport.sockets[0]
@@ -251,9 +251,9 @@ async def test_client_waits_for_retry_after_of_a_busy_server() -> None:
 
         async def busy(count: int, retry_after_ms: int) -> None:
             await until(lambda: len(socket.sent) == count)
-            asked = json.loads(socket.sent[-1])
+            request = json.loads(socket.sent[-1])
             details = {"code": "server_busy", "message": "later", "details": {"retry_after_ms": retry_after_ms}}
-            socket.frames.put_nowait(frame("error", details, asked["msg_id"]))
+            socket.frames.put_nowait(frame("error", details, request["msg_id"]))
 
         await busy(2, 20)
         socket.frames.put_nowait(frame("other", {}))
@@ -274,7 +274,7 @@ async def test_outbox_is_sent_in_requests_as_small_as_the_server_allows(tmp_path
     async with client_of(url) as client:
         await client.submit_many([Draft(counted(number)) for number in range(25)])
         async with serving(tmp_path, port=port, request_events_max=3):
-            await settled(client)
+            await wait_until_settled(client)
             assert client.status().refused == 0
             assert await take(client.events(), 25) == list(range(1, 26))
 
@@ -286,7 +286,7 @@ async def test_only_the_event_above_the_frame_limit_is_rejected(tmp_path: Path, 
         drafts[3] = Draft({"type": "large", "text": "x" * 500_000})
         pending = await client.submit_many(drafts)
         async with serving(tmp_path, port=port, frame_bytes_max=300_000, body_bytes_max=200_000):
-            await settled(client)
+            await wait_until_settled(client)
         found = [one.result for one in pending]
         large = found.pop(3)
         assert isinstance(large, Refused)
@@ -300,17 +300,17 @@ async def test_only_the_event_above_the_frame_limit_is_rejected(tmp_path: Path, 
 async def test_wrong_token_is_reported_without_showing_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "geheim-geheim-geheim"  # noqa: S105
-    told: list[Status] = []
+    reports: list[Status] = []
     async with (
         serving(tmp_path, api_keys=True) as served,
         client_of(served.url, token=secret, client_id="laptop") as client,
     ):
-        client.on_status(told.append)
+        client.on_status(reports.append)
         await until(lambda: client.status().state is ConnectionState.REFUSED)
         assert "auth_failed" in str(client.status().last_error)
         await client.submit(counted(1))
-    assert told
-    assert all(secret not in repr(one) for one in told)
+    assert reports
+    assert all(secret not in repr(one) for one in reports)
     assert secret not in caplog.text
 
 
@@ -337,7 +337,7 @@ async def test_token_function_is_called_for_each_connection(tmp_path: Path) -> N
             assert attempts == 4
             client._connector.restart()
             await until(lambda: attempts == 5)
-            await live(client)
+            await wait_until_live(client)
 
 
 async def test_unreadable_partition_is_reported_and_does_not_block_submissions(tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ async def test_unreadable_partition_is_reported_and_does_not_block_submissions(t
                 assert isinstance(await pending.outcome(), Committed), "the right to write is separate"
 
 
-async def test_failure_of_the_last_save_does_not_leave_the_transport_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transport_is_closed_although_the_last_save_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = SilentTransport()
-    client = client_of(NOWHERE, transport=transport)
+    client = client_of(UNREACHABLE_URL, transport=transport)
 
     async def fail(*_arguments: Any) -> None:
         raise RuntimeError("unexpected")

@@ -1,4 +1,4 @@
-"""Delivery of events to handlers, loops and `apply`: in order, and without loss when one of them fails or ends."""
+"""Delivery of events to handlers, loops and `apply`: in order, and without loss after a failure."""
 
 import asyncio
 import sqlite3
@@ -119,7 +119,7 @@ async def test_cancellation_inside_a_handler_sets_the_event_aside(served: Servin
 
 
 def test_handler_names_are_unique() -> None:
-    client = client_of(event_clients.NOWHERE)
+    client = client_of(event_clients.UNREACHABLE_URL)
     client.on_event(print)
     with pytest.raises(ValueError, match="another handler has the name 'print'"):
         client.on_event(print)
@@ -152,7 +152,7 @@ async def test_handler_can_submit_and_wait_for_the_outcome(tmp_path: Path) -> No
 
 @pytest.mark.rule("EV-17")
 async def test_new_iteration_repeats_the_last_event(tmp_path: Path) -> None:
-    """The client does not know whether the body of the previous iteration finished with that event or raised."""
+    """The client cannot know whether the loop body finished the last event or raised."""
     store = tmp_path / "client.db"
     async with serving(tmp_path) as served:
         await commit(served, 1, 13)
@@ -171,7 +171,7 @@ async def test_new_iteration_repeats_the_last_event(tmp_path: Path) -> None:
 
 
 async def iterate_and_raise(client: Client, count: int) -> list[int]:
-    """Iterate over events until the body of the loop raises at the last one. Return their committed ids."""
+    """Iterate over `count` events, raise in the loop body at the last one, and return the committed ids."""
     found: list[int] = []
     with suppress(ZeroDivisionError):
         async with asyncio.timeout(WAIT_S):
@@ -188,7 +188,7 @@ async def test_undelivered_events_wait_for_the_next_loop(served: Serving, client
     assert await take(first, 2) == [1, 2]
     await first.aclose()
     await reached(client, 1)
-    assert client.status().cursor == 1, "later events of the same page wait"
+    assert client.status().cursor == 1, "later events of the page wait"
     second: Any = client.events()
     assert await take(second, 3) == [2, 3, 4]
     await second.aclose()
@@ -221,14 +221,14 @@ async def _commit_one_by_one(served: Serving, count: int) -> None:
         await served.commit(item(number))
 
 
-async def test_event_put_into_a_loop_that_ends_is_not_taken() -> None:
+async def test_event_passed_to_an_ending_loop_is_not_taken() -> None:
     streams: list[EventStream] = []
     handlers = EventHandlers(streams)
     stream = EventStream(streams)
     waiting = asyncio.ensure_future(stream.__anext__())
     await turns()
     handing = asyncio.ensure_future(handlers.deliver(event(1)))
-    await turns(1)  # the event is in the stream, and the loop has not resumed
+    await turns(1)  # the event is in the stream, but the loop has not resumed
     waiting.cancel()
     stream.finish()
     assert await handing == ([], False)
@@ -240,10 +240,10 @@ async def test_event_put_into_a_loop_that_ends_is_not_taken() -> None:
     handing = asyncio.ensure_future(handlers.deliver(event(2)))
     assert await asking == event(2)
     stream.finish()
-    assert await handing == ([], False), "the body may have raised"
+    assert await handing == ([], False), "the loop body may have raised"
 
 
-async def test_event_taken_by_a_handler_counts_even_if_a_loop_ends() -> None:
+async def test_event_taken_by_a_handler_is_delivered_although_a_loop_ends() -> None:
     streams: list[EventStream] = []
     handlers = EventHandlers(streams)
     taken: list[Event] = []

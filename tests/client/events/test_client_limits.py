@@ -1,10 +1,10 @@
-"""Limits of the server and the client of the Events API: no submission is lost, doubled or blocks those behind it."""
+"""Limits of the Events API: no submission is lost, is committed twice, or blocks later submissions."""
 
 from pathlib import Path
 
 import pytest
 
-from client.events.event_clients import client_of, committed, counted, live, settled, take
+from client.events.event_clients import client_of, committed, counted, take, wait_until_live, wait_until_settled
 from databases import BOTH_STORES
 from deadlines import soon, until
 from oncelog.client import Committed, ConnectionState, Draft, Refused, Status
@@ -20,18 +20,18 @@ async def test_rate_limited_requests_are_sent_again_on_the_same_connection(tmp_p
         serving(tmp_path, clock=clock, new_events_per_second_max=1000) as served,
         client_of(served.url) as client,
     ):
-        await live(client)
+        await wait_until_live(client)
         seen: list[Status] = []
         client.on_status(seen.append)
         counts = served.server.counts
         first = await client.submit_many([Draft(counted(number)) for number in range(400)])
-        await settled(client)
+        await wait_until_settled(client)
         await client.submit_many([Draft(counted(number)) for number in range(400, 1100)])
         await until(lambda: counts.requests["events", "websocket", "rate_limited"] >= 2)
         assert counts.events_committed in (400, 900), "requests are committed as a whole"
         assert str(client.status().last_error).startswith("server_busy: the limit of new writes is used up")
         clock.advance(1000)
-        await settled(client)
+        await wait_until_settled(client)
         assert await take(client.events(), 1100) == list(range(1, 1101))
         assert all(isinstance(one.result, Committed) for one in first)
         assert not {one.state for one in seen} & {ConnectionState.OFFLINE, ConnectionState.CONNECTING}, (
@@ -44,24 +44,24 @@ async def test_rate_limited_requests_are_sent_again_on_the_same_connection(tmp_p
 @BOTH_STORES
 @pytest.mark.rule("EV-8", "EV-17")
 async def test_client_survives_the_frame_limit(tmp_path: Path) -> None:
-    """The error closes the connection after the results of earlier requests; the client sends the rest again."""
+    """The server sends the results of earlier requests, then closes the connection. The client resends the rest."""
     async with (
         serving(tmp_path, clock=ManualClock(), frames_per_second_max=4) as served,
         client_of(served.url) as client,
     ):
-        await live(client)
+        await wait_until_live(client)
         assert [await committed(client, counted(number)) for number in range(1, 10)] == list(range(1, 10))
         assert await take(client.events(), 9) == list(range(1, 10))
         assert served.server.counts.requests["events", "websocket", "rate_limited"] >= 3
 
 
 @pytest.mark.rule("EV-8", "EV-17", "CO-30")
-async def test_event_above_the_frame_limit_is_rejected_and_those_behind_are_committed(tmp_path: Path) -> None:
+async def test_event_above_the_frame_limit_is_rejected_and_later_events_commit(tmp_path: Path) -> None:
     async with serving(tmp_path, frame_bytes_max=20_000) as served, client_of(served.url) as client:
-        await live(client)
+        await wait_until_live(client)
         large = await client.submit({"type": "large", "text": "x" * 30_000})
         behind = await client.submit_many([Draft(counted(number)) for number in range(1, 300)])
-        await settled(client)
+        await wait_until_settled(client)
         assert isinstance(large.result, Refused)
         assert large.result.reason == "too_large"
         assert all(isinstance(one.result, Committed) for one in behind)
@@ -71,10 +71,10 @@ async def test_event_above_the_frame_limit_is_rejected_and_those_behind_are_comm
 
 @BOTH_STORES
 @pytest.mark.rule("EV-8", "EV-14", "EV-17")
-async def test_request_in_flight_commits_once_after_the_server_has_forgotten_own_events(
+async def test_request_in_flight_commits_once_after_own_events_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client syncs only without a request in flight, so the test closes the connection (1008) in its place."""
+    """The client does not sync while a request is in flight, so the test closes the connection (1008) itself."""
     async with serving(tmp_path) as served, client_of(served.url, tmp_path / "client.db") as client:
         events = client.events()
         assert await committed(client, counted(1)) == 1
@@ -83,7 +83,7 @@ async def test_request_in_flight_commits_once_after_the_server_has_forgotten_own
         gate = served.hold_commits(monkeypatch)
         submissions = [await client.submit(counted(2))]
         await soon(gate.reached.wait())
-        submissions += await client.submit_many([Draft(counted(3)), Draft(counted(4))])  # they wait for the first
+        submissions += await client.submit_many([Draft(counted(3)), Draft(counted(4))])  # wait for the first submission
         session._close_untracked()
         await until(lambda: served.server.apis.event_sessions.connections - {session})
         gate.open()

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
-from client.events.event_clients import LIMITS, NOWHERE, client_of, counted, live, take
+from client.events.event_clients import LIMITS, UNREACHABLE_URL, client_of, counted, take, wait_until_live
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, turns, until
 from oncelog.client import Client, Committed, ConnectionState, Event, HistoryChange, Outcome
@@ -75,7 +75,7 @@ async def test_no_events_are_delivered_after_a_restored_backup_until_start_over(
         assert rows() == [1, 2, 3, 4]
         change = client.history_change
         assert change is not None
-        # A client that was open all the time may reconnect before the server has its third event.
+        # A client that stayed open may reconnect before the third event is committed.
         assert (change.cursor, change.server_last_committed_id in (102, 102 - is_known_before)) == (4, True)
         assert change.epoch != change.known_epoch
         await client.start_over(since=2, reset=reset)
@@ -86,8 +86,8 @@ async def test_no_events_are_delivered_after_a_restored_backup_until_start_over(
         assert rows() == [1, 2, 102, 103]
         await client.close()
     async with serving(tmp_path, port=port), client_of(url, tmp_path / "client.db", apply=apply) as client:
-        await live(client)
-        assert client.history_change is None, "the new epoch is saved"
+        await wait_until_live(client)
+        assert client.history_change is None, "the new epoch is stored"
 
 
 async def command(*arguments: str) -> None:
@@ -132,7 +132,7 @@ async def test_apply_makes_one_row_per_event_when_the_application_is_killed(tmp_
 
 async def test_closed_client_raises_closed_error_and_keeps_its_outbox(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
-    client = client_of(NOWHERE, store)
+    client = client_of(UNREACHABLE_URL, store)
     with pytest.raises(ClosedError):
         await client.submit(counted(1))
     async with client:
@@ -148,21 +148,21 @@ async def test_closed_client_raises_closed_error_and_keeps_its_outbox(tmp_path: 
             await call
     with pytest.raises(ClosedError, match="opened only once"):
         await client.__aenter__()
-    async with client_of(NOWHERE, store) as again:
+    async with client_of(UNREACHABLE_URL, store) as again:
         assert [one.id for one in again.pending()] == [pending.id]
 
 
 async def test_store_is_used_by_one_client_and_released_when_opening_is_cancelled(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
-    async with client_of(NOWHERE, store):
+    async with client_of(UNREACHABLE_URL, store):
         with pytest.raises(StoreInUseError):
-            await client_of(NOWHERE, store).__aenter__()
-    opening = asyncio.ensure_future(client_of(NOWHERE, store).__aenter__())
+            await client_of(UNREACHABLE_URL, store).__aenter__()
+    opening = asyncio.ensure_future(client_of(UNREACHABLE_URL, store).__aenter__())
     await turns(1)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    async with client_of(NOWHERE, store):
+    async with client_of(UNREACHABLE_URL, store):
         pass
 
 
@@ -170,12 +170,12 @@ async def test_store_is_used_by_one_client_and_released_when_opening_is_cancelle
 
 
 @pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_event_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocols, "READY_EVENTS_MAX", 10)
     monkeypatch.setattr(protocols, "PAGE_EVENTS", 5)
 
 
-async def fill_up(served: Serving, count: int) -> None:
+async def fill_event_queue(served: Serving, count: int) -> None:
     other = await served.connected("filler")
     for number in range(count):
         await other.submit(item(1000 + number))
@@ -183,9 +183,9 @@ async def fill_up(served: Serving, count: int) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-@pytest.mark.usefixtures("little_room")
+@pytest.mark.usefixtures("small_event_queue")
 async def test_client_without_event_handlers_submits_despite_a_full_event_queue(served: Serving) -> None:
-    await fill_up(served, 40)
+    await fill_event_queue(served, 40)
     async with client_of(served.url) as client:
         pending = await client.submit(counted(1))
         async with asyncio.timeout(WAIT_S):
@@ -197,11 +197,11 @@ async def test_client_without_event_handlers_submits_despite_a_full_event_queue(
 
 
 @pytest.mark.rule("EV-17")
-@pytest.mark.usefixtures("little_room")
+@pytest.mark.usefixtures("small_event_queue")
 async def test_handler_can_wait_for_an_outcome_despite_a_full_event_queue(served: Serving) -> None:
     seen: list[int] = []
     limits = replace(LIMITS, taking_timeout_ms=5)
-    await fill_up(served, 40)
+    await fill_event_queue(served, 40)
     async with client_of(served.url, limits=limits) as client:
 
         async def answer(event: Event) -> None:
@@ -218,7 +218,7 @@ async def test_handler_can_wait_for_an_outcome_despite_a_full_event_queue(served
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-@pytest.mark.usefixtures("little_room")
+@pytest.mark.usefixtures("small_event_queue")
 async def test_client_with_a_full_event_queue_gets_outcomes_and_all_events(served: Serving, client: Client) -> None:
     seen: list[int] = []
     gate = asyncio.Event()
@@ -228,8 +228,8 @@ async def test_client_with_a_full_event_queue_gets_outcomes_and_all_events(serve
         seen.append(event.committed_id)
 
     client.on_event(slow)
-    await live(client)
-    await fill_up(served, 60)
+    await wait_until_live(client)
+    await fill_event_queue(served, 60)
     pending = await client.submit(counted(1))
     async with asyncio.timeout(WAIT_S):
         assert isinstance(await pending.outcome(), Committed)
@@ -286,7 +286,7 @@ async def test_handler_can_close_the_client(served: Serving, tmp_path: Path, kin
         with suppress(ClosedError):
             await client.submit(counted(1))
         await until(lambda: client.status().state is ConnectionState.CLOSED)
-    async with client_of(served.url, store) as client:  # the store has been closed
+    async with client_of(served.url, store) as client:  # the first client closed the store
         await soon(client.until_settled())
 
 
@@ -294,7 +294,7 @@ async def test_cancelled_close_still_closes_the_client(served: Serving, tmp_path
     store = tmp_path / "client.db"
     client = client_of(served.url, store)
     await client.__aenter__()
-    await live(client)
+    await wait_until_live(client)
     first = asyncio.ensure_future(client.close())
     await asyncio.sleep(0)
     first.cancel()
@@ -311,7 +311,7 @@ async def test_start_over_cancels_a_handler_that_waits_for_an_outcome(client: Cl
 
     async def answers(event: Event) -> None:
         if event.event == counted(1) and not waiting.is_set():
-            # The epoch is that of the server, so that the client continues by itself afterwards.
+            # Use the server's epoch, so that the client continues without a history change.
             epoch = client._runtime.protocol.epoch
             client._runtime.protocol._change_history(epoch, 0, "the server has a different log than before")
             pending = await client.submit(counted(2))

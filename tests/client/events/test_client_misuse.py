@@ -1,4 +1,4 @@
-"""Mistakes of the application get a clear error and lose no data."""
+"""Application mistakes raise a clear error and lose no data."""
 
 import asyncio
 import sqlite3
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.events.event_clients import NOWHERE, client_of, counted
+from client.events.event_clients import UNREACHABLE_URL, client_of, counted
 from deadlines import WAIT_S, until
 from oncelog.client import BlockingClient, Client, ClientLimits, ConnectionState, Event
 from oncelog.client.events.blocking_base import wrap_handler
@@ -48,7 +48,7 @@ async def as_coroutine(*_: Any) -> None:
     ],
 )
 def test_invalid_setting_is_refused_by_name(options: dict[str, Any], named: str) -> None:
-    given: dict[str, Any] = {"url": NOWHERE, "path": ":memory:", "partitions": ["a"], **options}
+    given: dict[str, Any] = {"url": UNREACHABLE_URL, "path": ":memory:", "partitions": ["a"], **options}
     with pytest.raises(SettingsError, match=named) as caught:
         client_of(given.pop("url"), given.pop("path"), **given)
     assert "secret" not in str(caught.value)
@@ -61,7 +61,7 @@ def test_limit_out_of_range_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [-1, 2**53, 1.5, "1", None, True])
 async def test_invalid_committed_ids_are_refused(number: Any) -> None:
-    async with client_of(NOWHERE) as client:
+    async with client_of(UNREACHABLE_URL) as client:
         for method in (client.start_over, client.reached, client.forget_set_aside):
             with pytest.raises(SettingsError, match="must be a whole number from 0 to"):
                 await method(number)
@@ -70,7 +70,7 @@ async def test_invalid_committed_ids_are_refused(number: Any) -> None:
 @pytest.mark.parametrize("kind", [Client, BlockingClient])
 def test_deprecated_name_of_the_path_still_works(kind: type[Client | BlockingClient], tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match=r"use Client\(path=…\)") as warned:
-        client: Any = kind(NOWHERE, store=tmp_path / "client.db", partitions=["a"])
+        client: Any = kind(UNREACHABLE_URL, store=tmp_path / "client.db", partitions=["a"])
     assert [warning.filename for warning in warned] == [__file__]
     runtime = getattr(client, "_client", client)._runtime
     assert runtime.store._file.path == str(tmp_path / "client.db")
@@ -78,15 +78,15 @@ def test_deprecated_name_of_the_path_still_works(kind: type[Client | BlockingCli
 
 def test_path_and_its_deprecated_name_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="must not both be given"):
-        Client(NOWHERE, path=tmp_path / "client.db", store=tmp_path / "other.db", partitions=["a"])
+        Client(UNREACHABLE_URL, path=tmp_path / "client.db", store=tmp_path / "other.db", partitions=["a"])
 
 
 def test_invalid_handlers_are_refused() -> None:
-    client: Any = client_of(NOWHERE)
+    client: Any = client_of(UNREACHABLE_URL)
     for register in (client.on_event, client.on_status, client.on_history_changed):
         with pytest.raises(SettingsError, match="must be a function"):
             register(5)
-    blocking: Any = BlockingClient(NOWHERE, path=":memory:", partitions=["a"])
+    blocking: Any = BlockingClient(UNREACHABLE_URL, path=":memory:", partitions=["a"])
     for adding in (blocking.on_event, blocking.on_status):
         with pytest.raises(SettingsError, match="not async"):
             adding(as_coroutine)
@@ -126,7 +126,7 @@ async def test_handler_that_cancels_the_task_of_the_client_closes_it_with_an_err
 
 async def test_removed_store_accepts_no_submissions(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
-    async with client_of(NOWHERE, store) as client:
+    async with client_of(UNREACHABLE_URL, store) as client:
         await client.submit(counted(1))
         store.unlink()
         with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
@@ -155,7 +155,7 @@ async def test_apply_can_change_row_and_text_factories(tmp_path: Path) -> None:
 
 async def test_outbox_is_limited_in_bytes() -> None:
     limits = ClientLimits(outbox_bytes_max=100)
-    async with client_of(NOWHERE, limits=limits) as client:
+    async with client_of(UNREACHABLE_URL, limits=limits) as client:
         await client.submit({"type": "t", "text": "x" * 60})
         with pytest.raises(LimitExceededError, match="outbox_bytes_max is 100"):
             await client.submit({"type": "t", "text": "x" * 60})

@@ -1,7 +1,7 @@
-"""Protocols of several clients against a model of the server, with cuts, crashes, duplicated frames and busy answers.
+"""Protocols of several clients against a model of the server, with random faults.
 
-In every case each client receives the events of its partitions in order and once, each submission has one outcome, and
-the submissions of one client are committed in their order.
+The faults are cut connections, crashes, duplicated frames and busy answers. Each client receives every event of its
+partitions once and in order, each submission has one outcome, and a client's submissions are committed in order.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from oncelog.errors import ProtocolError, ServerRefusedError
 PARTITIONS: Final = ("a", "b", "c")
 STEPS: Final = 400
 SMALL_LIMITS: Final = {"READY_EVENTS_MAX": 5, "REQUEST_EVENTS_MAX": 6}
-"""Limits of the protocol that a simulation of few events reaches."""
+"""Protocol limits small enough for a short simulation to reach."""
 
 
 class Simulated:
-    """One client: its protocol, and the content of its store."""
+    """One client: its protocol and the content of its store."""
 
     def __init__(self, name: str, partitions: tuple[str, ...]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Simulated:
         self.protocol.enqueue(entries)
 
     def restart(self) -> None:
-        """Restart after a crash: events not taken and changes not stored are lost."""
+        """Restart after a crash, which loses undelivered events and unsaved changes."""
         self.protocol = EventsProtocol(self.name, self.partitions, self.cursor, self.epoch)
         self.protocol.enqueue(list(self.outbox.values()))
 
@@ -60,10 +60,10 @@ class Simulated:
         assert cursor >= before
         self.cursor, self.epoch = cursor, self.protocol.epoch
 
-    def keep(self) -> None:
+    def take_outcomes(self) -> None:
         for settled in self.protocol.take_settled():
             number = settled.entry.number
-            assert number not in self.outcomes, "a second outcome"
+            assert number not in self.outcomes, "a submission has two outcomes"
             self.outcomes[number] = settled
             del self.outbox[number]
 
@@ -82,11 +82,11 @@ class World:
         self.ids = 0
         self.shared: set[str] = set()
         self.errors: Counter[str] = Counter()
-        self.asides = 0
-        """Number of connections that were closed because the event queue was full."""
+        self.closed_when_full = 0
+        """How many connections were closed because the event queue was full."""
         self.actions: list[Callable[[Simulated], None]] = [
-            self.submit, self.to_server, self.to_client, self.commit, self.take, self.want, self.go_on, self.cut,
-            self.crash
+            self.submit, self.to_server, self.to_client, self.commit, self.take, self.want_events, self.resume,
+            self.cut, self.crash
         ]  # fmt: skip
         self.weights = [10, 25, 40, 8, 12, 4, 4, cuts, cuts / 2]
 
@@ -101,7 +101,7 @@ class World:
 
     def take(self, client: Simulated) -> None:
         client.take(self.chance.randint(1, 4))
-        client.keep()
+        client.take_outcomes()
 
     def crash(self, client: Simulated) -> None:
         self.cut(client)
@@ -116,7 +116,7 @@ class World:
             self.ids += 1
             made = entry_of(self.ids, *partitions, kind=kind)
             known = [one for other in self.clients if other is not client for one in other.outbox.values()]
-            if known and self.chance.random() < 0.1:  # another client submits the same event
+            if known and self.chance.random() < 0.1:  # submit an event of a different client
                 made = self.chance.choice(known)
                 self.shared.add(made.id)
             if all(made.id != one.id for one in [*client.offered.values(), *entries]):
@@ -129,7 +129,7 @@ class World:
         client.protocol.connect("token")
 
     @staticmethod
-    def want(client: Simulated) -> None:
+    def want_events(client: Simulated) -> None:
         client.protocol.want_events()
 
     def to_server(self, client: Simulated) -> None:
@@ -139,7 +139,7 @@ class World:
             return
         if outgoing:
             frame = outgoing.pop(0)
-            connection.to_server.extend([frame] * self.times())
+            connection.to_server.extend([frame] * self.copies())
         for _ in range(self.chance.randint(0, len(connection.to_server))):
             self.server.receive(connection)
 
@@ -149,24 +149,24 @@ class World:
             return
         frame = connection.to_client.popleft()
         try:
-            for _ in range(self.times()):
+            for _ in range(self.copies()):
                 client.protocol.receive(frame)
             if client.protocol.is_flooded or (client.protocol.is_page_due and self.chance.random() < 0.2):
-                self.asides += 1
+                self.closed_when_full += 1
                 self.cut(client)
         except (ProtocolError, ServerRefusedError) as error:
             self.errors[type(error).__name__] += 1
             self.cut(client)
 
-    def times(self) -> int:
+    def copies(self) -> int:
         return 2 if self.chance.random() < self.duplicates else 1
 
     def commit(self, _client: Simulated) -> None:
-        if self.server.asked:
+        if self.server.requests:
             self.server.commit()
 
     @staticmethod
-    def go_on(client: Simulated) -> None:
+    def resume(client: Simulated) -> None:
         client.protocol.resume()
 
     def cut(self, client: Simulated) -> None:
@@ -191,15 +191,15 @@ class World:
                 while client.connection is not None and client.connection.to_client:
                     self.to_client(client)
                 client.take(100)
-                client.keep()
-            if self.server.asked:
+                client.take_outcomes()
+            if self.server.requests:
                 self.server.commit()
-            elif all(self.is_quiet(client) for client in self.clients):
+            elif all(self.is_idle(client) for client in self.clients):
                 return
         raise AssertionError("the clients do not become idle")
 
     @staticmethod
-    def is_quiet(client: Simulated) -> bool:
+    def is_idle(client: Simulated) -> bool:
         connection, protocol = client.connection, client.protocol
         return (
             connection is not None
@@ -211,8 +211,8 @@ class World:
         numbers = [one.number for one in self.server.log]
         assert numbers == list(range(1, len(numbers) + 1))
         for client in self.clients:
-            wanted = [(one.number, one.id) for one in self.server.log if set(client.partitions) & set(one.partitions)]
-            assert client.taken == wanted, client.name
+            expected = [(one.number, one.id) for one in self.server.log if set(client.partitions) & set(one.partitions)]
+            assert client.taken == expected, client.name
             assert client.cursor <= len(self.server.log)
             assert client.outcomes.keys() == client.offered.keys()
             for settled in client.outcomes.values():
@@ -271,7 +271,7 @@ def test_every_client_receives_every_event_once_and_in_order(
 def test_simulation_covers_flooded_clients() -> None:
     seeds = range(40)
     worlds = [simulate(seed, duplicates=0, busy=0, cuts=1) for seed in seeds]
-    assert sum(world.asides for world in worlds) > len(seeds) / 2
+    assert sum(world.closed_when_full for world in worlds) > len(seeds) / 2
 
 
 @pytest.mark.rule("EV-17")

@@ -1,4 +1,4 @@
-"""The store of a client: durability of the outbox, and one transaction for cursor and tables of the application."""
+"""The store of a client: a durable outbox, and one transaction for the cursor and the application's tables."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(path: Path) -> Iterator[Callable[..., tuple[ClientStore, StoredClient]]]:
-    """Function that opens the store again, after closing it."""
+    """Return a function that closes the store and opens it again."""
     stores: list[ClientStore] = []
 
     def opened(
@@ -80,7 +80,7 @@ def rows(path: Path, sql: str) -> list[Any]:
 
 
 def applied(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-    """Apply events as an application does; fail for events of the type `bad`."""
+    """Apply events as an application does, and fail for events of type `bad`."""
     connection.execute("CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY)")
     for one in events:
         connection.execute("INSERT INTO made VALUES (?)", (one.committed_id,))
@@ -97,13 +97,13 @@ CURSOR = "SELECT cursor, epoch FROM oncelog_client_state"
 
 @pytest.mark.rule("EV-17")
 def test_outbox_is_loaded_in_order(opened: Opened) -> None:
-    store, kept = opened("laptop")
-    assert kept == StoredClient("laptop", 0, "", [], 0, 0)
+    store, stored = opened("laptop")
+    assert stored == StoredClient("laptop", 0, "", [], 0, 0)
     entries = accept(store, 9, 3) + accept(store, 5)
     assert [one.number for one in entries] == [1, 2, 3]
-    _, kept = opened()
-    assert kept.outbox == entries
-    assert kept.client_id == "laptop"
+    _, stored = opened()
+    assert stored.outbox == entries
+    assert stored.client_id == "laptop"
 
 
 def test_expected_committed_id_is_stored(opened: Opened) -> None:
@@ -113,7 +113,7 @@ def test_expected_committed_id_is_stored(opened: Opened) -> None:
     assert opened()[1].outbox[0].expected_committed_id == 0
 
 
-def test_generated_client_id_is_kept_until_another_is_given(opened: Opened) -> None:
+def test_generated_client_id_is_kept_until_one_is_given(opened: Opened) -> None:
     _, first = opened()
     _, again = opened()
     assert first.client_id == again.client_id
@@ -122,13 +122,13 @@ def test_generated_client_id_is_kept_until_another_is_given(opened: Opened) -> N
     assert opened()[1].client_id == "tablet"
 
 
-def test_settled_entries_leave_the_outbox_and_rejections_stay_until_forgotten(opened: Opened) -> None:
+def test_settled_entries_leave_the_outbox_and_rejections_are_kept_until_forgotten(opened: Opened) -> None:
     store, _ = opened()
     first, second, third = accept(store, 1, 2, 3)
     store.save_outbox([], [], [SettledEntry(first, Committed(1, 2)), SettledEntry(third, REJECTED)], 77)
-    store, kept = opened()
-    assert kept.outbox == [second]
-    assert kept.refused == 1
+    store, stored = opened()
+    assert stored.outbox == [second]
+    assert stored.refused == 1
     (rejection,) = store.load_refused()
     assert (rejection.id, rejection.partitions, rejection.outcome) == (third.id, ("a",), REJECTED)
     assert rejection.event == {"type": "t", "number": 3}
@@ -138,7 +138,7 @@ def test_settled_entries_leave_the_outbox_and_rejections_stay_until_forgotten(op
     assert opened()[1].refused == 0
 
 
-def test_several_refused_events_can_be_forgotten_at_once(opened: Opened) -> None:
+def test_several_refused_events_can_be_forgotten_together(opened: Opened) -> None:
     store, _ = opened()
     entries = accept(store, 1, 2)
     store.save_outbox([], [], [SettledEntry(one, REJECTED) for one in entries], 1)
@@ -180,12 +180,12 @@ def test_killed_process_keeps_all_accepted_submissions(path: Path) -> None:
             rest = process.stdout.read().split("\n")
         reported += [one for one in rest[:-1] if len(one) == 36]
     store = ClientStore(path)
-    kept = store.open(None, ["a"], None)
+    stored = store.open(None, ["a"], None)
     store.close()
-    ids = [one.id for one in kept.outbox]
+    ids = [one.id for one in stored.outbox]
     assert len(set(ids)) == len(ids)
     assert len(reported) >= 20 + 35 + 50
-    assert [one for one in ids if one in set(reported)] == reported, "all of them, in order"
+    assert [one for one in ids if one in set(reported)] == reported, "every reported submission is stored, in order"
 
 
 # --- delivery ------------------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def test_cursor_and_applied_rows_are_saved_together(opened: Opened, path: Path) 
     assert hand_over(store, [event(1), event(4)], applied) == -1
     assert rows(path, MADE) == [(1,), (4,)]
     assert rows(path, CURSOR) == [(4, "e1")]
-    _, kept = opened()
-    assert (kept.cursor, kept.epoch, kept.set_aside) == (4, "e1", 0)
+    _, stored = opened()
+    assert (stored.cursor, stored.epoch, stored.set_aside) == (4, "e1", 0)
 
 
 def test_failing_event_is_set_aside_and_the_others_are_applied(opened: Opened, path: Path) -> None:
@@ -205,8 +205,8 @@ def test_failing_event_is_set_aside_and_the_others_are_applied(opened: Opened, p
     assert hand_over(store, [event(1), event(2, "bad"), event(3)], applied) == 1
     assert rows(path, MADE) == [(1,), (3,)]
     assert rows(path, CURSOR) == [(3, "e1")]
-    store, kept = opened()
-    assert kept.set_aside == 1
+    store, stored = opened()
+    assert stored.set_aside == 1
     assert store.load_set_aside() == [SetAside("apply", event(2, "bad"), "ValueError: no room for 2")]
 
 
@@ -279,12 +279,12 @@ def test_event_is_set_aside_when_the_error_has_no_text(opened: Opened) -> None:
     assert store.load_set_aside()[0].error == "WordlessError"
 
 
-def test_lock_of_another_database_in_apply_sets_the_event_aside(opened: Opened, path: Path) -> None:
+def test_locked_application_database_in_apply_sets_the_event_aside(opened: Opened, path: Path) -> None:
     other = path.with_name("other.db")
     holder = sqlite3.connect(other, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
 
-    def asks_elsewhere(_connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+    def lock_another_database(_connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
         connection = sqlite3.connect(other, timeout=0)
         try:
             connection.execute("CREATE TABLE t (x)")
@@ -292,12 +292,12 @@ def test_lock_of_another_database_in_apply_sets_the_event_aside(opened: Opened, 
             connection.close()
 
     store, _ = opened()
-    assert hand_over(store, [event(1)], asks_elsewhere) == 1
+    assert hand_over(store, [event(1)], lock_another_database) == 1
     holder.execute("ROLLBACK")
     holder.close()
     (aside,) = store.load_set_aside()
     assert "locked" in aside.error
-    assert store.redeliver(aside, asks_elsewhere) is None
+    assert store.redeliver(aside, lock_another_database) is None
     assert store.load_set_aside() == []
 
 
@@ -318,8 +318,8 @@ def test_store_is_opened_by_one_client_at_a_time(opened: Opened, path: Path, tmp
     for name in (path, link):
         with pytest.raises(StoreInUseError, match="another client"):
             ClientStore(name).open(None, ["a"], None)
-    _, kept = opened()
-    assert kept.cursor == 0, "closed and opened again"
+    _, stored = opened()
+    assert stored.cursor == 0, "the store can be opened again"
 
 
 def test_store_is_opened_by_one_process_at_a_time(path: Path) -> None:
@@ -341,18 +341,18 @@ def test_stores_in_memory_are_separate() -> None:
     second.close()
 
 
-def test_other_partitions_without_reset_are_refused(opened: Opened) -> None:
+def test_changed_partitions_without_reset_are_refused(opened: Opened) -> None:
     store, _ = opened()
     hand_over(store, [event(3)])
     (entry,) = accept(store, 1)
     with pytest.raises(PartitionsChangedError, match=r"\['a'\]") as caught:
         opened(partitions=("a", "b"))
     assert caught.value.partitions == ("a",)
-    _, kept = opened()
-    assert (kept.cursor, kept.outbox) == (3, [entry]), "nothing was changed"
+    _, stored = opened()
+    assert (stored.cursor, stored.outbox) == (3, [entry]), "nothing was changed"
 
 
-def test_reset_for_other_partitions_is_one_transaction(opened: Opened, path: Path) -> None:
+def test_reset_for_changed_partitions_is_one_transaction(opened: Opened, path: Path) -> None:
     store, _ = opened()
     hand_over(store, [event(1), event(3, "bad")], applied)
     (entry,) = accept(store, 1)
@@ -369,10 +369,10 @@ def test_reset_for_other_partitions_is_one_transaction(opened: Opened, path: Pat
     def reset(connection: sqlite3.Connection) -> None:
         connection.execute("DELETE FROM made")
 
-    _, kept = opened(partitions=("b",), reset=reset)
-    assert (kept.cursor, kept.epoch, kept.set_aside, kept.outbox) == (0, "", 0, [entry])
+    _, stored = opened(partitions=("b",), reset=reset)
+    assert (stored.cursor, stored.epoch, stored.set_aside, stored.outbox) == (0, "", 0, [entry])
     assert rows(path, MADE) == []
-    assert opened(partitions=("b",))[1].cursor == 0, "the reset is saved"
+    assert opened(partitions=("b",))[1].cursor == 0, "the reset is stored"
 
 
 def test_start_over_is_one_transaction(opened: Opened, path: Path) -> None:
@@ -463,6 +463,6 @@ def test_full_disk_is_reported_and_loses_no_accepted_submission(path: Path) -> N
     assert int(pending) == int(taken) + 1
     assert (was_reported, is_still_reported) == ("True", "False")
     store = ClientStore(path)
-    kept = store.open(None, ["a"], None)
+    stored = store.open(None, ["a"], None)
     store.close()
-    assert len(kept.outbox) == int(taken) + 1
+    assert len(stored.outbox) == int(taken) + 1

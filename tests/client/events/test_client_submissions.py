@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from client.events.event_clients import NOWHERE, client_of, committed, counted, outcome, take
+from client.events.event_clients import UNREACHABLE_URL, client_of, committed, counted, outcome, take
 from databases import BOTH_STORES
 from deadlines import WAIT_S, soon, until
 from oncelog.client import Client, ClientLimits, Committed, Draft, Event, Refused
@@ -67,7 +67,7 @@ async def test_event_content_round_trips_unchanged(tmp_path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-async def test_submissions_with_the_same_id_are_one_event_with_one_outcome(client: Client) -> None:
+async def test_submissions_with_the_same_id_share_one_event_and_outcome(client: Client) -> None:
     one = UUID(int=7)
     first, second = await asyncio.gather(
         client.submit(counted(1), id=one), client.submit(counted(1), id=str(one).upper())
@@ -98,7 +98,7 @@ async def test_refused_event_can_be_sent_again_under_its_id(client: Client) -> N
 
 async def test_pending_id_with_another_event_is_refused() -> None:
     one = UUID(int=7)
-    async with client_of(NOWHERE) as client:
+    async with client_of(UNREACHABLE_URL) as client:
         await client.submit(counted(1), id=one)
         with pytest.raises(IdReusedError, match=str(one)):
             await client.submit(counted(2), id=one)
@@ -109,7 +109,7 @@ async def test_pending_id_with_another_event_is_refused() -> None:
         other = UUID(int=8)
         with pytest.raises(IdReusedError):
             await client.submit_many([Draft(counted(5), id=other), Draft(counted(6), id=other)])
-        assert len(client.pending()) == 1, "all of the drafts are refused, or none"
+        assert len(client.pending()) == 1, "`submit_many` accepts all drafts or none"
         first, again = await client.submit_many([Draft(counted(5), id=other), Draft(counted(5), id=other)])
         assert first is again
 
@@ -137,12 +137,12 @@ async def test_refused_events_are_kept_until_the_application_forgets_them(tmp_pa
             assert [one.id for one in await client.refused()] == [second.id]
             assert client.status().refused == 1
             with pytest.warns(DeprecationWarning, match="forget_rejected"):
-                await client.forget_rejected()  # forgets none, as it always did
+                await client.forget_rejected()  # the deprecated method forgets nothing
             with pytest.warns(DeprecationWarning, match="Status.rejected"):
                 assert client.status().rejected == 1
             with pytest.warns(DeprecationWarning, match="Client.rejected"):
                 assert await client.rejected() == [second]
-            await client.forget_refused()  # without ids: forgets all
+            await client.forget_refused()  # no ids: forget all
             assert client.status().refused == 0
 
 
@@ -172,7 +172,7 @@ async def test_refused_events_are_kept_until_the_application_forgets_them(tmp_pa
 async def test_malformed_event_is_refused_with_the_name_of_the_field(
     arguments: tuple[Any, ...], options: dict[str, Any], where: str
 ) -> None:
-    async with client_of(NOWHERE) as client:
+    async with client_of(UNREACHABLE_URL) as client:
         with pytest.raises(CanonicalError, match=where):
             await client.submit(*arguments, **options)
         assert client.pending() == []
@@ -181,7 +181,7 @@ async def test_malformed_event_is_refused_with_the_name_of_the_field(
 
 async def test_submission_without_partitions_needs_a_client_with_one_partition() -> None:
     for partitions in ((), ("a", "b")):
-        async with client_of(NOWHERE, partitions=partitions) as client:
+        async with client_of(UNREACHABLE_URL, partitions=partitions) as client:
             with pytest.raises(ValueError, match="partitions must be given"):
                 await client.submit(counted(1))
             await client.submit(counted(1), ["c"])
@@ -195,7 +195,7 @@ def test_invalid_client_settings_are_refused() -> None:
         client_of("http://ada:geheim@host:1")
     assert "geheim" not in str(caught.value)
     with pytest.raises(SettingsError, match="partitions must be several texts"):
-        client_of(NOWHERE, partitions="orders")
+        client_of(UNREACHABLE_URL, partitions="orders")
     with pytest.raises(SettingsError, match="pause_ms_min"):
         ClientLimits(pause_ms_min=0)
     with pytest.raises(SettingsError, match="pause_ms_max"):
@@ -204,7 +204,7 @@ def test_invalid_client_settings_are_refused() -> None:
 
 async def test_outbox_and_event_size_limits_are_enforced() -> None:
     limits = ClientLimits(outbox_events_max=2, body_bytes_max=100, pause_ms_min=1)
-    async with client_of(NOWHERE, limits=limits) as client:
+    async with client_of(UNREACHABLE_URL, limits=limits) as client:
         with pytest.raises(CanonicalError, match=r"at most 100 bytes \(body_bytes_max\)"):
             await client.submit({"type": "t", "x": "x" * 100})
         with pytest.raises(LimitExceededError, match="outbox_events_max is 2"):
@@ -230,7 +230,7 @@ async def test_failed_store_write_fails_all_submissions_of_the_same_id(monkeypat
             raise StoreUnavailableError("the disk is full")
         return write(*arguments)
 
-    async with client_of(NOWHERE) as client:
+    async with client_of(UNREACHABLE_URL) as client:
         monkeypatch.setattr(store_module.ClientStore, "save_outbox", fails_once)
         first = asyncio.ensure_future(client.submit(counted(1), id=UUID(int=1)))
         await until(is_writing.is_set)
@@ -251,7 +251,7 @@ async def test_each_submission_fails_while_the_store_cannot_be_written(monkeypat
     def fail(*_arguments: Any) -> None:
         raise StoreUnavailableError("the disk is full")
 
-    async with client_of(NOWHERE) as client:
+    async with client_of(UNREACHABLE_URL) as client:
         with monkeypatch.context() as patched:
             patched.setattr(store_module.ClientStore, "save_outbox", fail)
             for number in range(3):

@@ -1,4 +1,4 @@
-"""The documentation pages of the events client, and of all clients, are correct."""
+"""The documentation pages of the events client and the page for all clients are correct."""
 
 import re
 from pathlib import Path

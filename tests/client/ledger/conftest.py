@@ -9,6 +9,6 @@ from server.running_server import Serving
 
 @pytest.fixture
 async def ledger(served: Serving) -> AsyncIterator[LedgerClient]:
-    """An open ledger client of `served`, with its store in memory."""
+    """An open ledger client of `served` with an in-memory store."""
     async with ledger_of(address_of(served)) as opened:
         yield opened

@@ -1,8 +1,8 @@
-"""A client that writes and is killed: python ledger_client_worker.py ADDRESS FILE MOMENT COUNT
+"""Write entities, then kill this process: python ledger_client_worker.py ADDRESS FILE MOMENT COUNT
 
-It writes the entities `entity:0` to COUNT - 1 concurrently, each with the condition that it does not exist. It kills
-itself when the last of them reaches the moment: `unsent` (saved, not sent) or `unanswered` (sent and answered by the
-server, but the client has not processed the answer).
+The worker writes the entities `entity:0` to COUNT - 1 concurrently, each on the condition that it does not exist. The
+process kills itself when the last write is at MOMENT: `unsent` (saved, but not sent) or `unanswered` (the server has
+answered, but the client has not processed the answer).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Keep the store of a ledger client open until the input ends: python ledger_lock_worker.py FILE"""
+"""Keep the store of a ledger client open until end of input: python ledger_lock_worker.py FILE"""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""A client that writes until it is killed: python ledger_storm_worker.py ADDRESS FILE ROUND
+"""Write until the process is killed: python ledger_storm_worker.py ADDRESS FILE ROUND
 
-Writes entities `ROUND:NUMBER`, each with the condition that it does not exist, several at a time. Prints the
-recovered writes and each outcome.
+Writes entities `ROUND:NUMBER`, several at a time, each on the condition that it does not exist. Prints the recovered
+writes and each outcome.
 """
 
 import asyncio

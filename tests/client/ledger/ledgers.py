@@ -16,8 +16,8 @@ HERE: Final = Path(__file__).parent
 LIMITS: Final = LedgerLimits(
     pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, refused_pause_ms_max=20, close_timeout_ms=10_000
 )
-NOWHERE: Final = "127.0.0.1:9"
-"""No server listens there."""
+UNREACHABLE_ADDRESS: Final = "127.0.0.1:9"
+"""No server listens on this port."""
 
 
 def address_of(served: Serving) -> str:
@@ -44,13 +44,13 @@ async def keys_of(ledger: LedgerClient) -> list[str]:
 
 
 def code_of(outcome: Any) -> RefusalCode:
-    """Return the code of a refusal."""
+    """Check that a write was refused, and return the code."""
     assert isinstance(outcome, Refused), outcome
     return outcome.code
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which the sequence of each sent write is appended."""
+    """Patch the transport to record the sequence of each sent write in the returned list."""
     sent: list[int] = []
     write = LedgerTransport.write
 

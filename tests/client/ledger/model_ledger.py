@@ -1,6 +1,6 @@
-"""Model of the ledger server for one client in one scope, and of a store that survives crashes.
+"""Models of the ledger server, for one client in one scope, and of a store that survives crashes.
 
-The model decides as `core.plan` does: by key first, then by sequence, then by conditions.
+The server model decides in the order of `core.plan`: by key, then by sequence, then by conditions.
 """
 
 from random import Random
@@ -18,7 +18,7 @@ from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Writ
 from oncelog.core.operations import Condition, Must, Operation, SetEntity
 
 CONDITIONAL = "conditional"
-"""Key of entities whose condition holds at random: other clients change them all the time."""
+"""Key of an entity whose condition holds at random, as if other clients changed it."""
 
 
 def operations_of(name: str, *, is_conditional: bool = False) -> tuple[Operation, ...]:
@@ -26,8 +26,8 @@ def operations_of(name: str, *, is_conditional: bool = False) -> tuple[Operation
     return (SetEntity(CONDITIONAL if is_conditional else "entity", name.encode(), None, condition),)
 
 
-class Asked(NamedTuple):
-    """A write on the wire."""
+class SentWrite(NamedTuple):
+    """A write that the client has sent."""
 
     key: bytes
     sequence: int
@@ -35,52 +35,52 @@ class Asked(NamedTuple):
 
 
 class ModelLedger:
-    """The committed writes, and the keys and sequences that the server remembers."""
+    """Committed writes, and the keys and sequences that the server remembers."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.last = 0
         self.last_key = b""
-        self.log: list[Asked] = []
-        self._keys: dict[bytes, Asked] = {}
-        self._sequences: dict[int, Asked] = {}
+        self.log: list[SentWrite] = []
+        self._keys: dict[bytes, SentWrite] = {}
+        self._sequences: dict[int, SentWrite] = {}
 
-    def write(self, asked: Asked) -> WriteAnswer:
-        """Return the answer as `Wire` passes it to the protocol."""
-        known = self._keys.get(asked.key)
+    def write(self, write: SentWrite) -> WriteAnswer:
+        """Return the answer in the form that the transport passes to the protocol."""
+        known = self._keys.get(write.key)
         if known is not None:
-            if known.operations != asked.operations:
+            if known.operations != write.operations:
                 return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused")
             return Written("tx", known.sequence, is_replay=True)
-        if asked.sequence > self.last + 1:
+        if write.sequence > self.last + 1:
             return SequenceGap(self.last)
-        if asked.sequence <= self.last:
-            return self._old(asked)
-        if self._has_failed(asked):
+        if write.sequence <= self.last:
+            return self._answer_known_sequence(write)
+        if self._fails_condition(write):
             return Refused(RefusalCode.KEY_NOT_FOUND, "not found")
-        self.last, self.last_key = asked.sequence, asked.key
-        self.log.append(asked)
-        self._keys[asked.key] = self._sequences[asked.sequence] = asked
-        return Written("tx", asked.sequence)
+        self.last, self.last_key = write.sequence, write.key
+        self.log.append(write)
+        self._keys[write.key] = self._sequences[write.sequence] = write
+        return Written("tx", write.sequence)
 
-    def _old(self, asked: Asked) -> WriteAnswer:
-        known = self._sequences.get(asked.sequence)
+    def _answer_known_sequence(self, write: SentWrite) -> WriteAnswer:
+        known = self._sequences.get(write.sequence)
         if known is None:
-            return Written(None, asked.sequence, is_replay=True)
-        if known.operations != asked.operations:
+            return Written(None, write.sequence, is_replay=True)
+        if known.operations != write.operations:
             return SequenceTaken(self.last)
-        # The server treats it as a retry of that sequence. `Wire` recognises the other write by its key.
+        # The server treats the write as a retry of that sequence. The transport detects the different key.
         return SequenceTaken(known.sequence)
 
-    def _has_failed(self, asked: Asked) -> bool:
-        operation = asked.operations[0]
+    def _fails_condition(self, write: SentWrite) -> bool:
+        operation = write.operations[0]
         return isinstance(operation, SetEntity) and operation.key == CONDITIONAL and self.chance.random() < 0.5
 
     def state(self) -> ClientState:
         return ClientState(self.last, 0, self.last_key)
 
     def forget(self) -> None:
-        """Evict the client, as after 24 hours."""
+        """Evict the client, as the server does after 24 hours."""
         self.last, self.last_key = 0, b""
         self._keys.clear()
         self._sequences.clear()

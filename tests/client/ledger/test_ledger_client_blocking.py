@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from cli.server_process import serving
-from client.ledger.ledgers import LIMITS, NOWHERE, written
+from client.ledger.ledgers import LIMITS, UNREACHABLE_ADDRESS, written
 from databases import BOTH_STORES
 from oncelog.client.ledger import BlockingLedgerClient, LedgerClient, LedgerLimits, relate, set_entity
 from oncelog.errors import CanonicalError, ClosedError, SettingsError, StoreInUseError
@@ -61,7 +61,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
 
 
 def test_timed_out_write_stays_pending(tmp_path: Path) -> None:
-    with blocking_of(NOWHERE, tmp_path / "client.db") as ledger:
+    with blocking_of(UNREACHABLE_ADDRESS, tmp_path / "client.db") as ledger:
         with pytest.raises(TimeoutError):
             ledger.write(set_entity("a", b"1"), timeout_s=0.01)
         assert len(ledger.pending()) == 1
@@ -86,7 +86,13 @@ def test_timed_out_write_stays_pending(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_settings_are_refused(options: dict[str, Any], words: str) -> None:
-    chosen = {"address": NOWHERE, "path": ":memory:", "organization": "acme", "client_id": "billing-1", **options}
+    chosen = {
+        "address": UNREACHABLE_ADDRESS,
+        "path": ":memory:",
+        "organization": "acme",
+        "client_id": "billing-1",
+        **options,
+    }
     with pytest.raises(SettingsError, match=words):
         LedgerClient(chosen.pop("address"), **chosen)
 
@@ -98,7 +104,7 @@ def test_address_with_host_and_port_is_accepted(address: str) -> None:
 
 def test_missing_root_certificates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"tls: .*roots\.pem"):
-        blocking_of(NOWHERE, tls=tmp_path / "roots.pem").__enter__()
+        blocking_of(UNREACHABLE_ADDRESS, tls=tmp_path / "roots.pem").__enter__()
 
 
 def test_invalid_limits_are_refused() -> None:

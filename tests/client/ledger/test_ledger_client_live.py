@@ -13,7 +13,7 @@ from msgspec.structs import replace
 import oncelog
 from client.ledger.ledgers import (
     LIMITS,
-    NOWHERE,
+    UNREACHABLE_ADDRESS,
     address_of,
     code_of,
     count_calls,
@@ -129,7 +129,7 @@ async def test_writes_are_pipelined_up_to_in_flight_max(tmp_path: Path, monkeypa
 @pytest.mark.rule("LG-19")
 async def test_cancelled_or_timed_out_write_stays_pending(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         with pytest.raises(TimeoutError):
             await ledger.write(set_entity("a", b"1"), key=UUID(int=1), timeout_s=0.01)
         cancelled = asyncio.create_task(ledger.write(set_entity("b", b"1")))
@@ -198,7 +198,7 @@ async def test_write_is_refused_while_the_store_cannot_be_written(
 
 
 async def test_write_is_refused_while_outcomes_cannot_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A committed write is reported before its outcome is saved. Later writes do not wait for that save."""
+    """The client reports a commit before it saves the outcome, and later writes do not wait for the save."""
     monkeypatch.setattr(backoff, "STORE_PAUSE", backoff.RetryPause(1))
     save, failures = LedgerStore.save, asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -242,7 +242,7 @@ async def test_unexpected_error_is_raised_to_all_callers(tmp_path: Path, monkeyp
 
 
 def _store_key_twice(path: Path, *names: str) -> None:
-    """Leave two writes under one key in a file, as if power failed before the outcome of the first one was saved."""
+    """Store two writes under one key, as if power failed before the first outcome was saved."""
     store = LedgerStore(str(path))
     store.open("billing-1")
     scope = store.load_scope("acme", "")
@@ -260,7 +260,7 @@ def _store_key_twice(path: Path, *names: str) -> None:
 
 @pytest.mark.rule("LG-19")
 async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> None:
-    """The first write was committed and reported, and the key was used again; then the power failed."""
+    """The first write was committed and reported, and the key was reused. Then power failed."""
     path = tmp_path / "client.db"
     _store_key_twice(path, "a", "a")
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
@@ -282,7 +282,7 @@ async def test_callers_get_the_outcome_of_the_newer_write_of_a_key_stored_twice(
 async def test_newer_write_of_a_key_stored_twice_is_withdrawn(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     _store_key_twice(path, "a", "b")
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         await ledger.withdraw(KEY)
         assert [one.operations for one in await ledger.pending()] == [(set_entity("a", b"1"),)]
 
@@ -291,7 +291,7 @@ async def test_newer_write_of_a_key_stored_twice_is_withdrawn(tmp_path: Path) ->
 @pytest.mark.rule("LG-19")
 async def test_scopes_have_separate_sequences_in_one_store(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         for scope in (ledger, ledger.scope("acme", "main")):
             with pytest.raises(TimeoutError):
                 await scope.write(set_entity("a", b"1"), timeout_s=0)
@@ -306,7 +306,7 @@ async def test_scopes_have_separate_sequences_in_one_store(tmp_path: Path) -> No
 
 
 async def test_invalid_write_is_refused_before_it_is_stored() -> None:
-    async with ledger_of(NOWHERE, limits=LedgerLimits(transaction_bytes_max=1000)) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, limits=LedgerLimits(transaction_bytes_max=1000)) as ledger:
         with pytest.raises(CanonicalError, match="at least one"):
             await ledger.write([])
         with pytest.raises(CanonicalError, match="must be an operation, not str"):
@@ -356,9 +356,9 @@ async def test_refused_credentials_are_reported_without_showing_them(
 
 @pytest.mark.rule("LG-19")
 async def test_pending_write_that_the_server_refuses_does_not_block_later_writes(tmp_path: Path) -> None:
-    """It may have been sent in an earlier run; the client state of the server shows that it was not written."""
+    """An earlier run may have sent the write. The server's client state shows that it was not committed."""
     path = tmp_path / "client.db"
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         for key, value in (("large", b"1" * 100), ("small", b"1")):
             with pytest.raises(TimeoutError):
                 await ledger.write(set_entity(key, value), timeout_s=0.01)
@@ -406,11 +406,11 @@ async def test_invalid_proof_raises_unverified_error(
     door: Any = served.server.grpc_service._service
     honest = door._find_success
 
-    def lying(*arguments: Any) -> Any:
+    def forge_transaction(*arguments: Any) -> Any:
         success = honest(*arguments)
         return replace(success, attestation=replace(success.attestation, proof=Proof(0, 2, (bytes(32),))))
 
-    monkeypatch.setattr(door, "_find_success", lying)
+    monkeypatch.setattr(door, "_find_success", forge_transaction)
     with pytest.raises(UnverifiedError, match="does not verify") as caught:
         await ledger.write(set_entity("a", b"1"))
     assert caught.value.tx_id is not None
@@ -425,7 +425,7 @@ async def test_tls_client_accepts_a_known_root_and_refuses_an_unknown_one(tmp_pa
         address = address_of(served).replace("127.0.0.1", "localhost")
         async with ledger_of(address, tls=str(tls.certificate)) as ledger:
             assert written(await soon(ledger.write(set_entity("a", b"1")))).sequence == 1
-        async with ledger_of(address, tls=True) as ledger:  # the root certificate is not installed on the machine
+        async with ledger_of(address, tls=True) as ledger:  # the machine does not trust the root certificate
             writing = asyncio.create_task(ledger.write(set_entity("a", b"1")))
             await until(lambda: "CERTIFICATE_VERIFY_FAILED" in str(ledger.last_error))
             assert not writing.done()
@@ -433,12 +433,12 @@ async def test_tls_client_accepts_a_known_root_and_refuses_an_unknown_one(tmp_pa
 
 
 async def test_failing_token_function_is_retried(tmp_path: Path) -> None:
-    asked = 0
+    calls = 0
 
     async def token() -> str | None:
-        nonlocal asked
-        asked += 1
-        if asked < 4:
+        nonlocal calls
+        calls += 1
+        if calls < 4:
             raise OSError("no network")
         return None
 
@@ -525,7 +525,7 @@ async def test_watched_blocks_arrive_once_across_a_server_restart(tmp_path: Path
 
 async def test_unanswered_read_raises_lost_error() -> None:
     limits = LedgerLimits(answer_timeout_ms=20)
-    async with ledger_of(NOWHERE, limits=limits) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, limits=limits) as ledger:
         with pytest.raises(LostError):
             await ledger.get_entity("a")
     with pytest.raises(ClosedError):

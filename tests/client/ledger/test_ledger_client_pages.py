@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/guides/ledger-client.md").read_text(encoding="utf-8")
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path, grpc=True) as server:
         command = [sys.executable, str(ROOT / "examples/ledger_client.py"), server.rpc_address]
-        for _ in range(2):  # the example can be run again
+        for _ in range(2):  # a second run also succeeds
             output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout  # noqa: S603
             assert "killed by signal 9" in output
             assert "10 bills are paid, the sequence is 10" in output

@@ -1,4 +1,4 @@
-"""Pauses of the ledger client before it tries again."""
+"""Pauses of the ledger client between attempts."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.server_process import server_process
-from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
+from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, ledger_of, written
 from deadlines import soon, until
 from oncelog import error_codes
 from oncelog.client.ledger import LedgerLimits, set_entity
@@ -17,12 +17,12 @@ from server.running_server import serving
 
 LONG_MS = 600_000
 LONG = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max=1)
-"""Such a pause is longer than any test."""
+"""Pauses longer than any test."""
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses of all clients in seconds, each with its start."""
+    """Durations in seconds of all pauses, recorded when they start."""
     started: list[float] = []
     sleep = Backoff.sleep
 
@@ -58,7 +58,7 @@ async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path:
 
 async def test_pause_while_the_server_is_unreachable_is_bounded_by_reconnect_ms_max(pauses: list[float]) -> None:
     limits = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max=LONG_MS // 2)
-    async with ledger_of(NOWHERE, limits=limits) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
         assert LONG_MS / 5 < await first_pause_ms(pauses) <= LONG_MS / 2
         writing.cancel()
@@ -67,7 +67,7 @@ async def test_pause_while_the_server_is_unreachable_is_bounded_by_reconnect_ms_
 @pytest.mark.parametrize("reconnect_ms_max", [1, LONG_MS])
 async def test_reconnect_ms_max_does_not_lengthen_shorter_pauses(reconnect_ms_max: int, pauses: list[float]) -> None:
     limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=reconnect_ms_max)
-    async with ledger_of(NOWHERE, limits=limits) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
         assert await first_pause_ms(pauses) <= 1
         writing.cancel()
@@ -87,14 +87,14 @@ async def test_reachable_server_without_an_answer_gets_the_whole_pause(
 async def test_retry_after_of_an_unreachable_server_is_respected(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    """The server sent it shortly before it stopped."""
+    """The server sends `retry_after` shortly before it stops."""
 
     async def denied(*_: object, **__: object) -> None:
         raise ServerRefusedError(error_codes.SERVER_BUSY, "about to stop", LONG_MS)
 
     monkeypatch.setattr(LedgerTransport, "get_client_state", denied)
     limits = LedgerLimits(pause_ms_min=1, pause_ms_max=1, reconnect_ms_max=1, retry_after_ms_max=LONG_MS)
-    async with ledger_of(NOWHERE, limits=limits) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, limits=limits) as ledger:
         writing = asyncio.ensure_future(ledger.write(set_entity("a", b"1")))
         assert await first_pause_ms(pauses) > LONG_MS * 0.9
         writing.cancel()

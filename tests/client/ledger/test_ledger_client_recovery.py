@@ -13,7 +13,7 @@ import oncelog
 from cli.server_process import server_process
 from client.ledger.ledgers import (
     HERE,
-    NOWHERE,
+    UNREACHABLE_ADDRESS,
     address_of,
     count_calls,
     keys_of,
@@ -40,7 +40,7 @@ from server.running_server import Serving, api_key, serving
 
 DAY_MS = 24 * 3600 * 1000
 KILLS_AFTER = (1, 7, 23, 2, 40, 11)
-"""Number of reported writes after which each of the clients is killed."""
+"""How many writes each client reports before it is killed."""
 
 
 # --- crashes
@@ -73,7 +73,7 @@ async def test_killed_client_recovers_its_pending_writes(tmp_path: Path, moment:
 @BOTH_STORES
 @pytest.mark.rule("LG-19")
 async def test_repeatedly_killed_client_commits_each_write_once(tmp_path: Path) -> None:
-    """Each write has the condition that its entity does not exist: a second commit of it would be refused."""
+    """Each write requires that its entity does not exist, so a second commit would be refused."""
     path, reported = tmp_path / "client.db", list[str]()
     async with server_process(tmp_path, grpc=True) as server:
         address = server.rpc_address
@@ -92,7 +92,7 @@ async def test_repeatedly_killed_client_commits_each_write_once(tmp_path: Path) 
             # A client may be killed between a commit and its report.
             assert {line.partition(" ")[2] for line in reported} <= set(keys)
             assert await ledger.pending() == []
-            for number in range(len(KILLS_AFTER)):  # without a gap
+            for number in range(len(KILLS_AFTER)):  # no gaps
                 names = [key for key in keys if key.startswith(f"{number}:")]
                 assert names == [f"{number}:{one:04}" for one in range(len(names))]
 
@@ -145,7 +145,7 @@ async def test_lost_requests_and_answers_do_not_change_the_outcomes(
     names, outcomes = [f"{number:03}" for number in range(100)], list[Any]()
     refused = {name for name in names if chance.random() < 0.1}
     async with serving(tmp_path) as served:
-        for part in (names[:50], names[50:]):  # in two runs of the client
+        for part in (names[:50], names[50:]):  # two runs of the client
             async with ledger_of(address_of(served), tmp_path / "client.db") as ledger:
                 writes = [ledger.write(set_entity(name, b"1", must_exist=name in refused)) for name in part]
                 outcomes += await asyncio.gather(*writes)
@@ -194,7 +194,7 @@ async def test_new_store_continues_after_the_last_sequence_of_the_server(served:
         async with ledger_of(address_of(served), tmp_path / name) as ledger:
             for key in ("a", "b"):
                 await ledger.write(set_entity(f"{name}:{key}", b"1"))
-    async with ledger_of(address_of(served), tmp_path / "one.db") as ledger:  # an older file
+    async with ledger_of(address_of(served), tmp_path / "one.db") as ledger:  # a store with an older state
         assert written(await ledger.write(set_entity("c", b"1"))).sequence == 5
 
 
@@ -205,9 +205,9 @@ async def test_new_store_continues_after_the_last_sequence_of_the_server(served:
 async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
     served: Serving, tmp_path: Path, value: bytes
 ) -> None:
-    """Also if both have the same content: the server would treat it as a retry of the other, and it would be lost."""
+    """This includes equal content, which the server would treat as a retry, so that the pending write would be lost."""
     path = tmp_path / "client.db"
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         for number in (1, 2):
             with pytest.raises(TimeoutError):
                 await ledger.write(set_entity("a", b"1"), key=UUID(int=number), timeout_s=0.01)
@@ -222,14 +222,14 @@ async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
 @BOTH_STORES
 @pytest.mark.rule("LG-13", "LG-19")
 @pytest.mark.parametrize("value", [b"1", b"2"])
-async def test_pending_write_whose_sequence_another_write_took_before_an_eviction_is_sent_again(
+async def test_pending_write_is_sent_again_if_its_sequence_was_taken_before_an_eviction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes
 ) -> None:
-    """The entry of the sequence is evicted. The stored record refuses other content (SEQUENCE_REUSED)."""
+    """The sequence entry is evicted, but the stored record refuses different content (SEQUENCE_REUSED)."""
     path, clock = tmp_path / "client.db", ManualClock()
     async with oncelog.open(log_at(tmp_path / "events.db"), settings=oncelog.Settings(eviction_interval=1)):
         pass
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         for number in (1, 2):
             with pytest.raises(TimeoutError):
                 await ledger.write(set_entity("a", b"1"), key=UUID(int=number), timeout_s=0.01)
@@ -237,12 +237,12 @@ async def test_pending_write_whose_sequence_another_write_took_before_an_evictio
         async with ledger_of(address_of(served)) as other:
             await other.write(set_entity("a", value))
             clock.advance(DAY_MS + 1)
-            await other.write(set_entity("b", b"1"))  # evicts the entry of sequence 1, and renews the client
+            await other.write(set_entity("b", b"1"))  # evicts sequence 1 and renews the client
         sent = count_calls(monkeypatch)
         async with ledger_of(address_of(served), path) as ledger:
             recovered = await soon(ledger.recovered())
             assert [(one.key.int, written(one.outcome).sequence) for one in recovered] == [(1, 3), (2, 4)]
-            assert sent[0] == 1, "the old sequence is sent first"
+            assert sent[0] == 1, "the write is first sent under its old sequence"
             assert written(await soon(ledger.write(set_entity("c", b"1"), key=UUID(int=3)))).sequence == 5
             assert [one.key[-1] async for one in transactions_of(ledger)][2:] == [1, 2, 3]
         async with ledger_of(address_of(served), path) as ledger:
@@ -262,7 +262,7 @@ async def test_evicted_client_sends_pending_writes_only_after_resume(tmp_path: P
     async with serving(tmp_path, clock=clock) as served:
         async with ledger_of(address_of(served), path) as ledger:
             await ledger.write(set_entity("a", b"1"))
-        async with ledger_of(NOWHERE, path) as ledger:
+        async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
             for number in (1, 2, 3):
                 with pytest.raises(TimeoutError):
                     await ledger.write(set_entity(f"p{number}", b"1"), key=UUID(int=number), timeout_s=0.01)
@@ -291,7 +291,7 @@ async def test_evicted_client_sends_pending_writes_only_after_resume(tmp_path: P
 @pytest.mark.rule("LG-19")
 @pytest.mark.parametrize("is_idle", [True, False])
 async def test_client_evicted_while_open_resumes_with_a_new_sequence(tmp_path: Path, is_idle: bool) -> None:
-    """An idle client asks for its state before it sends. A write of an active client waits for a decision."""
+    """An idle client requests its state before it sends. In an active client, the write waits for `resume`."""
     clock = ManualClock()
     store = log_at(tmp_path / "events.db")
     async with oncelog.open(store, settings=oncelog.Settings(eviction_interval=1)):

@@ -1,8 +1,8 @@
-"""The protocol of the ledger client against a model of the server, with faults of the network and of the machine.
+"""The protocol of the ledger client against a model of the server, with random faults.
 
-Requests and answers are lost, duplicated, late and out of order; the client crashes at any point, during a save too;
-conditions fail; the server is busy, refuses, and evicts the client. In every case each write is committed at most once
-and in the order of the callers, its reported outcome is correct, and every saved write gets an outcome.
+The network loses, duplicates, delays and reorders requests and answers. The client crashes at any point, including
+during a save. Conditions fail, and the server is busy, refuses writes and evicts the client. Each write is committed at
+most once and in the order of the calls, every reported outcome is correct, and every saved write gets an outcome.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from client.ledger.model_ledger import Asked, ModelFile, ModelLedger, operations_of
+from client.ledger.model_ledger import ModelFile, ModelLedger, SentWrite, operations_of
 from oncelog.client.ledger.entries import (
     QueuedWrite,
     SequenceGap,
@@ -33,55 +33,55 @@ DENIED: Final = ServerRefusedError("forbidden", "may not be written")
 
 
 class World:
-    """One client, its server, and random faults of both."""
+    """One client, its server, and random faults."""
 
     def __init__(self, seed: int, *, late: bool = False, evictions: bool = False, foreign: bool = False) -> None:
         self.chance = Random(seed)
         self.server = ModelLedger(self.chance)
         self.file = ModelFile()
         self.in_flight_max = self.chance.choice((1, 2, 5, 64))
-        self.protocol = self.restarted()
+        self.protocol = self.restart()
         self.late = late
         self.submitted: list[bytes] = []
         self.unsaved: set[bytes] = set()
         """Keys of writes that were lost before they were saved."""
-        self.told: dict[bytes, Outcome | Exception | None] = {}
+        self.outcomes: dict[bytes, Outcome | Exception | None] = {}
         self.doubtful: set[bytes] = set()
-        """Keys of writes of which copies were in flight when another outcome was reported."""
+        """Keys of writes with copies in flight, which may commit after a different outcome was reported."""
         self.withdrawn: dict[bytes, bool] = {}
-        """Keys of withdrawn writes, and whether the protocol says that they were not committed."""
-        self.travelling: list[tuple[WriteCall, Asked]] = []
+        """Withdrawn writes by key. True if the protocol reported that the write is certainly not committed."""
+        self.in_flight: list[tuple[WriteCall, SentWrite]] = []
         self.answers: list[tuple[WriteCall, WriteAnswer]] = []
-        self.orphans: list[Asked] = []
-        """Copies whose answers no call waits for."""
+        self.orphans: list[SentWrite] = []
+        """Copies in flight whose answers are discarded."""
         self.saving: StoreChanges | None = None
-        self.question: bool | None = None
+        self.state_request: bool | None = None
         self.seen: Counter[str] = Counter()
         self.foreign = 0
         self.now_ms = 0
         actions = {
             self.submit: 12, self.begin_save: 15, self.end_save: 15, self.send: 25, self.deliver: 30, self.answer: 30,
-            self.lose: 3, self.ask: 10, self.release: 10, self.crash: 1, self.deny: 1, self.fail_save: 1,
-            self.double: 4 if late else 0, self.deliver_orphan: 6 if late else 0,
+            self.lose: 3, self.request_state: 10, self.release: 10, self.crash: 1, self.deny: 1, self.fail_save: 1,
+            self.duplicate: 4 if late else 0, self.deliver_orphan: 6 if late else 0,
             self.evict: 1 if evictions else 0, self.write_foreign: 2 if foreign else 0, self.withdraw: 1,
         }  # fmt: skip
         self.actions, self.weights = list(actions), list(actions.values())
 
-    def restarted(self) -> LedgerProtocol:
+    def restart(self) -> LedgerProtocol:
         return LedgerProtocol(self.file.state, self.file.entries(), in_flight_max=self.in_flight_max)
 
     # --- actions
 
     def act(self) -> None:
         self.chance.choices(self.actions, self.weights)[0]()
-        self.hear()
+        self.take_reports_and_resume()
 
     def submit(self) -> None:
         if self.protocol.forgotten is not None:
             return
         for _ in range(self.chance.randint(1, 4)):
             key = (len(self.submitted) + 1).to_bytes(16, "big")
-            # Many have the same content: two writes under one sequence must stay two writes.
+            # Many writes have the same content, and must remain separate writes even under one sequence.
             name = self.chance.choice(("a", "a", key.hex()))
             operations = operations_of(name, is_conditional=self.chance.random() < 0.25)
             self.submitted.append(key)
@@ -99,10 +99,10 @@ class World:
             self.unsaved -= {one.entry.key for one in changes.entries}
             self.protocol.confirm_saved(changes)
             for settled in changes.settled:
-                self.tell(settled)
+                self.record_outcome(settled)
 
     def fail_save(self) -> None:
-        """The disk is full."""
+        """Fail a save, as if the disk were full."""
         changes, self.saving = self.saving, None
         if changes is not None:
             self.protocol.revert_unsaved(changes)
@@ -113,51 +113,51 @@ class World:
             _, sequence, _, operations, _, _ = self.file.rows[entry.number]
             assert sequence == call.sequence, "sent before it was saved"
             assert operations == entry.operations
-            self.travelling.append((call, Asked(entry.key, call.sequence, entry.operations)))
+            self.in_flight.append((call, SentWrite(entry.key, call.sequence, entry.operations)))
 
     def deliver(self) -> None:
-        if self.travelling:
-            call, asked = self.travelling.pop(self.place(self.travelling))
-            self.answers.append((call, self.server.write(asked)))
+        if self.in_flight:
+            call, write = self.in_flight.pop(self.choose_index(self.in_flight))
+            self.answers.append((call, self.server.write(write)))
 
     def answer(self) -> None:
         if self.answers:
-            call, answer = self.answers.pop(self.place(self.answers))
+            call, answer = self.answers.pop(self.choose_index(self.answers))
             if self.chance.random() < 0.1:
                 answer = LostError("lost")
             self.seen[type(answer).__name__] += 1
             self.protocol.handle_answer(call, answer)
 
     def lose(self) -> None:
-        if self.travelling:
-            call, asked = self.travelling.pop(self.place(self.travelling))
-            self.leave(asked)
+        if self.in_flight:
+            call, write = self.in_flight.pop(self.choose_index(self.in_flight))
+            self.orphan(write)
             self.protocol.handle_answer(call, LostError("lost"))
 
     def deny(self) -> None:
-        if self.travelling:
-            call, _ = self.travelling.pop(self.place(self.travelling))
+        if self.in_flight:
+            call, _ = self.in_flight.pop(self.choose_index(self.in_flight))
             self.seen["ServerRefusedError"] += 1
             self.protocol.handle_answer(call, DENIED)
 
-    def double(self) -> None:
-        if self.travelling:
-            self.leave(self.chance.choice(self.travelling)[1])
+    def duplicate(self) -> None:
+        if self.in_flight:
+            self.orphan(self.chance.choice(self.in_flight)[1])
 
-    def leave(self, asked: Asked) -> None:
+    def orphan(self, write: SentWrite) -> None:
         if self.late:
-            self.orphans.append(asked)
-            self.doubtful.add(asked.key)
+            self.orphans.append(write)
+            self.doubtful.add(write.key)
 
     def deliver_orphan(self) -> None:
         if self.orphans:
-            self.server.write(self.orphans.pop(self.place(self.orphans)))
+            self.server.write(self.orphans.pop(self.choose_index(self.orphans)))
 
-    def ask(self) -> None:
-        if self.question is None:
-            self.question = True if self.protocol.take_state_request() else None
+    def request_state(self) -> None:
+        if self.state_request is None:
+            self.state_request = True if self.protocol.take_state_request() else None
             return
-        self.question = None
+        self.state_request = None
         if self.chance.random() < 0.2:
             self.protocol.on_state_failed(LostError("lost"))
         elif self.chance.random() < 0.05:
@@ -170,34 +170,34 @@ class World:
 
     def crash(self) -> None:
         self.seen["crash"] += 1
-        if self.saving is not None and self.chance.random() < 0.5:  # saved, but not reported
+        if self.saving is not None and self.chance.random() < 0.5:  # the save succeeds, but is not reported
             self.file.save(self.saving)
             self.unsaved -= {one.entry.key for one in self.saving.entries}
             for settled in self.saving.settled:
-                self.told.setdefault(settled.entry.key, settled.outcome)  # the caller has crashed too
-        for _, asked in self.travelling:
-            self.leave(asked)
-        self.travelling, self.answers, self.saving, self.question = [], [], None, None
-        self.protocol = self.restarted()
-        for entry in self.protocol.entries:  # withdrawn, but not saved
+                self.outcomes.setdefault(settled.entry.key, settled.outcome)  # the caller crashes too
+        for _, write in self.in_flight:
+            self.orphan(write)
+        self.in_flight, self.answers, self.saving, self.state_request = [], [], None, None
+        self.protocol = self.restart()
+        for entry in self.protocol.entries:  # the withdrawal was not saved
             self.withdrawn.pop(entry.key, None)
 
     def evict(self) -> None:
-        """A day passes: nothing is in flight any more."""
+        """Let a day pass, so that nothing is in flight and the server evicts the client."""
         if self.chance.random() < 0.3:
             self.seen["evict"] += 1
-            for call, _ in self.travelling:
+            for call, _ in self.in_flight:
                 self.protocol.handle_answer(call, LostError("lost"))
-            self.travelling, self.orphans = [], []
+            self.in_flight, self.orphans = [], []
             self.now_ms += DAY_MS
             self.server.forget()
 
     def write_foreign(self) -> None:
-        """Another process uses the same client id, which is not allowed."""
+        """Write from a second process with the same client id, which is not allowed."""
         self.foreign += 1
         key = (2**64 + self.foreign).to_bytes(16, "big")
         operations = operations_of(self.chance.choice(("a", key.hex())))
-        self.server.write(Asked(key, self.server.last + 1, operations))
+        self.server.write(SentWrite(key, self.server.last + 1, operations))
 
     def withdraw(self) -> None:
         entry = next(iter(self.protocol.entries), None)
@@ -207,40 +207,52 @@ class World:
 
     # --- reports
 
-    def hear(self) -> None:
+    def take_reports_and_resume(self) -> None:
         for report in self.protocol.take_reports():
             if isinstance(report.outcome, Written):
-                self.tell(report)
+                self.record_outcome(report)
         if self.protocol.forgotten is not None and self.saving is None:
             self.seen["forgotten"] += 1
-            # The application checks the outcomes itself, which takes until nothing is in flight.
-            while self.travelling:
+            # The application checks the outcomes itself, once nothing is in flight.
+            while self.in_flight:
                 self.deliver()
             while self.answers:
                 self.answer()
-            committed = {asked.key for asked in self.server.log}
+            committed = {write.key for write in self.server.log}
             self.protocol.resume({entry.key for entry in self.protocol.entries} - committed)
 
-    def tell(self, settled: SettledWrite) -> None:
+    def record_outcome(self, settled: SettledWrite) -> None:
         key, outcome = settled.entry.key, settled.outcome
-        before = self.told.get(key)
+        before = self.outcomes.get(key)
         if before is not None:
             assert isinstance(before, Written), "two different outcomes reported"
             assert isinstance(outcome, Written | None)
         if not isinstance(before, Written):
-            self.told[key] = outcome
+            self.outcomes[key] = outcome
 
-    def place(
-        self, several: list[object] | list[tuple[WriteCall, Asked]] | list[tuple[WriteCall, WriteAnswer]] | list[Asked]
+    def choose_index(
+        self,
+        several: list[object]
+        | list[tuple[WriteCall, SentWrite]]
+        | list[tuple[WriteCall, WriteAnswer]]
+        | list[SentWrite],
     ) -> int:
-        """Return an index: mostly the first."""
+        """Return a random index, most often 0."""
         return 0 if self.chance.random() < 0.6 else self.chance.randrange(len(several))
 
     # --- the end
 
     def finish(self) -> None:
         self.weights = [0] * len(self.actions)
-        for action in (self.begin_save, self.end_save, self.send, self.deliver, self.answer, self.ask, self.release):
+        for action in (
+            self.begin_save,
+            self.end_save,
+            self.send,
+            self.deliver,
+            self.answer,
+            self.request_state,
+            self.release,
+        ):
             self.weights[self.actions.index(action)] = 10
         for _ in range(100_000):
             self.act()
@@ -253,27 +265,27 @@ class World:
             self.deliver_orphan()
 
     def check(self, *, in_order: bool = True) -> None:
-        committed = [asked.key for asked in self.server.log if asked.key in set(self.submitted)]
+        committed = [write.key for write in self.server.log if write.key in set(self.submitted)]
         assert len(set(committed)) == len(committed), "committed twice"
         assert not self.file.rows
         for key in self.submitted:
             if key in self.unsaved:
                 assert key not in committed
                 continue
-            assert key in self.told, "no outcome"
-            outcome = self.told[key]
+            assert key in self.outcomes, "a saved write has no outcome"
+            outcome = self.outcomes[key]
             if key in self.withdrawn and outcome is None:
                 is_final = self.withdrawn[key] and key not in self.doubtful
-                assert not (is_final and key in committed), "withdrawn for certain, but committed"
+                assert not (is_final and key in committed), "reported as certainly withdrawn, but committed"
             elif isinstance(outcome, Written) or outcome is None:
                 assert key in committed, "lost"
             elif key in committed:
                 assert key in self.doubtful, "reported as not written"
                 assert isinstance(outcome, Refused | Exception)
         if in_order:
-            doubtful = self.doubtful | self.withdrawn.keys()  # a call in flight may commit later
-            sure = [key for key in committed if key not in doubtful or isinstance(self.told[key], Written)]
-            assert sure == sorted(sure), "out of order"
+            doubtful = self.doubtful | self.withdrawn.keys()  # calls in flight may commit later
+            certain = [key for key in committed if key not in doubtful or isinstance(self.outcomes[key], Written)]
+            assert certain == sorted(certain), "out of order"
 
     def run(self, *, in_order: bool = True) -> "World":
         for _ in range(STEPS):
@@ -310,7 +322,7 @@ def test_each_write_commits_once_despite_evictions(seed: int) -> None:
 @given(st.integers(0, 2**32))
 @example(97928449)
 @example(2027592572)
-def test_each_write_commits_once_despite_another_writer_with_the_same_client_id(seed: int) -> None:
+def test_each_write_commits_once_despite_a_second_writer_with_the_same_client_id(seed: int) -> None:
     World(seed, foreign=True).run(in_order=False)
 
 

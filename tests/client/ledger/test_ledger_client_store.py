@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.ledger.ledgers import HERE, NOWHERE, ledger_of
+from client.ledger.ledgers import HERE, UNREACHABLE_ADDRESS, ledger_of
 from client.ledger.model_ledger import operations_of
 from deadlines import WAIT_S, soon, until
 from oncelog.client.ledger.entries import QueuedWrite, SavedEntry, ScopeState, SettledWrite, StoreChanges
@@ -51,9 +51,9 @@ def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
     store.close()
     again = LedgerStore(str(tmp_path / "client.db"))
     assert again.open("billing-1") == [("acme", "main")]
-    kept = again.load_scope("acme", "main")
-    (found,) = kept.pending
-    assert kept.state == ScopeState(last=5, freed=4, highest=6)
+    stored = again.load_scope("acme", "main")
+    (found,) = stored.pending
+    assert stored.state == ScopeState(last=5, freed=4, highest=6)
     assert (found.number, found.sequence, found.lowest_unknown, found.made_at_ms) == (2, 5, 3, 17)
     assert (found.key, found.operations, found.body) == (second.key, second.operations, second.body)
     assert again.load_scope("acme", "").pending == []
@@ -75,14 +75,14 @@ def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     opened(path).close()
 
 
-def test_store_of_another_client_id_is_refused(tmp_path: Path) -> None:
+def test_store_of_a_different_client_id_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "client.db").close()
     with pytest.raises(SettingsError, match="belongs to the client 'billing-1', not to 'other'"):
         LedgerStore(str(tmp_path / "client.db")).open("other")
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE mine (a)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"])
-def test_database_of_another_application_is_refused_unchanged(tmp_path: Path, statement: str) -> None:
+def test_database_of_a_different_application_is_refused_unchanged(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "mine.db"
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
@@ -136,7 +136,7 @@ def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -
     connection.execute("INSERT INTO pending VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.commit()
     connection.close()
-    for _ in range(2):  # the second time there is nothing to migrate
+    for _ in range(2):  # the second opening migrates nothing
         store = opened(path)
         scope, other = store.load_scope("acme", ""), store.load_scope("acme", "main")
         store.close()
@@ -195,7 +195,7 @@ async def test_cancelled_opening_leaves_no_task_behind(tmp_path: Path, monkeypat
         return load(*arguments)
 
     monkeypatch.setattr(LedgerStore, "load_scope", load_later)
-    client = ledger_of(NOWHERE, tmp_path / "client.db")
+    client = ledger_of(UNREACHABLE_ADDRESS, tmp_path / "client.db")
     opening = asyncio.create_task(client.__aenter__())
     await until(is_loading.is_set)
     opening.cancel()

@@ -1,4 +1,4 @@
-"""Withdrawal of pending writes: the refused write ends, and later writes of the scope go on."""
+"""Withdrawal of pending writes: a withdrawn write no longer blocks later writes of its scope."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from client.ledger.ledgers import NOWHERE, address_of, keys_of, ledger_of, written
+from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, keys_of, ledger_of, written
 from databases import BOTH_STORES
 from deadlines import soon, turns, until
 from oncelog.client.ledger import BlockingLedgerClient, set_entity
@@ -20,9 +20,9 @@ KEY = UUID(int=17)
 @BOTH_STORES
 @pytest.mark.rule("LG-23")
 async def test_withdrawn_write_does_not_block_later_writes(tmp_path: Path) -> None:
-    """Another write has the sequence of the refused one, so the client cannot tell whether it was committed."""
+    """A different write took the sequence, so the client cannot tell whether the refused write was committed."""
     path = tmp_path / "client.db"
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         with pytest.raises(TimeoutError):
             await ledger.write(set_entity("large", b"1" * 100), key=KEY, timeout_s=0.01)
     async with serving(tmp_path, entity_value_bytes_max=50) as served:
@@ -47,7 +47,7 @@ async def test_withdrawn_write_does_not_block_later_writes(tmp_path: Path) -> No
 @pytest.mark.rule("LG-23")
 async def test_withdrawn_write_that_was_never_sent_is_certainly_not_written(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         waiting = [asyncio.create_task(ledger.write(set_entity("a", b"1"), key=KEY)) for _ in range(2)]
         await until(ledger.pending)
         assert await soon(ledger.withdraw(KEY.bytes)) is True
@@ -59,16 +59,16 @@ async def test_withdrawn_write_that_was_never_sent_is_certainly_not_written(tmp_
             await ledger.withdraw(KEY)
         with pytest.raises(SettingsError, match="key must be a UUID"):
             await ledger.withdraw(b"short")
-    async with ledger_of(NOWHERE, path) as ledger:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         assert await ledger.pending() == []
 
 
 @pytest.mark.rule("LG-23")
 def test_blocking_client_withdraws_writes_of_an_earlier_run(tmp_path: Path) -> None:
     options: dict[str, Any] = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "billing-1"}
-    with BlockingLedgerClient(NOWHERE, **options) as ledger, pytest.raises(TimeoutError):
+    with BlockingLedgerClient(UNREACHABLE_ADDRESS, **options) as ledger, pytest.raises(TimeoutError):
         ledger.write(set_entity("a", b"1"), key=KEY, timeout_s=0.01)
-    with BlockingLedgerClient(NOWHERE, **options) as ledger:
+    with BlockingLedgerClient(UNREACHABLE_ADDRESS, **options) as ledger:
         assert [one.key for one in ledger.pending()] == [KEY]
-        assert ledger.withdraw(KEY) is False  # the earlier run may have sent it
+        assert ledger.withdraw(KEY) is False  # an earlier run may have sent the write
         assert ledger.pending() == []

@@ -1,4 +1,4 @@
-"""Writes that a real server refuses temporarily: they wait with all later writes, and the client reports the reason."""
+"""Temporarily refused writes wait together with all later writes, and the client reports the reason."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ def count_lines(caplog: pytest.LogCaptureFixture, level: int, words: str) -> int
     return sum(record.levelno == level and words in record.getMessage() for record in caplog.records)
 
 
-async def refused_again(served: Serving, door: str, wire: str, code: str) -> None:
+async def wait_for_refusals(served: Serving, door: str, wire: str, code: str) -> None:
     """Wait until the server has refused two more requests."""
     requests = served.server.counts.requests
     before = requests[door, wire, code]
@@ -56,7 +56,7 @@ async def test_exceeded_quota_is_reported_until_it_is_raised_and_writes_keep_the
         full = await client.submit(counted(2), ["acme/a"])
         await until(lambda: bool(seen) and seen[-1].last_error is not None)
         behind = await client.submit(counted(3), ["elsewhere"])
-        await refused_again(served, "events", "websocket", "quota_exceeded")
+        await wait_for_refusals(served, "events", "websocket", "quota_exceeded")
         status = client.status()
         assert (status.state, status.pending) == (ConnectionState.LIVE, 2)
         assert str(status.last_error).startswith("quota_exceeded: records_max of the tenant 'acme' is 1")
@@ -82,7 +82,7 @@ async def test_read_only_server_is_reported(tmp_path: Path) -> None:
 
 
 async def test_rate_limit_is_reported_on_an_open_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock()  # stands still: the rate window never ends
+    clock = ManualClock()  # a stopped clock: the rate window never ends
     async with serving(tmp_path, clock=clock) as served, event_clients.client_of(served.url, partitions=()) as client:
         log = served.server.log
         await log.set_tenants([Tenant("acme", new_writes_per_second_max=1)])
@@ -90,13 +90,13 @@ async def test_rate_limit_is_reported_on_an_open_connection(tmp_path: Path, capl
         seen: list[Status] = []
         client.on_status(seen.append)
         pending = await client.submit(counted(2), ["acme"])
-        await refused_again(served, "events", "websocket", "rate_limited")
+        await wait_for_refusals(served, "events", "websocket", "rate_limited")
         await log.set_tenants([])
         await soon(pending.outcome())
         assert client.status().last_error is None
         await until(lambda: not seen[-1].pending)
         are_errors = [one.last_error is not None for one in seen]
-        assert [is_error for is_error, _ in groupby(are_errors)] == [False, True, False], "without a break"
+        assert [is_error for is_error, _ in groupby(are_errors)] == [False, True, False], "the error is kept"
         assert all(one.state is ConnectionState.LIVE for one in seen)
     assert count_lines(caplog, logging.WARNING, "temporarily refused: server_busy") == 1
 
@@ -107,18 +107,18 @@ async def test_exceeded_quota_of_a_chat_blocks_only_that_chat(tmp_path: Path, ca
         log = served.server.log
         await ann.create("full")
         await ann.create("free")
-        assert (await chat_clients.said(ann, "full", "one")).sequence == 1
+        assert (await chat_clients.send_message(ann, "full", "one")).sequence == 1
         await log.set_tenants([Tenant("chat/full", records_max=1)])
         pending = [await ann.send("full", content) for content in ("two", "three")]
         status = await soon(ann.until_status(lambda status: status.last_error is not None))
         assert str(status.last_error).startswith("QUOTA_EXCEEDED: records_max of the tenant 'chat/full' is 1")
-        assert (await chat_clients.said(ann, "free", "one")).sequence == 1
-        await refused_again(served, "chat", "websocket", "quota_exceeded")
+        assert (await chat_clients.send_message(ann, "free", "one")).sequence == 1
+        await wait_for_refusals(served, "chat", "websocket", "quota_exceeded")
         assert (ann.status().state.name, ann.status().pending) == ("LIVE", 2)
         assert ann.status().last_error == status.last_error
         assert [one.result for one in pending] == [None, None]
         await log.set_tenants([])
-        assert [chat_clients.sent(await soon(one.outcome())).sequence for one in pending] == [2, 3]
+        assert [chat_clients.expect_sent(await soon(one.outcome())).sequence for one in pending] == [2, 3]
         assert ann.status().last_error is None
     assert count_lines(caplog, logging.WARNING, "temporarily refused in full: QUOTA_EXCEEDED") == 1
     assert count_lines(caplog, logging.INFO, "writes are accepted again in full") == 1
@@ -135,7 +135,7 @@ async def test_exceeded_quota_of_a_ledger_is_reported_despite_gap_answers(
         assert ledger.last_error is None
         writes = [asyncio.ensure_future(ledger.write(SetEntity(f"k{number}", b"v"))) for number in (2, 3)]
         await until(lambda: ledger.last_error is not None)
-        await refused_again(served, "ledger", "grpc", "quota_exceeded")
+        await wait_for_refusals(served, "ledger", "grpc", "quota_exceeded")
         assert "quota_exceeded: records_max of the tenant 'ledger/acme' is 1" in str(ledger.last_error)
         assert not any(one.done() for one in writes)
         await log.set_tenants([])

@@ -1,4 +1,4 @@
-"""The status of a client: the same states and fields for all clients."""
+"""Client status: all clients have the same states and fields."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.events import event_clients
-from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
+from client.ledger.ledgers import UNREACHABLE_ADDRESS, address_of, ledger_of, written
 from deadlines import soon, until
 from oncelog.client import Client, ConnectionState, chat, deltas, ledger
 from oncelog.client.ledger import set_entity
@@ -35,13 +35,13 @@ async def test_events_client_waits_for_a_status(tmp_path: Path) -> None:
 
 
 async def test_client_that_was_not_opened_is_closed() -> None:
-    client: Client = event_clients.client_of(event_clients.NOWHERE)
+    client: Client = event_clients.client_of(event_clients.UNREACHABLE_URL)
     assert client.status().state is ConnectionState.CLOSED
-    assert ledger_of(NOWHERE).status().state is ConnectionState.CLOSED
+    assert ledger_of(UNREACHABLE_ADDRESS).status().state is ConnectionState.CLOSED
 
 
 async def test_ledger_scope_reports_an_unreachable_server_and_pending_writes() -> None:
-    async with ledger_of(NOWHERE) as client:
+    async with ledger_of(UNREACHABLE_ADDRESS) as client:
         assert client.scope("acme", "other").status().state is ConnectionState.LIVE
         writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
         status = await soon(client.until_status(lambda one: one.last_error is not None))
@@ -64,7 +64,7 @@ async def test_write_whose_save_outlasts_the_close_remains_pending(
 
     monkeypatch.setattr(LedgerStore, "save", save_slowly)
     path = tmp_path / "ledger.db"
-    client = ledger_of(NOWHERE, path)
+    client = ledger_of(UNREACHABLE_ADDRESS, path)
     async with client:
         writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
         await until(is_saving.is_set)
@@ -75,13 +75,13 @@ async def test_write_whose_save_outlasts_the_close_remains_pending(
     assert client.status().pending == 1
     with pytest.raises(ClosedError):
         await writing
-    async with ledger_of(NOWHERE, path) as client:
+    async with ledger_of(UNREACHABLE_ADDRESS, path) as client:
         assert len(await client.pending()) == 1
 
 
 async def test_ledger_client_waits_until_its_writes_are_settled_and_ends_pauses_on_request(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, ledger_of(address_of(served)) as client:
-        client.reconnect_now()  # without a pause it does nothing
+        client.reconnect_now()  # no effect without a pause
         writing = asyncio.ensure_future(client.write(set_entity("a", b"1")))
         await soon(client.until_settled())
         written(await soon(writing))

@@ -1,4 +1,4 @@
-"""The thread of a client's store ends with the client, also when its close is cancelled."""
+"""A client's store thread ends with the client, even if the close is cancelled."""
 
 import asyncio
 import threading
@@ -23,10 +23,10 @@ async def test_cancelled_close_still_closes_the_store() -> None:
     with ThreadPoolExecutor(1) as thread:
         thread.submit(release.wait)
         closing = asyncio.create_task(close_store_thread(thread, closed.set))
-        await asyncio.sleep(0)  # the task has begun to wait
+        await asyncio.sleep(0)  # lets the task start waiting
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
         release.set()
-    # All calls of the thread have ended.
+    # The thread has finished all calls.
     assert closed.is_set()
