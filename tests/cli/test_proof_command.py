@@ -59,12 +59,12 @@ def checked(data: bytes, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
-def an_event(number: int) -> Submission:
+def build_event(number: int) -> Submission:
     partitions = ["größe", "orders/7"][: 1 + number % 2]
     return oncelog.event(uuid.UUID(int=number), {"type": "tick", "n": number, "text": "Grüße"}, partitions)
 
 
-def a_transaction(number: int, *, with_key: bool = True) -> Submission:
+def build_transaction(number: int, *, with_key: bool = True) -> Submission:
     operations: list[Operation] = [SetEntity(f"balance:{number}", b"\xff" * number), Relate("doc:1", "owner", "zoë")]
     if number % 2:
         operations.append(DeleteEntity("old"))
@@ -92,7 +92,10 @@ def test_records_of_blocks_of_any_size_are_proven(tmp_path: Path) -> None:
     batches, number = list[list[Submission]](), 0
     for size in SIZES:
         numbers = range(number + 1, number + size + 1)
-        batches += [[an_event(one) for one in numbers], [a_transaction(one, with_key=one % 4 > 0) for one in numbers]]
+        batches += [
+            [build_event(one) for one in numbers],
+            [build_transaction(one, with_key=one % 4 > 0) for one in numbers],
+        ]
         number += size
     receipts = filled(log, *batches)
     head = tmp_path / "head.json"
@@ -118,7 +121,7 @@ def test_records_of_blocks_of_any_size_are_proven(tmp_path: Path) -> None:
 @BOTH_STORES
 def test_proof_command_and_library_return_the_same_document(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    [[first, second]] = filled(log, [an_event(1), a_transaction(1)])
+    [[first, second]] = filled(log, [build_event(1), build_transaction(1)])
     with oncelog.open_blocking(log) as opened:
         for receipt in (first, second):
             data = encode(proof_document(opened.prove(receipt)))
@@ -129,7 +132,7 @@ def test_proof_command_and_library_return_the_same_document(tmp_path: Path) -> N
 @pytest.mark.rule("LG-18", "CO-41")
 def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    [receipts] = filled(log, [an_event(number) for number in (1, 2, 3)])
+    [receipts] = filled(log, [build_event(number) for number in (1, 2, 3)])
     before = decode(proven(log, "0:2"))
     with oncelog.open_blocking(log) as opened:
         assert opened.erase(key=uuid.UUID(int=2)) == 1
@@ -144,7 +147,7 @@ def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     assert "body:           erased: only the header is proven" in said
     # The other records of the block keep their bodies and proofs.
     assert verify(decode(proven(log, "0:1"))).is_valid
-    assert decode(proven(log, "0:3")).body == an_event(3).body
+    assert decode(proven(log, "0:3")).body == build_event(3).body
     assert len(receipts) == 3
 
 
@@ -152,7 +155,7 @@ def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
 def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = log_at(path)
-    filled(log, [an_event(1), a_transaction(1)])
+    filled(log, [build_event(1), build_transaction(1)])
 
     def state() -> Any:
         if log == str(path):
@@ -172,9 +175,9 @@ def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
 def test_proof_of_a_log_in_use(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     with oncelog.open_blocking(log) as opened:
-        opened.submit(an_event(1))
+        opened.submit(build_event(1))
         assert verify(decode(proven(log, *PLACE))).is_valid
-        opened.submit(an_event(2))
+        opened.submit(build_event(2))
         assert verify(decode(proven(log, "0:2"))).is_valid
 
 
@@ -189,7 +192,7 @@ def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
         retention=oncelog.FOREVER,
     )
     note = Submission(policy=notes, scope="", key=b"12345678", fingerprint=b"", body=b"text")
-    filled(log, [an_event(1), a_transaction(1), note, replace(note, key=uuid.UUID(int=1).bytes)])
+    filled(log, [build_event(1), build_transaction(1), note, replace(note, key=uuid.UUID(int=1).bytes)])
     event = proven(log, "0:1")
     assert proven(log, str(uuid.UUID(int=1)), "--policy", "events") == event
     assert proven(log, uuid.UUID(int=1).hex.upper(), "--policy", "events") == event
@@ -217,7 +220,7 @@ def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
 @BOTH_STORES
 def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    filled(log, [an_event(1), a_transaction(1)])
+    filled(log, [build_event(1), build_transaction(1)])
     assert refused(log, "--lane", "0", "--position", "2", status=1) == "no record: lane 0 has positions 1 to 1"
     assert refused(log, "0:0", status=1) == "no record: lane 0 has positions 1 to 1"
     for lane in ("99", str(2**70)):
@@ -268,7 +271,7 @@ def test_invalid_arguments_are_refused(
 def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = log_at(path)
-    filled(log, [an_event(number) for number in (1, 2, 3)])
+    filled(log, [build_event(number) for number in (1, 2, 3)])
 
     def change(statement: str) -> None:
         if log != str(path):
@@ -295,7 +298,7 @@ def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["client_sequence = -1", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"])
 def test_invalid_column_values_are_reported(tmp_path: Path, change: str) -> None:
     path = tmp_path / "log.db"
-    filled(str(path), [an_event(number) for number in (1, 2, 3)])
+    filled(str(path), [build_event(number) for number in (1, 2, 3)])
     connection = sqlite3.connect(path)
     connection.execute(f"UPDATE oncelog_records SET {change} WHERE place = 1")  # noqa: S608
     connection.commit()
@@ -333,7 +336,12 @@ def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("proof") / "log.db")
-    filled(path, [an_event(number) for number in (1, 2, 3)], [a_transaction(1), a_transaction(2)], [an_event(4)])
+    filled(
+        path,
+        [build_event(number) for number in (1, 2, 3)],
+        [build_transaction(1), build_transaction(2)],
+        [build_event(4)],
+    )
     return path
 
 
@@ -479,7 +487,7 @@ def test_malformed_document_is_refused(data: bytes, words: str) -> None:
 
 def test_check_escapes_control_characters_of_a_document(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
-    filled(path, [replace(an_event(1), actor="\x1b[2Jzoë", partitions=("a\u202eb",))])
+    filled(path, [replace(build_event(1), actor="\x1b[2Jzoë", partitions=("a\u202eb",))])
     said = checked(proven(path, "0:1"))[1]
     assert "\x1b" not in said
     assert "actor:          \\u001b[2Jzoë" in said

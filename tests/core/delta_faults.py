@@ -1,4 +1,4 @@
-"""A valid delta in JSON, and faults of a delta with the path and words of their refusals."""
+"""A valid delta in JSON, and invalid deltas with the path and text of the expected error."""
 
 import json
 from hashlib import sha256
@@ -16,27 +16,27 @@ IDENTITY: Final = ("clientId", "columns", "hlc", "rowId", "table")
 
 
 def id_of(members: dict[str, Any]) -> str:
-    """As the rule reads, for what json and JCS write alike: no floats but short ones, no keys beyond ASCII."""
+    """Compute the delta id with `json`, for values that `json` and JCS write alike: short floats and ASCII keys."""
     named = {name: members[name] for name in IDENTITY}
     text = json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()
 
 
 def delta_json(**members: Any) -> dict[str, Any]:
-    """A delta with its id."""
+    """Return a delta with its id as JSON members."""
     made = {**GOOD, **members}
     return {"deltaId": id_of(made), **made}
 
 
 def delta_text(**raw: str | None) -> str:
-    """A delta in JSON, some members as they are given here, in JSON too; None leaves one out."""
+    """Return a delta in JSON. Arguments replace members with JSON texts; None omits a member."""
     good = {name: json.dumps(value) for name, value in delta_json().items()}
     members = [f'"{name}":{text}' for name, text in {**good, **raw}.items() if text is not None]
     return f"{{{','.join(members)}}}"
 
 
 class Fault(NamedTuple):
-    """Members that replace valid ones, and the expected path and words of the refusal."""
+    """Members that replace valid ones, with the path and text of the expected error."""
 
     raw: dict[str, str | None]
     path: str
@@ -130,7 +130,7 @@ FAULTS: Final[dict[str, Fault]] = {
         )
     },
 }
-"""Faults by name. The id is that of the valid delta: malformed deltas are refused before the id is checked."""
+"""Faults by name. They keep the id of the valid delta, because the id of a malformed delta is not checked."""
 
 NOT_JSON: Final = {
     **{

@@ -1,7 +1,7 @@
-"""A verifier of proofs that is written from docs/reference/proofs.md alone.
+"""A proof verifier written from docs/reference/proofs.md alone.
 
-It imports nothing of Oncelog. Records and blocks are mappings with the field names of the document. Where the verifier
-and the code disagree, one of them or the document is wrong.
+It imports nothing from Oncelog. Records and blocks are mappings with the field names of the document. If the verifier
+and the code disagree, then one of them or the document is wrong.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def independent_header(record: Fields) -> bytes:
 
 
 def independent_read_header(header: bytes) -> dict[str, Any]:
-    """The header read back, field by field."""
+    """Decode a record header into its fields."""
     assert header[0] == 1
     place, record, partitions = 1, dict[str, Any](), list[str]()
     for name, width in RECORD_NUMBERS.items():
@@ -64,7 +64,7 @@ def independent_leaf(record: Fields, salted: bytes) -> bytes:
 
 
 def independent_root(leaves: Sequence[bytes]) -> bytes:
-    """The definition of the document, and of RFC 9162, section 2.1.1: from the top down."""
+    """Compute the Merkle root top-down, as defined in the document and in RFC 9162, section 2.1.1."""
     if len(leaves) == 1:
         return leaves[0]
     split = largest_power_of_two_below(len(leaves))
@@ -110,7 +110,7 @@ def independent_verify_erased(record: Fields, salted: bytes, proof: Fields, bloc
 
 
 def independent_reaches_root(leaf: bytes, proof: Fields, root: bytes) -> bool:
-    """Steps 6 to 9."""
+    """Follow steps 6 to 9 of the document."""
     index, count, path = proof["index"], proof["count"], proof["path"]
     if index < 0 or index >= count or [beside for beside in path if len(beside) != 32]:
         return False
@@ -129,7 +129,7 @@ def independent_reaches_root(leaf: bytes, proof: Fields, root: bytes) -> bool:
 
 
 def independent_heads(records: Sequence[Fields], salts: Sequence[bytes]) -> dict[int, bytes]:
-    """Recompute the newest block hash of every lane from the stored records."""
+    """Recompute the newest block hash of each lane from the stored records."""
     blocks: dict[tuple[int, int], list[tuple[Fields, bytes]]] = defaultdict(list)
     for record, salt in zip(records, salts, strict=True):
         salted = independent_hash(salt + record["body"])

@@ -1,7 +1,7 @@
-"""What must hold over any history, as functions: a recorded run, a store on disk, a simulation.
+"""Invariants of any history: of a recorded run, a store on disk or a simulation.
 
-Each function takes a History and yields the violations that it finds. The first four have the names of the chat
-document (CH-13), the others belong to the commit (CO-10 to CO-14, CO-17).
+Each invariant is a function that takes a History and yields the violations that it finds. The first four have the
+names of the chat document (CH-13); the others check commits (CO-10 to CO-14, CO-17).
 """
 
 from bisect import bisect_left
@@ -35,17 +35,17 @@ _Key = TypeVar("_Key", int, str)
 
 
 class Answer(Struct, frozen=True):
-    """What a caller was told about a write."""
+    """The verdict that a caller received for a write."""
 
     identity: KeyIdentity
     fingerprint: bytes
     verdict: Verdict
     client_sequence: int = 0
-    """As it was sent, where clients number their writes."""
+    """The client sequence of the write, or 0 if its policy has none."""
 
 
 class ObservedRead(Struct, frozen=True):
-    """What a reader of a lane saw, in the order it saw it, until it had caught up with `upto`."""
+    """The records that a reader of a lane received, in that order, until it caught up with `upto`."""
 
     reader: str
     lane: int
@@ -54,11 +54,11 @@ class ObservedRead(Struct, frozen=True):
     seen: Sequence[tuple[int, KeyIdentity]]
     """Position and identity of each record."""
     partition: str | None = None
-    """Only records that touch it, where named."""
+    """The partition that was read, or None for all records."""
 
 
 class ObservedSync(Struct, frozen=True):
-    """What a client had of a stream after it caught up from `after` with `upto`, the newest at that time."""
+    """The sequences that a client received while it caught up from `after` to `upto`, the newest at that time."""
 
     client: str
     scope: str
@@ -68,30 +68,30 @@ class ObservedSync(Struct, frozen=True):
 
 
 class History(Struct):
-    """Everything that is known about a run. What was not recorded stays empty and is not judged."""
+    """Everything recorded about a run. Fields that were not recorded remain empty and are not checked."""
 
     records: Sequence[Record]
-    """What the store holds."""
+    """All records in the store."""
     settings: Settings = Settings()
     policies: Mapping[str, Policy] = field(
         default_factory=lambda: {policy.name: policy for policy in BUILT_IN_POLICIES}
     )
     answers: Sequence[Answer] = ()
-    """In the order in which they were told."""
+    """In the order in which the callers received them."""
     readings: Sequence[ObservedRead] = ()
     syncs: Sequence[ObservedSync] = ()
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
     members: Mapping[MemberIdentity, Member] | None = None
     rosters: Mapping[str, Roster] = field(default_factory=dict)
     keys: Mapping[KeyIdentity, Remembered] | None = None
-    """What the store remembers of keys that have not been forgotten."""
+    """The keys that the store remembers, or None if they were not read."""
     streams: Mapping[str, int] | None = None
     positions: Mapping[int, int] | None = None
-    """The newest position of each lane, by its head."""
+    """The newest position of each lane according to its head."""
 
 
 class Violation(Struct, frozen=True):
-    """Something that must not be."""
+    """An invariant that does not hold, and where."""
 
     invariant: str
     message: str
@@ -100,11 +100,11 @@ class Violation(Struct, frozen=True):
 Invariant = Callable[[History], Iterator[str]]
 
 
-# --- the four of the chat document -------------------------------------------------------------------
+# --- invariants of the chat document -----------------------------------------------------------------
 
 
 def sequence_monotonic(history: History) -> Iterator[str]:
-    """In each stream, what was persisted later has the higher sequence."""
+    """Sequences of a stream increase with the position."""
     last: dict[str, Record] = {}
     for record in _sort_by_position(history.records):
         if not record.sequence:
@@ -121,14 +121,14 @@ def sequence_monotonic(history: History) -> Iterator[str]:
 
 
 def idempotency_guarantee(history: History) -> Iterator[str]:
-    """While a key, or a client's sequence number, is remembered there is one record of it."""
+    """A key or client sequence has one record as long as it is remembered."""
     evictions = _Evictions(history)
     groups: list[tuple[KeyIdentity | SequenceIdentity, list[Record]]] = [*_group_by_key(history).items()]
     groups += _group_by_client_sequence(history).items()
     for name, records in groups:
         retention = find_retention(name[0], history.policies)
         if retention is None:
-            yield f"{_format_identity(name)}: the policy is not known"
+            yield f"{_format_identity(name)}: unknown policy"
             continue
         for before, after in pairwise(records):
             if not evictions.is_forgotten(retention, before, after):
@@ -136,7 +136,7 @@ def idempotency_guarantee(history: History) -> Iterator[str]:
 
 
 def sync_completeness(history: History) -> Iterator[str]:
-    """A client that has caught up has every record of its range."""
+    """A client that caught up has every record of its range."""
     stored: dict[str, set[int]] = defaultdict(set)
     for record in history.records:
         stored[record.scope].add(record.sequence)
@@ -148,7 +148,7 @@ def sync_completeness(history: History) -> Iterator[str]:
 
 
 def delivery_state_consistency(history: History) -> Iterator[str]:
-    """Nobody has acknowledged what does not exist."""
+    """Acknowledged sequences exist."""
     last: dict[str, int] = defaultdict(int)
     for record in history.records:
         last[record.scope] = max(last[record.scope], record.sequence)
@@ -158,7 +158,7 @@ def delivery_state_consistency(history: History) -> Iterator[str]:
 
 
 def streams_have_owners(history: History) -> Iterator[str]:
-    """CH-19: a stream with members has an owner once one was named, and its roster counts what there is."""
+    """CH-19: a stream with members has an owner, and its roster has the right counts."""
     if history.members is None:
         return
     members: dict[str, list[Member]] = defaultdict(list)
@@ -168,18 +168,18 @@ def streams_have_owners(history: History) -> Iterator[str]:
         known, roster = members[scope], history.rosters.get(scope)
         owners = sum(member.is_owner for member in known)
         if roster is None or (roster.members, roster.owners or 0) != (len(known), owners):
-            yield f"stream {scope!r} has {len(known)} members and {owners} owners, and its roster is {roster}"
+            yield f"stream {scope!r} has {len(known)} members and {owners} owners, but its roster is {roster}"
         elif known and roster.owners == 0:
-            yield f"stream {scope!r} has members and no owner"
+            yield f"stream {scope!r} has members but no owner"
         elif len({member.joined for member in known if 1 <= member.joined <= roster.joined}) != len(known):
             yield f"stream {scope!r}: the order of joining has repeated or unknown numbers"
 
 
-# --- those of the commit -----------------------------------------------------------------------------
+# --- invariants of commits ---------------------------------------------------------------------------
 
 
 def commits_are_whole(history: History) -> Iterator[str]:
-    """CO-10: a record, its key, its sequence and its lane's head are there together or not at all, without holes."""
+    """CO-10: a record, its key, its sequence and the lane head are stored together, and numbers have no holes."""
     positions: dict[int, list[int]] = defaultdict(list)
     streams: dict[str, list[int]] = defaultdict(list)
     for record in history.records:
@@ -195,14 +195,14 @@ def commits_are_whole(history: History) -> Iterator[str]:
 
 
 def log_time_never_goes_back(history: History) -> Iterator[str]:
-    """CO-17: in a lane, what was committed later has no earlier log time."""
+    """CO-17: log time never decreases within a lane."""
     for before, after in pairwise(_sort_by_position(history.records)):
         if before.lane == after.lane and before.log_time_ms > after.log_time_ms:
             yield f"lane {after.lane}: log time goes back at position {after.position}"
 
 
 def answers_are_durable(history: History) -> Iterator[str]:
-    """CO-11: whoever was told of a commit was told of a record that is there, and is that write's."""
+    """CO-11: the receipt in a verdict belongs to a stored record of the same write."""
     stored = {record.receipt: (identity, record) for identity, record in _iterate_with_identity(history)}
     for answer in history.answers:
         if not isinstance(answer.verdict, Committed | Replayed):
@@ -211,15 +211,15 @@ def answers_are_durable(history: History) -> Iterator[str]:
         if receipt is None:
             policy = history.policies.get(answer.identity[0])
             if policy is None or not policy.client_sequence:
-                yield f"{_format_identity(answer.identity)}: answered as committed, without a place"
+                yield f"{_format_identity(answer.identity)}: answered as committed, but without a receipt"
         elif receipt not in stored:
             yield f"{_format_identity(answer.identity)}: answered as {receipt}, which is not stored"
         elif not _matches_record(answer, *stored[receipt]):
-            yield f"{_format_identity(answer.identity)}: answered with the place of another write"
+            yield f"{_format_identity(answer.identity)}: answered with the receipt of a different write"
 
 
 def numbers_are_never_reused(history: History) -> Iterator[str]:
-    """CO-12: a position, and a sequence of a stream, belong to one write for ever, whoever saw it."""
+    """CO-12: a position or a sequence of a stream belongs to one write in all answers and reads."""
     positions: dict[tuple[int, int], KeyIdentity] = {}
     sequences: dict[tuple[str, int], KeyIdentity] = {}
     for lane, position, scope, sequence, identity in _iterate_numbers(history):
@@ -230,7 +230,7 @@ def numbers_are_never_reused(history: History) -> Iterator[str]:
 
 
 def readers_miss_nothing(history: History) -> Iterator[str]:
-    """CO-13: a reader sees every record after its cursor once, in order."""
+    """CO-13: a reader receives every record after its cursor once, in order."""
     lanes: dict[int, list[Record]] = defaultdict(list)
     for record in _sort_by_position(history.records):
         lanes[record.lane].append(record)
@@ -251,7 +251,7 @@ def readers_miss_nothing(history: History) -> Iterator[str]:
 
 
 def one_outcome_each_identity(history: History) -> Iterator[str]:
-    """CO-14: one submission is told that it committed; equal ones get its answer, others are told that they differ."""
+    """CO-14: one submission commits, equal submissions get the same receipt, and different content is reported."""
     stored = _group_by_key(history)
     evictions = _Evictions(history)
     first_receipts: set[Receipt] = set()
@@ -260,7 +260,7 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
         verdict, name = answer.verdict, _format_identity(answer.identity)
         if isinstance(verdict, Committed):
             if verdict.receipt in first_receipts:
-                yield f"{name}: two submissions were told that they committed"
+                yield f"{name}: two submissions were answered as committed"
             first_receipts.add(verdict.receipt)
         records = stored.get(answer.identity, [])
         policy = history.policies.get(answer.identity[0])
@@ -268,21 +268,21 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
             continue
         if all(record.fingerprint != answer.fingerprint for record in records):
             if _hides_mismatch(verdict, policy):
-                yield f"{name}: a submission with different content was not told so"
+                yield f"{name}: a submission with different content was not answered as a mismatch"
         elif isinstance(verdict, Committed | Replayed) and not _reports_mismatch(verdict):
             committed.add((answer.identity, answer.fingerprint))
         elif (
-            # What was refused before the commit, or after the key was forgotten, was refused rightly.
+            # A refusal before the commit, or after the key was forgotten, is correct.
             _reports_mismatch(verdict)
             and (answer.identity, answer.fingerprint) in committed
             and len(records) == 1
             and evictions.is_remembered(policy.retention, records[0])
         ):
-            yield f"{name}: an equal submission was told that it differs"
+            yield f"{name}: a submission with equal content was answered as a mismatch"
 
 
 def _is_sequence_retry(answer: Answer, records: Sequence[Record]) -> bool:
-    """Answered as the retry of a client's number, while the key that came with it is another write's, or was later."""
+    """Whether a submission was replayed by its client sequence, while its key belongs to a different write."""
     if not answer.client_sequence or not isinstance(answer.verdict, Replayed):
         return False
     return answer.verdict.receipt not in [record.receipt for record in records]
@@ -316,7 +316,7 @@ INVARIANTS: Final[Sequence[Invariant]] = (
 
 
 def find_violations(history: History, invariants: Iterable[Invariant] = INVARIANTS) -> list[Violation]:
-    """All that is wrong with a history."""
+    """Return all violations in a history."""
     return [
         Violation(getattr(invariant, "__name__", repr(invariant)), message)
         for invariant in invariants
@@ -324,11 +324,11 @@ def find_violations(history: History, invariants: Iterable[Invariant] = INVARIAN
     ]
 
 
-# --- how they look things up -------------------------------------------------------------------------
+# --- lookups -----------------------------------------------------------------------------------------
 
 
 class _Evictions:
-    """The positions at which a lane evicted, read off its records."""
+    """The positions at which each lane evicted keys, derived from its records."""
 
     def __init__(self, history: History) -> None:
         interval = history.settings.eviction_interval
@@ -342,13 +342,13 @@ class _Evictions:
                 self._times_ms[record.lane].append(record.log_time_ms)
 
     def is_forgotten(self, retention: Retention, before: Record, after: Record) -> bool:
-        """Whether what `before` left to remember was gone when `after` was decided."""
+        """Whether the key of `before` was forgotten when `after` was decided."""
         evicted = bisect_left(self._positions[before.lane], after.position)
         eviction_time_ms = self._times_ms[before.lane][evicted - 1] if evicted else 0
         return not retention.remembers(before.log_time_ms, after.log_time_ms, eviction_time_ms)
 
     def is_remembered(self, retention: Retention, record: Record) -> bool:
-        """Whether what the record left to remember is still there after the newest record of its lane."""
+        """Whether the key of the record is still remembered after the newest record of its lane."""
         newest = self._newest[record.lane]
         return not self.is_forgotten(retention, record, replace(newest, position=newest.position + 1))
 
@@ -365,7 +365,7 @@ def _iterate_with_identity(history: History) -> Iterator[tuple[KeyIdentity, Reco
 
 
 def _group_by_key(history: History) -> dict[KeyIdentity, list[Record]]:
-    """The records of each key, oldest first. One that came without a key is known by its client sequence only."""
+    """Group the records by key, oldest first. Records without a key are omitted."""
     found: dict[KeyIdentity, list[Record]] = defaultdict(list)
     for identity, record in _iterate_with_identity(history):
         if record.key:
@@ -382,7 +382,7 @@ def _group_by_client_sequence(history: History) -> dict[SequenceIdentity, list[R
 
 
 def _matches_record(answer: Answer, identity: KeyIdentity, record: Record) -> bool:
-    """An answer is the record's by its key, or by the number that the client gave it."""
+    """Whether an answer belongs to the record by its key or by its client sequence."""
     if answer.identity == identity and record.key:
         return True
     is_same_sequence = bool(record.client_sequence) and answer.client_sequence == record.client_sequence
@@ -390,7 +390,7 @@ def _matches_record(answer: Answer, identity: KeyIdentity, record: Record) -> bo
 
 
 def _iterate_numbers(history: History) -> Iterator[tuple[int, int, str, int, KeyIdentity]]:
-    """Lane, position, scope, sequence and identity of every write, by everyone who has seen it."""
+    """Yield lane, position, scope, sequence and identity of writes from all records, answers and reads."""
     for identity, record in _iterate_with_identity(history):
         yield record.lane, record.position, record.scope, record.sequence, identity
     owners = {
@@ -414,11 +414,11 @@ def _find_keys_without_records(history: History, keys: Mapping[KeyIdentity, Reme
         if not records:
             yield f"{_format_identity(identity)}: remembered, but not stored"
         elif (records[-1].receipt, records[-1].fingerprint) != (remembered.receipt, remembered.fingerprint):
-            yield f"{_format_identity(identity)}: remembered otherwise than stored at position {records[-1].position}"
+            yield f"{_format_identity(identity)}: remembered differently from position {records[-1].position}"
 
 
 def _find_records_without_keys(history: History, keys: Mapping[KeyIdentity, Remembered]) -> Iterator[str]:
-    """A key may be missing only if it has been forgotten by the newest record of its lane."""
+    """Yield records whose keys are missing although they must still be remembered."""
     evictions = _Evictions(history)
     for identity, records in _group_by_key(history).items():
         retention = find_retention(identity[0], history.policies)
@@ -437,7 +437,7 @@ def _find_holes(
     for key in () if newest is None else sorted(numbers.keys() | newest.keys(), key=repr):
         last = max(numbers.get(key, ()), default=0)
         if newest is not None and newest.get(key, 0) != last:
-            yield f"the head of {kind} {key!r} says {newest.get(key, 0)}, its records say {last}"
+            yield f"the head of {kind} {key!r} is at {newest.get(key, 0)}, its newest record at {last}"
 
 
 def _format_identity(identity: KeyIdentity | SequenceIdentity) -> str:

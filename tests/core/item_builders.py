@@ -1,4 +1,4 @@
-"""Builders for the items that tests of the decision submit, and readers of the verdicts."""
+"""Builders for the items that tests of `plan` submit, and assertions about the verdicts."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def transaction(
     scope: str = "org/1",
     **more: Any,
 ) -> Submission:
-    """A ledger write; without a number it comes without a key."""
+    """Build a ledger write. The number 0 means no key."""
     return Submission(
         policy=LEDGER,
         scope=scope,
@@ -108,7 +108,7 @@ def done(number: int, holder: str, fence: int, body: str = "done") -> Submission
 
 
 class Log(MemoryLog):
-    """A log in memory, with zero salts and a way to submit one item or many."""
+    """A log in memory, with zero salts, that accepts one item or several."""
 
     def __init__(self, **settings: int) -> None:
         super().__init__(Settings(**settings), draw=bytes)
@@ -117,9 +117,9 @@ class Log(MemoryLog):
     def __call__(self, item: Item, validate: Validate | None = None) -> Verdict:
         return self.submit([Request((item,))], self.now_ms, validate)[0][0]
 
-    def together(self, *items: Item, mode: Mode = Mode.EACH, is_admitted_whole: bool = False) -> list[Verdict]:
+    def submit_request(self, *items: Item, mode: Mode = Mode.EACH, is_admitted_whole: bool = False) -> list[Verdict]:
         return self.submit([Request(items, mode, is_admitted_whole)], self.now_ms)[0]
 
-    def apart(self, *items: Item) -> list[Verdict]:
-        """In one group commit, from different callers."""
+    def submit_separately(self, *items: Item) -> list[Verdict]:
+        """Submit items of separate callers in one group commit."""
         return [verdict for (verdict,) in self.submit([Request((item,)) for item in items], self.now_ms)]

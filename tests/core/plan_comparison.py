@@ -1,4 +1,4 @@
-"""Run a history through the decision and through its model (`plan_model`) and compare verdicts and state."""
+"""Run a history through `plan` and through its model (`plan_model`), and compare verdicts and state."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -47,17 +47,17 @@ from oncelog.storage.memory import MemoryLog
 
 
 def compare(history: History) -> Counter[str]:
-    """Run the history through both and compare verdicts and state. Returns the number of verdicts by kind."""
+    """Run the history through both and compare verdicts and state. Return the number of verdicts by kind."""
     log, model = MemoryLog(history.settings, draw=bytes), PlanModel(history.settings)
     verdicts_by_kind: Counter[str] = Counter()
     for number, (batch, now_ms, validate) in enumerate(history.steps):
         asked: list[Submission] = []
         asked_by_model: list[Submission] = []
-        expected = model.submit(batch, now_ms, watched(validate, asked_by_model))
-        actual = log.submit(batch, now_ms, watched(validate, asked))
-        assert [[without_words(it) for it in verdicts] for verdicts in actual] == expected, f"batch {number}"
-        assert asked == asked_by_model, f"batch {number}: the application was asked about other submissions"
-        verdicts_by_kind.update(word_for(verdict) for verdicts in expected for verdict in verdicts)
+        expected = model.submit(batch, now_ms, record_calls(validate, asked_by_model))
+        actual = log.submit(batch, now_ms, record_calls(validate, asked))
+        assert [[remove_messages(it) for it in verdicts] for verdicts in actual] == expected, f"batch {number}"
+        assert asked == asked_by_model, f"batch {number}: validate was called for different submissions"
+        verdicts_by_kind.update(name_verdict(verdict) for verdicts in expected for verdict in verdicts)
     compare_order(log, model)
     compare_memory(log, model)
     compare_side_state(log, model)
@@ -65,8 +65,8 @@ def compare(history: History) -> Counter[str]:
     return verdicts_by_kind
 
 
-def without_words(verdict: Verdict) -> Verdict:
-    """The verdict without messages and field names, which the model does not have."""
+def remove_messages(verdict: Verdict) -> Verdict:
+    """Remove the messages and field names that the model does not produce."""
     if not isinstance(verdict, Refused):
         return verdict
     names_an_entity = verdict.reason in (
@@ -78,17 +78,17 @@ def without_words(verdict: Verdict) -> Verdict:
     return replace(verdict, message="", field=verdict.field if names_an_entity else "")
 
 
-def watched(validate: Validate | None, asked: list[Submission]) -> Validate | None:
-    """The same callable; it also records its submissions, which are new writes only (CO-18)."""
+def record_calls(validate: Validate | None, asked: list[Submission]) -> Validate | None:
+    """Wrap `validate` to record its submissions, which must be new writes (CO-18)."""
 
-    def watching(submission: Submission) -> str | None:
+    def record(submission: Submission) -> str | None:
         asked.append(submission)
         return validate(submission) if validate else None
 
-    return watching if validate else None
+    return record if validate else None
 
 
-def word_for(verdict: Verdict) -> str:
+def name_verdict(verdict: Verdict) -> str:
     match verdict:
         case Refused():
             return verdict.reason.name
@@ -119,9 +119,9 @@ def compare_order(log: MemoryLog, model: PlanModel) -> None:
     ]
     by_lane = [[record for record in log.records if record.lane == lane] for lane in lanes]
     for lane, records in zip(lanes, by_lane, strict=True):
-        written = [record_of(write) for write in model.writes() if write.receipt.lane == lane]
+        written = [build_record(write) for write in model.writes() if write.receipt.lane == lane]
         assert [record for record in records if record.policy != AUDIT_POLICY] == written
-        assert [told_of(record) for record in records if record.policy == AUDIT_POLICY] == [
+        assert [decode_act(record) for record in records if record.policy == AUDIT_POLICY] == [
             (
                 act.position,
                 act.at_ms,
@@ -139,13 +139,13 @@ def compare_order(log: MemoryLog, model: PlanModel) -> None:
     assert log.snapshot.streams == {scope: model.sequence(scope) for scope in streams}
 
 
-def told_of(record: Record) -> tuple[object, ...]:
-    """The content of an audit record."""
+def decode_act(record: Record) -> tuple[object, ...]:
+    """Decode an audit record into the fields that the model knows."""
     entry = decode_audit_entry(record)
     return entry.position, entry.log_time_ms, entry.act, entry.actor, entry.scope, entry.target, entry.details
 
 
-def record_of(write: Write) -> Record:
+def build_record(write: Write) -> Record:
     submission, receipt = write.submission, write.receipt
     return Record(
         lane=receipt.lane,
@@ -201,7 +201,7 @@ def compare_leases(log: MemoryLog, model: PlanModel) -> None:
 
 
 def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
-    """Everything else, as a reader at the lane's log time sees it."""
+    """Compare the other tables as a reader sees them at the log time of the lane."""
     snapshot = log.snapshot
     cursors = {(scope, name): model.cursor(scope, name) for scope in ("", *SCOPES) for name in CONSUMERS}
     assert snapshot.consumers == {name: cursor for name, cursor in cursors.items() if cursor is not None}
@@ -213,7 +213,7 @@ def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
         live = {key: it for key, it in stored.items() if it.expires_at_ms is None or it.expires_at_ms > log_time_ms}
         assert live == {key: it for key, it in entities.items() if it}
         relationships = {it[1:]: version for it, version in snapshot.relationships.items() if it[0] == scope}
-        assert relationships == relationships_of(operations)
+        assert relationships == collect_relationships(operations)
         for row_id in ("r", "s"):
             row, expected = snapshot.rows.get((scope, "t", row_id)), row_of(model.deltas(scope, "t", row_id))
             assert (row is not None and row.exists, row.values if row else {}) == (
@@ -229,7 +229,7 @@ def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
 
 
 def compare_rates(log: MemoryLog, model: PlanModel) -> None:
-    """Compare the tokens of every actor that wrote under a rate, as of the log time of the lane."""
+    """Compare the tokens of each actor that wrote under a rate, at the log time of the lane."""
     names = set()
     for write in model.writes():
         submission = write.submission
@@ -244,8 +244,8 @@ def compare_rates(log: MemoryLog, model: PlanModel) -> None:
     assert log.snapshot.rates.keys() == names
 
 
-def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:
-    """The relationships of a scope after all these operations, each with the version that made it."""
+def collect_relationships(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:
+    """Return the relationships of a scope after the operations, each with the version that created it."""
     made: dict[tuple[str, str, str], int] = {}
     for version, operation in operations:
         if isinstance(operation, Relate):
@@ -255,31 +255,31 @@ def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[
     return made
 
 
-def check_footprints(history: History) -> None:
-    """Asserts that a plan reads and writes only what `footprint` names, and changes nothing itself."""
+def check_read_sets(history: History) -> None:
+    """Assert that `plan` reads and writes only the keys in its read set, and does not modify the snapshot."""
     log = MemoryLog(history.settings, draw=bytes)
     for batch, now_ms, validate in history.steps:
         needs = build_read_set(batch, history.settings)
-        whole, part = restricted(log.snapshot, None), restricted(log.snapshot, needs)
+        whole, part = restrict(log.snapshot, None), restrict(log.snapshot, needs)
         decided = plan(batch, log.snapshot, now_ms, validate)
         assert log.snapshot == whole
         assert plan(batch, part, now_ms, validate) == decided
         for table in SNAPSHOT_TABLES:
-            assert getattr(decided.changes, table).keys() <= names_of(needs, table, whole)
+            assert getattr(decided.changes, table).keys() <= select_keys(needs, table, whole)
         log.save(decided.changes)
 
 
-def restricted(snapshot: Snapshot, needs: ReadSet | None) -> Snapshot:
-    """Copy the snapshot, or the part of it that the footprint names."""
+def restrict(snapshot: Snapshot, needs: ReadSet | None) -> Snapshot:
+    """Copy the snapshot, or the part of it that is in the read set."""
     tables: dict[str, Any] = {table: dict(getattr(snapshot, table)) for table in SNAPSHOT_TABLES}
     if needs is not None:
         for table, rows in tables.items():
-            tables[table] = {name: value for name, value in rows.items() if name in names_of(needs, table, snapshot)}
+            tables[table] = {name: value for name, value in rows.items() if name in select_keys(needs, table, snapshot)}
     return Snapshot(settings=snapshot.settings, past_members=dict(snapshot.past_members), **tables)
 
 
-def names_of(needs: ReadSet, table: str, snapshot: Snapshot) -> set[Any]:
-    """The keys that a store loads of a table, with the oldest members of the streams that the footprint names."""
+def select_keys(needs: ReadSet, table: str, snapshot: Snapshot) -> set[Any]:
+    """Return the keys that a store loads from a table, including the oldest members that the read set asks for."""
     names: set[Any] = getattr(needs, "lanes" if table == "heads" else table)
     if table not in ("members", "acknowledged"):
         return names
@@ -289,7 +289,7 @@ def names_of(needs: ReadSet, table: str, snapshot: Snapshot) -> set[Any]:
 
 
 def check_retries(history: History) -> None:
-    """Asserts that a batch in which nothing is new changes nothing (CO-15)."""
+    """Assert that a batch without new writes changes nothing (CO-15)."""
     log = MemoryLog(history.settings, draw=bytes)
     for batch, now_ms, validate in history.steps:
         decided = plan(batch, log.snapshot, now_ms, validate)

@@ -1,9 +1,9 @@
-"""Generate histories of batches for the model of the decision (`plan_model`).
+"""Generate histories of batches for the model of `plan` (`plan_model`).
 
-Pools of keys, scopes, clients and contents are small, clocks stand still and jump both ways, and evictions are a few
-records apart, so that retries, conflicts, races inside a batch and entries close to expiry are common. Where a number
-must fit the state to be interesting (the next sequence of a client, an expected position, the fence of a lease), the
-generator asks a model that it runs along.
+Pools of keys, scopes, clients and contents are small, clocks stop and jump in both directions, and evictions are a few
+records apart, so that retries, conflicts, races inside a batch and entries close to expiry are common. Some numbers
+depend on the state: the next sequence of a client, an expected position, the fence of a lease. The generator takes
+them from a model that it updates as it draws.
 """
 
 from collections.abc import Callable
@@ -52,18 +52,18 @@ from oncelog.errors import PolicyError
 
 START_MS: Final = 1_000_000_000_000
 SCOPES: Final = ("a", "é", "c")
-"""With 2 lanes the second scope is alone in its lane, with 7 the first."""
+"""With 2 lanes, the second scope has a lane to itself; with 7 lanes, the first has."""
 CLIENTS: Final = ("x", "y")
 MEMBERS: Final = ("m", "n", "l")
 CONSUMERS: Final = ("q", "r")
 RATES: Final = (Rate(100, 2), Rate(70, 1), Rate(300, 3), Rate(1, 2))
-"""Of some a write is back in the time that the clock moves between two batches."""
+"""Some of the rates refill within the time by which the clock moves between two batches."""
 FINGERPRINTS: Final = (b"f", b"f", b"f", b"g")
 SNAPSHOT_TABLES: Final = tuple(
     name for name in Snapshot.__struct_fields__ if name not in ("settings", "tenants", "past_members")
 )
 WRITERS: Final = ("\uffff", "\U00010000")
-"""By code point the first is below the second, by UTF-16 code unit above it."""
+"""The first sorts before the second by code point, and after it by UTF-16 code unit."""
 
 
 class Step(NamedTuple):
@@ -95,8 +95,8 @@ def refuse_all(submission: Submission) -> str | None:
 FLAGS: Final = ("zero_key", "client_sequence", "leased", "members_only", "entities", "rows")
 
 
-def all_own_policies() -> list[Policy]:
-    """Every combination of flags that Policy accepts, with short keys and short times to live."""
+def build_user_policies() -> list[Policy]:
+    """Return a policy for each combination of flags that Policy accepts, with short keys and times to live."""
     retentions = (FOREVER, kept_for(ms=20), evicted_after(ms=20))
     accepted = []
     for order, on_reuse, retention, identity in product(Order, OnReuse, retentions, Identity):
@@ -117,14 +117,14 @@ def all_own_policies() -> list[Policy]:
     return accepted
 
 
-OWN: Final = all_own_policies()
+USER_POLICIES: Final = build_user_policies()
 
 
-class Author:
-    """Draws a history item by item, and runs a model along that knows the state so far.
+class HistoryGenerator:
+    """Draws a history item by item, and keeps a model of the state so far.
 
-    Every history has its own pools and its own habits, so that some are deep and some are wild. `below(n)` gives a
-    number from 0 to n − 1: it is all the chance there is.
+    Each history draws its pools and options first, so that some histories go deep and others wide. `below(n)` returns
+    a number from 0 to n − 1; it is the only source of randomness.
     """
 
     def __init__(self, below: Callable[[int], int], policies: tuple[Policy, ...]) -> None:
@@ -146,7 +146,7 @@ class Author:
         self.jumps_ms = self.jumps()
 
     def jumps(self) -> list[int]:
-        """By how much the clock may move between two batches. Lease and life times are 10 and 20, or the policy's."""
+        """Choose how far the clock can move between batches: around lease times (10 and 20 ms) and times to live."""
         jumps_ms = [0, 1, 10, 10, 20, -10]
         for ttl_ms in sorted({policy.retention.ttl_ms for policy in self.policies} - {0}):
             jumps_ms += [ttl_ms // 2 + 1, ttl_ms - 1, ttl_ms, ttl_ms, ttl_ms, ttl_ms + 1, ttl_ms + 1, -ttl_ms - 5]
@@ -175,7 +175,7 @@ class Author:
         return History(self.settings, steps)
 
     def request(self, validate: Validate | None) -> Request:
-        """Draw a request. Most items know the outcome of the items before them; some do not."""
+        """Draw a request. Most items are drawn with knowledge of the outcome of earlier items."""
         items: list[Item] = []
         before = len(self.model.history)
         for _ in range(self.pick(1, 1, 1, 2, 2, 3, 3, 4, 5, 0)):
@@ -185,7 +185,7 @@ class Author:
                 self.model.submit([Request((items[-1],))], self.now_ms, validate)
         del self.model.history[before:]
         mode = self.pick(Mode.EACH, Mode.ALL, Mode.UNTIL_REFUSED)
-        is_admitted_whole = self.rate is not None and len(items) > 2  # without a draw: it would thin out the rest
+        is_admitted_whole = self.rate is not None and len(items) > 2  # no draw, which would make other cases rarer
         request = Request(tuple(items), mode, is_admitted_whole)
         self.model.submit([request], self.now_ms, validate)
         return request
@@ -206,7 +206,7 @@ class Author:
 
     def submission(self, policy: Policy) -> Submission:
         if self.sent and self.rarely(4):
-            return self.sent_again()
+            return self.retry()
         scope, key = self.scope_and_key(policy)
         submission = Submission(
             policy=policy,
@@ -221,7 +221,7 @@ class Author:
             rate=None if self.rate is None or self.rarely(6) else self.rate,
         )
         if policy.client_sequence:
-            submission = self.numbered(submission)
+            submission = self.add_client_sequence(submission)
         if policy.rows:
             delta = self.delta(submission)
             submission = replace(
@@ -230,12 +230,12 @@ class Author:
         if policy.leased:
             submission = replace(submission, **self.fence(replace(submission, holder="h", fence=1)))
         if self.is_expecting and self.rarely(3):
-            submission = self.expecting(submission)
+            submission = self.add_expectation(submission)
         self.sent.append(submission)
-        return self.spoilt(submission) if self.is_careless and self.rarely(6) else submission
+        return self.corrupt(submission) if self.is_careless and self.rarely(6) else submission
 
-    def sent_again(self) -> Submission:
-        """As it was, or with one thing changed, most of which a known write is not asked about."""
+    def retry(self) -> Submission:
+        """Repeat a submission unchanged or with one change, mostly one that is not checked for a known write."""
         again: Submission = self.pick(*self.sent)
         changes: list[dict[str, Any]] = [{}, {}, {}, {"fingerprint": b"g"}, {"body": b"bad"}, {"known_only": True}]
         changes += [{"expected_position": 0}, {"actor": self.pick(*MEMBERS)}, {"rate": self.rate}]
@@ -250,13 +250,13 @@ class Author:
         length = self.pick(*{shortest, longest})
         return self.pick(*self.scopes), bytes([1 + self.below(self.key_count)]) * length
 
-    def numbered(self, submission: Submission) -> Submission:
+    def add_client_sequence(self, submission: Submission) -> Submission:
         submission = replace(submission, client=self.pick(*self.clients))
         last = self.model.last_client_sequence(submission)
         number = max(1, last + self.pick(1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 0, 0, -1))
         return replace(submission, client_sequence=number, key=b"" if self.rarely(5) else submission.key)
 
-    def expecting(self, submission: Submission) -> Submission:
+    def add_expectation(self, submission: Submission) -> Submission:
         kind = self.pick("position", "sequence", "both") if submission.policy.order is Order.STREAM else "position"
         if kind != "position":
             sequence = self.model.sequence(submission.scope) + self.pick(0, 0, 1, -1)
@@ -266,7 +266,7 @@ class Author:
             submission = replace(submission, expected_position=self.model.position(lane) + self.pick(0, 0, 1, -1))
         return submission
 
-    def spoilt(self, submission: Submission) -> Submission:
+    def corrupt(self, submission: Submission) -> Submission:
         shortest, longest = submission.policy.key_bytes
         faults: tuple[dict[str, Any], ...] = (
             {"key": b""},
@@ -288,11 +288,11 @@ class Author:
             {"rate": Rate(0, 1)},
             {"rate": Rate(1, 0)},
         )
-        spoilt = replace(submission, **self.pick(*faults))
-        if spoilt.policy == DELTAS and spoilt.delta is not None:
-            # Where the key passes all the same, the id must be as new as the key: equal ids are equal deltas.
-            spoilt = replace(spoilt, delta=replace(spoilt.delta, delta_id=spoilt.key))
-        return spoilt
+        corrupt = replace(submission, **self.pick(*faults))
+        if corrupt.policy == DELTAS and corrupt.delta is not None:
+            # If the key is still valid, the id must change with it, because equal ids mean equal deltas.
+            corrupt = replace(corrupt, delta=replace(corrupt.delta, delta_id=corrupt.key))
+        return corrupt
 
     def operations(self, scope: str) -> tuple[Operation, ...]:
         return tuple(self.operation(scope) for _ in range(self.pick(1, 1, 2, 3)))
@@ -309,7 +309,7 @@ class Author:
         return SetEntity(key, self.pick(b"1", b"2"), expires_at_ms, self.condition(scope, key))
 
     def condition(self, scope: str, key: str) -> Condition | None:
-        """Most of them as the entity is, so that they hold."""
+        """Draw a condition that the entity usually meets."""
         last = self.model.sequence(scope)
         entity = entity_of(self.model.operations(scope), key, self.now_ms)
         if self.pick(None, None, True, entity) is None:
@@ -322,7 +322,7 @@ class Author:
         return Condition(must, version, self.pick(entity.value, b"1", b"2"))
 
     def delta(self, submission: Submission) -> RowDelta:
-        """Its id stands for its content: without the op under the built-in policy, as DE-2 says, elsewhere with it."""
+        """Draw a delta. Its id is a hash of its content, without `op` under the built-in policy (DE-2)."""
         op = self.pick(Op.INSERT, Op.UPDATE, Op.UPDATE, Op.DELETE)
         ahead_ms = self.pick(0, 0, 0, 0, 0, 1, -1, 5000, 5001)
         hlc = self.model.log_time_ms(submission) + ahead_ms << 16 | self.pick(0, 0, 0, 0, 1, 65535)
@@ -334,7 +334,7 @@ class Author:
     # --- everything else ---
 
     def fence(self, item: Submission | Renew | Release) -> dict[str, Any]:
-        """Of the newest lease and its holder, mostly."""
+        """Draw a fence and a holder, mostly those of the newest lease."""
         lease = self.model.lease(item)
         options = (lease.fence, lease.fence, lease.fence, 0, max(0, lease.fence - 1)) if lease else (0, 0, 0, 1)
         holder = lease.holder if lease and lease.holder and not self.rarely(8) else self.pick("h", "i")
@@ -343,7 +343,7 @@ class Author:
         return {"fence": int(self.pick(*options)), "holder": holder}
 
     def leased_key(self, policy: Policy) -> tuple[str, bytes]:
-        """Often one that is leased already."""
+        """Draw a key, often one that is already leased."""
         if self.is_careless and self.rarely(15):
             return self.pick(("", b"k" * policy.key_bytes[0]), ("a", b""), ("a", b"k" * (policy.key_bytes[1] + 1)))  # type: ignore[no-any-return]
         leases = [it.item for it in self.model.history if isinstance(it, LeaseChange) and it.item.policy == policy]
@@ -390,7 +390,7 @@ class Author:
         actor = self.pick("", "", *MEMBERS)
         present = self.pick(True, True, False)
         role = self.pick(None, None, Role.OWNER, Role.MEMBER) if present else None
-        only_if_member = role is not None and actor == MEMBERS[0]  # without a draw, as in `request`
+        only_if_member = role is not None and actor == MEMBERS[0]  # no draw, as in `request`
         return SetMember(*self.scope_and_member(), present, actor, role, only_if_member)
 
     def open_stream(self, _: Policy) -> OpenStream:
@@ -402,7 +402,7 @@ class Author:
         return Acknowledge(scope, member, self.pick(last, last, last - 1, last + 1, 0, -1))
 
     def set_cursor(self, _: Policy) -> SetCursor:
-        """Often about the one that is there, near where it is or near the end."""
+        """Draw a cursor, often near the stored cursor or near the end."""
         scope, consumer = self.pick("", *self.scopes), self.pick(*CONSUMERS)
         kept, last = self.model.cursor(scope, consumer) or 0, self.model.newest_for_cursor(scope)
         cursor = self.pick(last, last, last, last - 1, last + 1, kept, kept - 1, kept + 1, 0, -1, None)
@@ -418,16 +418,16 @@ def numbers_below(end: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def histories(draw: st.DrawFn, *policies: Policy) -> History:
-    """Histories of writes under these policies, or under two valid user policies."""
+    """Draw a history of writes under these policies, or under two valid user policies."""
 
     def below(end: int) -> int:
         return draw(numbers_below(end))
 
-    return Author(below, policies or two_own_policies(below)).history()
+    return HistoryGenerator(below, policies or draw_user_policies(below)).history()
 
 
-def two_own_policies(below: Callable[[int], int]) -> tuple[Policy, ...]:
-    """One policy that has a certain flag, so that rare flags occur, and one of all valid policies."""
+def draw_user_policies(below: Callable[[int], int]) -> tuple[Policy, ...]:
+    """Draw a policy with a chosen flag, so that rare flags occur, and any other valid policy."""
     flag = FLAGS[below(len(FLAGS))]
-    having = [policy for policy in OWN if getattr(policy, flag)]
-    return having[below(len(having))], replace(OWN[below(len(OWN))], name="other")
+    having = [policy for policy in USER_POLICIES if getattr(policy, flag)]
+    return having[below(len(having))], replace(USER_POLICIES[below(len(USER_POLICIES))], name="other")

@@ -1,12 +1,12 @@
 """An independent model of `oncelog.core.plan`: slow and naive.
 
-It shares no code with the decision, only the value types that go in and come out. It keeps one list of everything
-that ever happened and answers every question by looking through all of it: a sequence is a count of writes, a row is
-what its deltas say by the definition in DE-7, a key is forgotten if there was an eviction that found it too old. What
-did not happen is cut off the end of the list. The model has no derived state that an update could corrupt.
+It shares only the value types with `plan`, and no code. It keeps one list of all events and answers every question by
+scanning the list: a sequence is a count of writes, a row is the merge of its deltas as defined in DE-7, and a key is
+forgotten if it was too old at an eviction. A rollback truncates the list. The model has no derived state that an
+update could corrupt.
 
-The rules come from the rule catalogue and from the texts of the value types. Messages are left empty, and `field` is
-given only where the rules say what it is (the key of an entity): leave both out when comparing.
+The rules come from the rule catalogue and from the docstrings of the value types. Messages are empty, and `field` is
+set only where a rule defines it (the key of an entity), so comparisons must omit both.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def refused(reason: Reason, *, current: int = 0, value: bytes | None = None, ret
 
 
 class PlanModel:
-    """Decides batches by looking through everything that ever happened."""
+    """Decides batches by scanning all past events."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -75,7 +75,7 @@ class PlanModel:
         self.now_ms = 0
         self.validate: Validate | None = None
         self.admission: dict[tuple[str, str], list[tuple[int, int, int]]] | None = None
-        """While a request is admitted as a whole: tokens left, price and burst, for each actor and item."""
+        """Tokens left, price and burst per actor and item, while a request is admitted as a whole; otherwise None."""
 
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
         self.batch += 1
@@ -152,7 +152,7 @@ class PlanModel:
             case _:
                 assert_never(item)
 
-    # --- what the history says: lanes -------------------------------------------------------------------
+    # --- queries: lanes ---------------------------------------------------------------------------------
 
     def writes(self) -> list[Write]:
         return [event for event in self.history if isinstance(event, Write)]
@@ -177,12 +177,12 @@ class PlanModel:
         return sum(isinstance(event, LeaseChange) and event.is_new and event.lane == lane for event in self.history)
 
     def blocks(self, lane: int) -> set[int]:
-        """The batches that put a record into the lane: one block each."""
+        """Return the batches that wrote records to the lane; each makes one block."""
         writes = {write.batch for write in self.writes() if write.receipt.lane == lane}
         return writes | {act.batch for act in self.acts(lane)}
 
     def revision(self, lane: int) -> int:
-        """How many batches have changed anything in the lane."""
+        """Count the batches that changed anything in the lane."""
         changes = [event for event in self.history if isinstance(event, LeaseChange | Touch) and event.lane == lane]
         return len(self.blocks(lane) | {event.batch for event in changes})
 
@@ -195,7 +195,7 @@ class PlanModel:
         return max(self.now_ms, self.saved_log_time_ms(self.lane_of(item.policy, item.scope)))
 
     def evictions(self, lane: int) -> list[int]:
-        """The log times of all evictions in the lane."""
+        """Return the log times of all evictions in the lane."""
         in_lane = [write.receipt for write in self.writes() if write.receipt.lane == lane]
         numbered = [(it.position, it.log_time_ms) for it in in_lane]
         numbered += [(it.position, it.at_ms) for it in self.acts(lane)]
@@ -212,10 +212,10 @@ class PlanModel:
                 evictions = self.evictions(self.lane_of(item.policy, item.scope))
                 return any(at_ms - seen_ms > retention.ttl_ms for at_ms in evictions)
 
-    # --- what the history says: keys, clients, leases ---------------------------------------------------
+    # --- queries: keys, clients, leases -----------------------------------------------------------------
 
     def known(self, item: Submission | Claim) -> Write | None:
-        """The write that is remembered under the item's key."""
+        """Return the write that is remembered under the item's key."""
         if not item.key:
             return None
         write = newest(write for write in self.writes() if identity_of(write.submission) == identity_of(item))
@@ -232,7 +232,7 @@ class PlanModel:
         return last.submission.client_sequence
 
     def lease(self, item: Submission | Leased) -> Lease | None:
-        """The key's newest lease, unless a write was committed under the key since, or it is too long ago."""
+        """Return the newest lease of the key, unless a write has committed under the key since or it is too old."""
         lease: Lease | None = None
         for event in self.history:
             if isinstance(event, LeaseChange) and identity_of(event.item) == identity_of(item):
@@ -244,16 +244,16 @@ class PlanModel:
         return lease
 
     def held_lease(self, item: Submission | Renew | Release) -> Lease | None:
-        """The lease that the item's fence speaks of, if it is still the holder's."""
+        """Return the lease with the item's fence, if the item's holder still has it."""
         lease = self.lease(item)
         if lease is None or not lease.holder or lease.holder != item.holder or lease.fence != item.fence:
             return None
         return lease
 
-    # --- what the history says: side state --------------------------------------------------------------
+    # --- queries: side state ----------------------------------------------------------------------------
 
     def operations(self, scope: str) -> list[tuple[int, Operation]]:
-        """All operations ever committed in the scope, each with its version."""
+        """Return all operations committed in the scope, each with its version."""
         in_scope = [write for write in self.writes() if write.submission.scope == scope]
         return [(write.receipt.sequence, it) for write in in_scope for it in write.submission.operations]
 
@@ -268,7 +268,7 @@ class PlanModel:
         return last is not None and last.present
 
     def roles(self, scope: str) -> dict[str, Role]:
-        """The members in the order in which they joined, each with its role."""
+        """Return the members and their roles, in the order in which they joined."""
         found: dict[str, Role] = {}
         for event in self.history:
             if not isinstance(event, SetMember) or event.scope != scope:
@@ -288,7 +288,7 @@ class PlanModel:
         return max((it.sequence for it in applied if (it.scope, it.member) == (scope, member)), default=0)
 
     def cursor(self, scope: str, consumer: str) -> int | None:
-        """The highest cursor since the consumer was last rewound or removed. None: the consumer does not exist."""
+        """Return the highest cursor since the last rewind or removal, or None if the consumer does not exist."""
         applied = [event for event in self.history if isinstance(event, SetCursor)]
         own = [it for it in applied if (it.scope, it.consumer) == (scope, consumer)]
         starts = [place for place, it in enumerate(own) if it.rewind or it.cursor is None]
@@ -296,9 +296,9 @@ class PlanModel:
         return max((it.cursor for it in since if it.cursor is not None), default=None)
 
     def tokens_us(self, submission: Submission, rate: Rate, at_ms: int) -> tuple[int, int]:
-        """How much the actor may spend on new writes at a time, and what one of them costs.
+        """Return the tokens that the actor has left for new writes, and the price of one write.
 
-        It grows with every microsecond up to `burst` writes. All rates that an actor has must be the same one.
+        The tokens grow with every microsecond up to `burst` writes. An actor must always use the same rate.
         """
         price_us = ceil(Fraction(1_000_000, rate.per_second))
         left_us, since_ms = rate.burst * price_us, 0
@@ -314,7 +314,7 @@ class PlanModel:
         return min(rate.burst * price_us, left_us + (at_ms - since_ms) * 1000), price_us
 
     def _are_counted_together(self, write: Write, submission: Submission) -> bool:
-        """The writes of one actor: to the global log, or to one stream."""
+        """Whether both writes are by the same actor, and either to the global log or to the same stream."""
         other = write.submission
         if other.actor != submission.actor or other.policy.order is not submission.policy.order:
             return False
@@ -323,7 +323,7 @@ class PlanModel:
     def newest_for_cursor(self, scope: str) -> int:
         return self.sequence(scope) if scope else self.position(0)
 
-    # --- a submission, check by check (CO-18) -----------------------------------------------------------
+    # --- checks of a submission, in order (CO-18) -------------------------------------------------------
 
     def _submission(self, submission: Submission) -> Verdict:
         checks: list[Callable[[Submission], Verdict | None]] = [
@@ -532,7 +532,7 @@ class PlanModel:
         self.history.append(LeaseChange(item, lane, self.log_time_ms(item), lease, is_new, self.batch))
 
     def is_open(self, scope: str) -> bool:
-        """Whether there ever was a member or a write."""
+        """Whether the stream has ever had a member or a write."""
         members = any(isinstance(it, SetMember) and it.present and it.scope == scope for it in self.history)
         return members or self.sequence(scope) > 0
 

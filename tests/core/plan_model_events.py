@@ -1,4 +1,4 @@
-"""Events of a history, as the model of `plan` keeps them."""
+"""Events in the history of the model of `plan`."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from oncelog.core.values import Acknowledge, Lease, Receipt, Role, SetCursor, Se
 
 
 class Write(NamedTuple):
-    """A submission was committed, in the batch of that number."""
+    """A submission committed in the batch of that number."""
 
     submission: Submission
     receipt: Receipt
@@ -15,7 +15,7 @@ class Write(NamedTuple):
 
 
 class LeaseChange(NamedTuple):
-    """A lease was granted (`is_new`: under a new number), granted again, renewed or released."""
+    """A lease was granted, granted again, renewed or released. `is_new` marks a new fence."""
 
     item: Leased
     lane: int
@@ -26,7 +26,7 @@ class LeaseChange(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """Side state in the lane was changed."""
+    """Side state in the lane changed."""
 
     lane: int
     at_ms: int
@@ -34,7 +34,7 @@ class Touch(NamedTuple):
 
 
 class Act(NamedTuple):
-    """An audit record of a change of members."""
+    """An audit record of a membership change was written."""
 
     lane: int
     position: int
@@ -47,4 +47,4 @@ class Act(NamedTuple):
 
 
 Event = Write | LeaseChange | SetMember | Acknowledge | SetCursor | Touch | Act
-"""Members, acknowledgements and cursors are kept as the items that were applied."""
+"""Membership changes, acknowledgements and cursors are stored as the items that were applied."""

@@ -1,4 +1,4 @@
-"""Rules of the model of the decision (`plan_model`) that need no history."""
+"""Rules of the model of `plan` (`plan_model`) that need no history."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -30,13 +30,13 @@ def identity_of(item: Submission | Leased) -> KeyIdentity:
 
 
 def rank(delta: RowDelta) -> tuple[int, list[int], bytes]:
-    """DE-7: higher HLC, then higher client by UTF-16 code unit, then higher id."""
+    """DE-7: rank by HLC, then by client in UTF-16 order, then by id."""
     utf16 = delta.client_id.encode("utf-16-be")
     return (delta.hlc, [utf16[i] * 256 + utf16[i + 1] for i in range(0, len(utf16), 2)], delta.delta_id)
 
 
 def row_of(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
-    """DE-7: a row that never was, with all its deltas in the order of their rank. None: it does not exist."""
+    """DE-7: apply deltas to an empty row in order of rank. Return None if the row does not exist."""
     row: dict[str, bytes] | None = None
     for delta in sorted(deltas, key=rank):
         row = None if delta.op is Op.DELETE else {**(row or {}), **dict(delta.columns)}
@@ -51,7 +51,7 @@ def key_is_malformed(policy: Policy, key: bytes) -> bool:
 
 
 def entity_of(operations: Sequence[tuple[int, Operation]], key: str, log_time_ms: int) -> Entity | None:
-    """The entity after all these operations of its scope. None: it is not there, or no longer."""
+    """Return the entity after all operations of its scope, or None if it is absent or expired."""
     about = [it for it in operations if isinstance(it[1], SetEntity | DeleteEntity) and it[1].key == key]
     if not about or isinstance(about[-1][1], DeleteEntity):
         return None
@@ -63,7 +63,7 @@ def entity_of(operations: Sequence[tuple[int, Operation]], key: str, log_time_ms
 
 
 def failure_of(condition: Condition, entity: Entity | None) -> Reason | None:
-    """Why the condition does not hold. None: it does."""
+    """Return why the condition fails, or None if it holds."""
     if condition.must is Must.NOT_EXIST:
         return Reason.KEY_EXISTS if entity else None
     if entity is None:

@@ -1,4 +1,4 @@
-"""A log with records of every policy, the evidence of its records, and changed copies of it."""
+"""A log with records of every policy, evidence for its records, and modified copies of that evidence."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -29,7 +29,7 @@ SALT = bytes(range(16))
 
 
 def prove_alone(record: Record, index: int = 2, count: int = 5, salt: bytes = SALT) -> Proven:
-    """Return the proof of a record at that index of a block whose other records are made up."""
+    """Return the proof of a record at an index of a block whose other records are invented."""
     salted = hash_body(salt, record.body)
     leaves = [hash_leaf(b"another record %d" % number, bytes(32)) for number in range(count)]
     leaves[index] = hash_leaf(encode_record_header(record), salted)
@@ -46,7 +46,7 @@ def prove_alone(record: Record, index: int = 2, count: int = 5, salt: bytes = SA
 
 
 def drawn() -> Callable[[int], bytes]:
-    """Salts that differ, and are the same in every run."""
+    """Return a source of salts that differ between records but are the same in every run."""
     number = 0
 
     def draw(size: int) -> bytes:
@@ -61,7 +61,7 @@ def key_of(number: int, size: int = 16) -> bytes:
     return sha256(b"key %d" % number).digest()[:size]
 
 
-def an_event(number: int) -> Submission:
+def build_event(number: int) -> Submission:
     return Submission(
         policy=EVENTS,
         scope="",
@@ -73,7 +73,7 @@ def an_event(number: int) -> Submission:
     )
 
 
-def a_transaction(number: int, organization: str) -> Submission:
+def build_transaction(number: int, organization: str) -> Submission:
     return Submission(
         policy=LEDGER,
         scope=organization,
@@ -87,33 +87,38 @@ def a_transaction(number: int, organization: str) -> Submission:
     )
 
 
-def a_push(number: int) -> Submission:
+def build_push(number: int) -> Submission:
     key = key_of(number, 32)
     delta = RowDelta(Op.INSERT, "t", "r", "c", number, (), key)
     return Submission(policy=DELTAS, scope="gateway", key=key, fingerprint=key, body=b"delta", delta=delta)
 
 
-def a_message(number: int) -> Submission:
+def build_message(number: int) -> Submission:
     return Submission(policy=CHAT, scope="chat", key=key_of(number), fingerprint=b"", body=b"hi", actor="user:1")
 
 
-def a_claim(number: int) -> Claim:
+def build_claim(number: int) -> Claim:
     return Claim(policy=RUNS, scope="campaign-1", key=key_of(number), fingerprint=b"", holder="me")
 
 
-def filled_log(batches: int = 5) -> MemoryLog:
+def fill_log(batches: int = 5) -> MemoryLog:
     log = MemoryLog(SETTINGS, drawn())
     log.submit([Request((SetMember("chat", "user:1"),))], NOON_MS)
     for batch in range(1, batches + 1):
-        items: list[Item] = [an_event(10 * batch + one) for one in range(batch)]
-        items += [a_transaction(batch, "org-1"), a_push(batch), a_message(batch), a_transaction(batch, "org-2")]
+        items: list[Item] = [build_event(10 * batch + one) for one in range(batch)]
+        items += [
+            build_transaction(batch, "org-1"),
+            build_push(batch),
+            build_message(batch),
+            build_transaction(batch, "org-2"),
+        ]
         log.submit([Request(tuple(items))], NOON_MS + 7 * batch)
-        # A lease changes the lane's head and writes no record: the chain must not notice.
-        log.submit([Request((a_claim(batch),))], NOON_MS + 7 * batch + 1)
+        # A lease changes the lane head but writes no record, so the chain remains the same.
+        log.submit([Request((build_claim(batch),))], NOON_MS + 7 * batch + 1)
     return log
 
 
-def leaves_of(log: MemoryLog, block: Block) -> list[bytes]:
+def hash_leaves(log: MemoryLog, block: Block) -> list[bytes]:
     return [
         hash_leaf(encode_record_header(record), hash_body(salt, record.body))
         for record, salt in zip(log.records, log.salts, strict=True)
@@ -124,17 +129,17 @@ def leaves_of(log: MemoryLog, block: Block) -> list[bytes]:
 Evidence = tuple[Record, bytes, Proof, Block]
 
 
-def evidence_of(log: MemoryLog) -> Iterator[Evidence]:
-    """Every record of the log with its salt, its proof and its block."""
+def collect_evidence(log: MemoryLog) -> Iterator[Evidence]:
+    """Yield each record of the log with its salt, proof and block."""
     blocks = {(block.lane, block.height): block for block in log.blocks}
     for record, salt in zip(log.records, log.salts, strict=True):
         block = blocks[record.lane, record.height]
-        yield record, salt, prove(leaves_of(log, block), record.position - block.first_position), block
+        yield record, salt, prove(hash_leaves(log, block), record.position - block.first_position), block
 
 
-LOG = filled_log()
-EVIDENCE = list(evidence_of(LOG))
-# One with partitions, from the largest block; one with a client and without a body.
+LOG = fill_log()
+EVIDENCE = list(collect_evidence(LOG))
+# One record with partitions, from the largest block; one with a client and no body.
 SAMPLES = [
     next(one for one in EVIDENCE if one[0].policy == "events" and one[3].count == 5 and len(one[0].partitions) == 2),
     next(one for one in EVIDENCE if one[0].policy == "ledger" and not one[0].body and one[3].count > 1),
@@ -145,19 +150,19 @@ def independent_accepts(record: Record, salt: bytes, proof: Proof, block: Block,
     return independent_verify(asdict(record), salt, asdict(proof), asdict(block), trusted)
 
 
-# --- what it means to change something -------------------------------------------------------------------
+# --- modified copies -------------------------------------------------------------------------------------
 
 
-def flipped(data: bytes, number: int) -> bytes:
-    """One bit changed, another one for each number."""
+def flip_bit(data: bytes, number: int) -> bytes:
+    """Flip one bit, chosen by the number."""
     place = number % len(data)
     return data[:place] + bytes([data[place] ^ (1 << number % 8)]) + data[place + 1 :]
 
 
 def changed_bytes(data: bytes) -> Iterator[bytes]:
-    """Every byte changed, one more at either end, one less at either end."""
+    """Yield copies with each byte changed, and with a byte added or removed at either end."""
     for place in range(len(data)):
-        yield flipped(data, place)
+        yield flip_bit(data, place)
     yield from (data + b"\x00", b"\x00" + data)
     if data:
         yield from (data[1:], data[:-1])
@@ -185,7 +190,7 @@ def changed_values(value: Any) -> Iterator[Any]:
 
 
 def changed_structs(value: Any) -> Iterator[tuple[str, Any]]:
-    """The value with each of its fields changed in every way. A field that is added one day is in it by itself."""
+    """Yield copies with each field changed in every way. New fields are included automatically."""
     for field in value.__struct_fields__:
         changed = list(changed_values(getattr(value, field)))
         assert changed, field
@@ -194,4 +199,4 @@ def changed_structs(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 NOT_IN_THE_HEADER = frozenset({"body", "erased"})
-"""The body enters the leaf by its hash, and that it was erased is a mark of the store's: no hash has it."""
+"""Fields that no hash covers directly: the leaf contains the hash of the body, and `erased` is a mark of the store."""

@@ -108,7 +108,7 @@ def test_partitions_are_1_to_64_texts_of_1_to_256_characters(partitions: Any, pa
 
 
 @pytest.mark.rule("EV-9")
-def test_partitions_at_their_limits_pass_the_decision_too() -> None:
+def test_plan_accepts_partitions_at_their_limits() -> None:
     most = [str(number) for number in range(64)]
     for partitions in (
         ["a"],
@@ -184,7 +184,7 @@ def test_equivalent_spelling_of_an_event_is_a_retry() -> None:
     assert_refused(log(event(ID, {**PLACED, "order": 18}, ["a", "b"])), Reason.IDENTITY_REUSED)
 
 
-# --- writes of one's own -----------------------------------------------------------------------------
+# --- writes under user policies ----------------------------------------------------------------------
 
 
 def test_write_example() -> None:

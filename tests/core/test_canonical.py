@@ -34,7 +34,7 @@ from oncelog.core.canonical import (
 )
 from oncelog.errors import CanonicalError
 
-# Letters around every border that matters: escapes, surrogates, the private use area, beyond the BMP.
+# Characters around every relevant limit: escapes, surrogates, the private use area, beyond the BMP.
 odd_text = st.text(
     alphabet=st.sampled_from('aZ0 "\\/\x00\x08\x1f\x7f\x80é\u0301\u2028\ud7ff\ue000\ufb33\uffff\U00010000\U0001f600')
 )
@@ -204,7 +204,7 @@ def test_jcs_does_not_normalise_unicode() -> None:
     assert canonical({"e\u0301": "e\u0301", "é": "é"}) == '{"e\u0301":"e\u0301","é":"é"}'.encode()
 
 
-# --- refusals and their paths ------------------------------------------------------------------------
+# --- invalid values and their paths ------------------------------------------------------------------
 
 
 class Number(IntEnum):
@@ -317,7 +317,7 @@ def test_invalid_wide_and_deep_input_costs_linear_memory() -> None:
     assert peak_bytes < 20 * len(text)
 
 
-def test_deep_caller_stack_gets_a_form_or_a_refusal() -> None:
+def test_deep_caller_stack_gets_a_form_or_an_error() -> None:
     def from_depth(frames: int) -> bytes:
         return canonical(nested(60)) if frames == 0 else from_depth(frames - 1)
 
@@ -369,7 +369,7 @@ args_values = st.recursive(
 
 
 def naive_args(value: Any) -> Any:
-    """RU-3 as it reads."""
+    """Convert run arguments literally as RU-3 states."""
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     if isinstance(value, list):

@@ -123,7 +123,7 @@ def test_integers_that_ecmascript_writes_exactly_are_accepted(number: int, form:
         (-(10**400), "beyond the largest double"),
     ],
 )
-def test_other_integers_are_refused_with_the_number_that_they_would_become(number: int, becomes: str) -> None:
+def test_other_integers_are_refused_with_the_nearest_double(number: int, becomes: str) -> None:
     for value, path in [(number, "$"), ({"a": [0, {"b c": number}]}, '$.a[1]["b c"]')]:
         for encode in (canonical, canonical_exact, lambda one: canonical_text(json.dumps(one))):
             refused = refusal_of(encode, value)
@@ -134,7 +134,7 @@ def test_other_integers_are_refused_with_the_number_that_they_would_become(numbe
 
 @pytest.mark.rule("CO-2")
 @pytest.mark.parametrize("written", ["1E400", "-1e999", "1" + "0" * 309, "9" * 5000, "NaN", "Infinity", "-Infinity"])
-def test_numbers_of_a_text_that_are_not_finite_are_refused_with_their_path(written: str) -> None:
+def test_numbers_that_overflow_a_double_are_refused_with_their_path(written: str) -> None:
     assert refusal_of(canonical_text, f'{{"a":[{written}]}}').path == "$.a[0]"
 
 
@@ -173,7 +173,7 @@ def test_literals_with_fraction_or_exponent_are_doubles(written: str, form: str)
 @example(10**23)
 @example(2**1024 - 2**970)
 @example(2**1024 - 2**970 - 1)
-def test_an_integer_is_accepted_exactly_if_its_nearest_double_is_written_as_it(integer: int) -> None:
+def test_integer_is_accepted_only_if_its_nearest_double_has_the_same_text(integer: int) -> None:
     expected = nearest_text(integer)
     for value in (integer, {"a": [integer]}):
         text = json.dumps(value)
@@ -190,7 +190,7 @@ def test_an_integer_is_accepted_exactly_if_its_nearest_double_is_written_as_it(i
 
 @pytest.mark.rule("CO-2", "CO-4")
 @given(doubles)
-def test_every_finite_double_has_the_form_of_an_independent_library(number: float) -> None:
+def test_every_finite_double_agrees_with_an_independent_library(number: float) -> None:
     form = rfc8785.dumps(number)
     assert canonical(number) == canonical_exact(number) == form
     assert canonical_text(repr(number)) == canonical_text(f"{number:.17e}") == form
@@ -212,8 +212,8 @@ def test_two_integers_never_become_equal(left: int, right: int) -> None:
 
 @pytest.mark.rule("CO-2", "CO-4")
 @given(small_integers, st.integers(-60, 60))
-def test_values_of_the_earlier_rule_keep_their_bytes(integer: int, exponent: int) -> None:
-    """It accepted integers up to ±(2^53−1), and floats except whole ones between that and 1e21."""
+def test_values_accepted_by_the_earlier_rule_keep_their_bytes(integer: int, exponent: int) -> None:
+    """The earlier rule accepted integers up to ±(2^53−1), and floats except whole ones from there to 1e21."""
     form = b"%d" % integer
     assert canonical(integer) == canonical(float(integer)) == canonical_text(form) == form
     number = float(f"{integer}e{exponent}")
@@ -248,7 +248,7 @@ def test_decoders_keep_all_digits_of_an_integer(integer: int) -> None:
 
 
 @pytest.mark.rule("RU-3", "RU-4")
-def test_run_arguments_keep_their_own_rule() -> None:
+def test_run_arguments_have_a_separate_rule() -> None:
     assert canonical_args({"a": [2**53, 2**53 + 1, 2**63 - 1]}) == (
         b'{"a":[9007199254740992,9007199254740993,9223372036854775807]}'
     )

@@ -58,7 +58,7 @@ def with_id(members: dict[str, Any]) -> dict[str, Any]:
     return {**members, "deltaId": delta_id_from_json(members).hex()}
 
 
-def taken(body: bytes) -> list[RowDelta]:
+def decode_all(body: bytes) -> list[RowDelta]:
     """Return all deltas of the body, each checked."""
     return [
         to_row_delta(given, given.compute_id(), f"deltas[{index}]")
@@ -96,7 +96,7 @@ def test_delta_round_trips_through_its_canonical_form(members: dict[str, Any]) -
     body = encode_delta(change)
     assert body == canonical(with_id(members)) == canonical_text(body)
     assert decode_delta(body) == change
-    assert taken(encode_push([body, body])) == [change, change]
+    assert decode_all(encode_push([body, body])) == [change, change]
     assert canonical_text(encode_push([body, body])) == encode_push([body, body])
     submission = oncelog.delta("deltas/shop", change, actor="user:ada")
     assert (submission.key, submission.fingerprint) == (delta_id_from_json(members), members["op"].encode())
@@ -164,7 +164,7 @@ def test_invalid_delta_is_refused_with_its_path(fault: Fault, index: int) -> Non
     texts = [delta_text()] * 3
     texts[index] = delta_text(**fault.raw)
     with pytest.raises(CanonicalError) as raised:
-        taken(push_text(*texts))
+        decode_all(push_text(*texts))
     assert raised.value.path.removeprefix("$.").startswith(f"deltas[{index}]{fault.path}")
     assert fault.words in raised.value.reason
     with pytest.raises(CanonicalError):
@@ -175,7 +175,7 @@ def test_invalid_delta_is_refused_with_its_path(fault: Fault, index: int) -> Non
 @pytest.mark.parametrize("text", NOT_JSON.values(), ids=NOT_JSON)
 def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(CanonicalError):
-        taken(push_text(text))
+        decode_all(push_text(text))
 
 
 @pytest.mark.rule("DE-10")
@@ -200,7 +200,7 @@ def test_invalid_json_is_refused(text: str) -> None:
 )
 def test_invalid_push_is_refused(body: bytes, path: str) -> None:
     with pytest.raises(CanonicalError) as raised:
-        taken(body)
+        decode_all(body)
     path_found = raised.value.path.removeprefix("$").removeprefix(".") or "body"
     assert path_found.startswith(path), raised.value
 
@@ -215,7 +215,7 @@ def test_wrong_delta_id_is_refused_with_the_right_one(forged: str) -> None:
 
 @pytest.mark.rule("DE-2")
 def test_no_text_escapes_its_field() -> None:
-    """The id is built from text: a value that looks like the next field must not be taken for it."""
+    """The id is built from text, so a value that looks like the next field must not be confused with it."""
     honest = id_of({**GOOD, "hlc": "1", "rowId": "x"})
     for members in (
         {"hlc": '1","rowId":"x'},
@@ -227,11 +227,11 @@ def test_no_text_escapes_its_field() -> None:
         assert given.compute_id().hex() != honest
 
 
-# --- in one's own process ------------------------------------------------------------------------------------
+# --- deltas built in Python ----------------------------------------------------------------------------------
 
 
-def made(*columns: tuple[str, bytes], **members: Any) -> RowDelta:
-    """A delta with the right id, whatever else is wrong with it."""
+def build_delta(*columns: tuple[str, bytes], **members: Any) -> RowDelta:
+    """Build a delta with the right id, even if other fields are invalid."""
     body = b",".join(b'{"column":"%b","value":%b}' % (name.encode(), value) for name, value in columns)
     hlc = members.get("hlc", 1)
     text = b'{"clientId":"c","columns":[%b],"hlc":"%d","rowId":"r","table":"t"}' % (body, hlc)
@@ -239,7 +239,7 @@ def made(*columns: tuple[str, bytes], **members: Any) -> RowDelta:
 
 
 def test_valid_handmade_delta_is_accepted() -> None:
-    change = made(("a", b"1"), ("b", b'{"x":[null,1.5]}'))
+    change = build_delta(("a", b"1"), ("b", b'{"x":[null,1.5]}'))
     assert oncelog.delta("deltas/shop", change).delta == change
     extracted = extract(None, {"b": 1, "a": 2.0}, client_id="c", hlc=5, table="t", row_id="r")
     assert extracted is not None
@@ -268,17 +268,17 @@ def test_valid_handmade_delta_is_accepted() -> None:
 def test_values_not_in_canonical_form_are_refused(value: bytes) -> None:
     for columns in ((("a", value),), (("z", b"1"), ("a", value))):
         with pytest.raises(CanonicalError) as raised:
-            oncelog.delta("deltas/shop", made(*columns))
+            oncelog.delta("deltas/shop", build_delta(*columns))
         assert raised.value.path == f"$.columns[{len(columns) - 1}].value"
 
 
 @pytest.mark.rule("DE-10")
 def test_invalid_handmade_delta_is_refused() -> None:
-    good = made(("a", b"1"))
+    good = build_delta(("a", b"1"))
     for change, path in (
         (replace(good, delta_id=bytes(32)), "$.deltaId"),
-        (made(("a", b"1"), ("a", b"2")), "$.columns[1].column"),
-        (made(('a","x":"', b"1")), "$.columns[0].column"),
+        (build_delta(("a", b"1"), ("a", b"2")), "$.columns[1].column"),
+        (build_delta(('a","x":"', b"1")), "$.columns[0].column"),
         (replace(good, table="no name"), "$.table"),
         (replace(good, row_id=""), "$.rowId"),
         (replace(good, client_id="\ud800"), "$.clientId"),

@@ -1,4 +1,4 @@
-"""Numbers that a leap passes over, compared with a list of the numbers that exist."""
+"""Numbers that a leap skips, compared with a list of the numbers that exist."""
 
 import pytest
 from hypothesis import given
@@ -11,11 +11,11 @@ from oncelog.core.internal_records import Gap, check_restore_record, count_missi
 from oncelog.core.values import Applied, Leap, Reason, Record, Refused, Request, SetMember
 
 RUNS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=4)
-"""Before each leap: records that are committed, and how far it goes."""
+"""For each leap: how many records are committed before it, and how far it goes."""
 
 
 def history(runs: list[tuple[int, int]], rest: int) -> tuple[list[int], list[Gap]]:
-    """Return the numbers that exist, and the gaps between them."""
+    """Return the existing numbers and the gaps between them."""
     numbers: list[int] = []
     gaps: list[Gap] = []
     last = 0

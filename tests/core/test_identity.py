@@ -170,7 +170,7 @@ def test_string_is_not_accepted_as_a_list_of_names() -> None:
 
 
 @pytest.mark.rule("DE-2")
-def test_delta_id_function_is_as_strict_as_the_protocol() -> None:
+def test_delta_id_function_accepts_the_same_values_as_the_protocol() -> None:
     columns = tuple(DELTA["columns"])
     assert delta_id("client-1", "65536000000", "todos", "row-1", columns) == delta_id_from_json(DELTA)
     with pytest.raises(CanonicalError) as refused:
@@ -204,7 +204,7 @@ def test_invalid_delta_id_input_is_refused_with_its_path(change: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", DELTA)
-def test_missing_delta_field_is_named(name: str) -> None:
+def test_error_identifies_the_missing_delta_field(name: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         delta_id_from_json({key: value for key, value in DELTA.items() if key != name})
     assert refused.value.path == f"$.{name}"
@@ -294,7 +294,7 @@ def test_inputs_that_collide_under_concatenation_have_distinct_keys() -> None:
 
 
 @pytest.mark.rule("RU-9")
-def test_v1_run_key_is_that_of_the_original_system() -> None:
+def test_v1_run_key_equals_the_key_of_the_original_system() -> None:
     key = run_key_v1("p", 1, "e", "request-9", 3, {"sum": 7, "note": None})
     framed = (
         frame(b"campaign_id", b"1")
@@ -342,7 +342,7 @@ def test_invalid_run_key_input_is_refused_with_its_path(change: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["campaign_id", "event_type"])
-def test_missing_run_field_is_named(name: str) -> None:
+def test_error_identifies_the_missing_run_field(name: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         run_key_from_json({key: value for key, value in RUN.items() if key != name})
     assert refused.value.path == f"$.{name}"
@@ -420,7 +420,7 @@ def test_scope_parts_are_joined_and_escaped() -> None:
 
 
 def test_lane_of_a_stream_never_changes() -> None:
-    # These numbers are on disk in every log: a change of the hash would tear streams apart.
+    # These numbers are stored in every log. Another hash would split streams across lanes.
     assert [compute_lane(stream, 16) for stream in ("chat/1", "chat/2", "vault/acme", "é")] == [1, 8, 6, 4]
     assert {compute_lane(f"stream/{number}", 16) for number in range(1000)} == set(range(1, 17))
     assert compute_lane("anything", 1) == 1

@@ -1,4 +1,4 @@
-"""The invariants find nothing in what the decision makes, and find every kind of damage done to it."""
+"""The invariants accept every history that `plan` produces, and detect every kind of damage to it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def identity_of(number: int) -> KeyIdentity:
 
 
 def run(writes: list[Submission], log: Log | None = None) -> History:
-    """Submits everything, reads everything, and records all of it."""
+    """Submit all writes, read all records and return the recorded history."""
     log = log or Log()
     for scope in ("chat/1", "chat/2"):
         log(SetMember(scope, "user:ann"))
@@ -98,7 +98,7 @@ def test_reuse_of_an_expired_key_is_not_a_violation() -> None:
 
 
 def submitted(records: Sequence[Record]) -> list[Record]:
-    """Return the records without those of added members."""
+    """Return the records without the audit records of added members."""
     return [record for record in records if record.policy != AUDIT_POLICY]
 
 
@@ -203,7 +203,7 @@ def test_partial_commit_is_found() -> None:
 
 @pytest.mark.rule("CO-10")
 @pytest.mark.parametrize("lost", [0, 1])
-def test_missing_record_is_found_although_the_head_is_right(lost: int) -> None:
+def test_missing_record_is_found_despite_a_correct_head(lost: int) -> None:
     events = [record for record in ordinary().records if record.lane == 0]
     missing = [record for record in ordinary().records if record != events[lost]]
     assert "commits_are_whole" in found(damaged(records=missing, keys=None, answers=[], readings=[]))
@@ -271,7 +271,7 @@ def test_two_outcomes_of_one_identity_are_found() -> None:
     for verdict in differs:
         told = Answer(identity_of(1), b"x", verdict)
         assert found(damaged(answers=[first, told])) == {"one_outcome_each_identity"}
-        assert found(damaged(answers=[told])) == set(), "before anything was committed it may have been right"
+        assert found(damaged(answers=[told])) == set(), "correct before the first commit"
     assert found(damaged(answers=[first, first])) == {"one_outcome_each_identity"}
     (hello, *_) = [one for one in history.records if one.policy == "chat"]
     identity = ("chat", hello.scope, "", hello.key)
@@ -295,7 +295,7 @@ def test_retry_by_client_sequence_does_not_bind_its_key() -> None:
 def test_wrong_refusal_before_the_commit_is_found() -> None:
     log = Log()
     first, second = event(1, "x"), event(1, "y")
-    verdicts = log.together(first, second, mode=Mode.ALL)
+    verdicts = log.submit_request(first, second, mode=Mode.ALL)
     answers = [
         *(
             Answer(key_identity(one), one.fingerprint, verdict)
@@ -310,10 +310,10 @@ def test_wrong_refusal_before_the_commit_is_found() -> None:
 @pytest.mark.parametrize(
     ("make", "ttl_ms", "is_free_at_ttl"), [(message, 7 * DAY_MS, True), (lambda n: transaction(n, n), DAY_MS, False)]
 )
-def test_retention_limits_equal_those_of_the_decision(
+def test_retention_limits_equal_those_of_plan(
     make: Callable[[int], Submission], ttl_ms: int, is_free_at_ttl: bool
 ) -> None:
-    """Two records of one key, put together by hand: is the second one right at that distance?"""
+    """Build two records of one key by hand and check whether the second is allowed at each distance."""
     for distance_ms, is_free in ((ttl_ms - 1, False), (ttl_ms, is_free_at_ttl), (ttl_ms + 1, True)):
         log = Log(eviction_interval=2)
         run([make(1)], log)

@@ -1,4 +1,4 @@
-"""Normal form C of names and texts, at a cost that grows with their length and no faster."""
+"""Normal form C of names and texts, at a cost that grows linearly with their length."""
 
 import unicodedata
 from typing import Any
@@ -94,7 +94,7 @@ def test_partition_that_is_too_long_is_not_normalised(monkeypatch: pytest.Monkey
 
 @pytest.mark.rule("RU-3", "CO-30")
 def test_long_run_of_combining_marks_is_sorted_before_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It moves marks one at a time, so that its time grows with the square of an unsorted run."""
+    """Normalisation moves marks one at a time, so its cost is quadratic in the length of an unsorted run."""
     composed: list[str] = []
     normalize = unicodedata.normalize
 

@@ -1,4 +1,4 @@
-"""The decision, rule by rule: identity, order, requests, entities, rows and retention."""
+"""`plan`, rule by rule: identity, order, requests, entities, rows and retention."""
 
 import pytest
 from msgspec.structs import replace
@@ -59,7 +59,7 @@ def test_known_identity_with_other_content_is_refused() -> None:
 @pytest.mark.rule("CO-14")
 def test_equal_identities_in_one_group_commit_are_committed_once() -> None:
     log = Log()
-    first, second, other, conflict = log.apart(event(1), event(1), event(2), event(1, "y"))
+    first, second, other, conflict = log.submit_separately(event(1), event(1), event(2), event(1, "y"))
     assert assert_replayed(second).receipt == assert_committed(first)
     assert assert_committed(other).position == 2
     assert_refused(conflict, Reason.IDENTITY_REUSED)
@@ -99,10 +99,10 @@ def test_retry_of_an_erased_record_reports_the_erasure() -> None:
 @pytest.mark.rule("CO-15", "CO-41")
 @pytest.mark.parametrize("erased", [False, True])
 @pytest.mark.parametrize("content", ["x", "y"])
-def test_known_answer_equals_the_decision(content: str, erased: bool) -> None:
+def test_answer_to_a_known_key_equals_the_plan(content: str, erased: bool) -> None:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
-    log.apart(event(1, "x"), message(1, "x"), result(1))
+    log.submit_separately(event(1, "x"), message(1, "x"), result(1))
     log.snapshot.keys = {name: replace(it, erased=erased) for name, it in log.snapshot.keys.items()}
     for item in (event(1, content), message(1, content), replace(claim(1, "a"), fingerprint=content.encode())):
         assert answer_known_key(item, log.snapshot.keys[key_identity(item)]) == log(item)
@@ -149,8 +149,8 @@ def test_log_time_never_goes_back_and_refused_writes_leave_no_gap() -> None:
 
 def test_group_commit_is_one_block_per_lane() -> None:
     log = Log()
-    log.apart(event(1), event(2), result(1))
-    log.apart(event(3), result(1))
+    log.submit_separately(event(1), event(2), result(1))
+    log.submit_separately(event(3), result(1))
     assert [(block.lane == 0, block.height, block.count) for block in log.blocks] == [
         (True, 1, 2),
         (False, 1, 1),
@@ -166,7 +166,7 @@ def test_group_commit_is_one_block_per_lane() -> None:
 def test_items_of_a_request_are_independent_by_default() -> None:
     log = Log()
     log(event(1))
-    first, second, third = log.together(event(2), event(1, "other"), event(3))
+    first, second, third = log.submit_request(event(2), event(1, "other"), event(3))
     assert_refused(second, Reason.IDENTITY_REUSED)
     assert [assert_committed(first).position, assert_committed(third).position] == [2, 3]
 
@@ -177,12 +177,16 @@ def test_refused_all_request_changes_nothing() -> None:
     log(delta(1, op=Op.INSERT, a="1"))
     before = [dict(getattr(log.snapshot, name)) for name in ("heads", "keys", "streams", "rows")]
     ahead = delta(4, hlc=(log.now_ms + 5001) << 16, a="9")
-    verdicts = log.together(delta(2, 1, a="2"), delta(1, a="1"), delta(3, 2, b="3"), ahead, delta(5), mode=Mode.ALL)
+    verdicts = log.submit_request(
+        delta(2, 1, a="2"), delta(1, a="1"), delta(3, 2, b="3"), ahead, delta(5), mode=Mode.ALL
+    )
     assert assert_refused(verdicts[3], Reason.CLOCK_DRIFT).field == "hlc"
     for index in (0, 1, 2, 4):
         assert assert_refused(verdicts[index], Reason.NOT_PROCESSED).index == 3
     assert [dict(getattr(log.snapshot, name)) for name in ("heads", "keys", "streams", "rows")] == before
-    assert [assert_committed(one).sequence for one in log.together(delta(2, 1, a="2"), delta(3, 2), mode=Mode.ALL)] == [
+    assert [
+        assert_committed(one).sequence for one in log.submit_request(delta(2, 1, a="2"), delta(3, 2), mode=Mode.ALL)
+    ] == [
         2,
         3,
     ]
@@ -209,7 +213,7 @@ def test_refused_request_does_not_affect_others_in_its_group_commit() -> None:
 def test_until_refused_commits_the_items_before_the_refusal() -> None:
     log = Log()
     log(event(1))
-    verdicts = log.together(event(2), event(1, "other"), event(3), event(4), mode=Mode.UNTIL_REFUSED)
+    verdicts = log.submit_request(event(2), event(1, "other"), event(3), event(4), mode=Mode.UNTIL_REFUSED)
     assert assert_committed(verdicts[0]).position == 2
     assert_refused(verdicts[1], Reason.IDENTITY_REUSED)
     assert [assert_refused(one, Reason.NOT_PROCESSED).index for one in verdicts[2:]] == [1, 1]

@@ -1,4 +1,4 @@
-"""The decision about members, expected positions, the order of checks and malformed items."""
+"""How `plan` decides about members, expected positions, the order of checks and malformed items."""
 
 from typing import get_args
 
@@ -75,7 +75,7 @@ def test_non_member_gets_one_answer_for_existing_and_missing_streams() -> None:
 @pytest.mark.rule("CH-9")
 def test_opened_stream_accepts_members_only() -> None:
     log = Log()
-    first, second = log.together(OpenStream("chat/1", "user:ann"), OpenStream("chat/1", "user:bob"))
+    first, second = log.submit_request(OpenStream("chat/1", "user:ann"), OpenStream("chat/1", "user:bob"))
     assert first == Applied(changed=True)
     assert_refused(second, Reason.NOT_A_MEMBER)
     assert log.snapshot.streams == {"chat/1": 0}
@@ -86,7 +86,7 @@ def test_opened_stream_accepts_members_only() -> None:
     assert log(SetMember("chat/1", "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
     assert_refused(log(SetMember("chat/1", "user:eve", actor="user:ann")), Reason.NOT_A_MEMBER)
     assert log(SetMember("chat/1", "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
-    for name in ("user:ann", "user:bob", "user:eve"):  # no members are left, and the stream cannot be opened again
+    for name in ("user:ann", "user:bob", "user:eve"):  # a stream without members cannot be opened again
         assert_refused(log(OpenStream("chat/1", name)), Reason.NOT_A_MEMBER)
     log(SetMember("chat/2", "user:ann"))
     assert_refused(log(OpenStream("chat/2", "user:eve")), Reason.NOT_A_MEMBER)
@@ -97,7 +97,7 @@ def test_stream_is_not_opened_when_its_request_is_refused() -> None:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
     items = (OpenStream("chat/2", "user:eve"), SetMember("chat/1", "user:eve", actor="user:eve"))
-    verdicts = log.together(*items, mode=Mode.ALL)
+    verdicts = log.submit_request(*items, mode=Mode.ALL)
     assert_refused(verdicts[1], Reason.NOT_A_MEMBER)
     assert log.snapshot.streams == {"chat/1": 0}
     assert log.snapshot.members == {("chat/1", "user:ann"): Member(1, is_owner=True)}
@@ -128,7 +128,7 @@ def test_expected_position_must_be_the_newest() -> None:
     assert_committed(log(event(2, expected_position=1)))
     for wrong in (0, 1, 3):
         assert assert_refused(log(event(3, expected_position=wrong)), Reason.UNEXPECTED_POSITION).current == 2
-    first, second = log.apart(event(3, expected_position=2), event(4, expected_position=2))
+    first, second = log.submit_separately(event(3, expected_position=2), event(4, expected_position=2))
     assert assert_committed(first).position == 3
     assert assert_refused(second, Reason.UNEXPECTED_POSITION).current == 3
     log(result(1))
@@ -157,7 +157,7 @@ def test_known_write_is_replayed_despite_stricter_checks() -> None:
 
 @pytest.mark.rule("CO-18")
 def test_checks_run_in_the_documented_order() -> None:
-    """Each submission fails every check from one on; the first of them decides."""
+    """Each submission fails all checks from a certain one on, and the first of them decides."""
     all_at_once = Policy(
         name="all",
         key_bytes=(1, 16),
@@ -299,11 +299,11 @@ def test_malformed_item_is_refused_with_its_field_and_changes_nothing(item: Item
     assert [assert_committed(first).position, assert_committed(last).position] == [1, 2]
     assert decided.changes.heads == {0: LaneHead(position=2, log_time_ms=1, height=1, revision=1)}
     needs = build_read_set([Request((item,))], Settings())
-    assert needs == ReadSet(faults={0: failure}), "a store is not asked for what it cannot look for"
+    assert needs == ReadSet(faults={0: failure}), "malformed items are not in the read set"
     assert plan([Request((item,))], Snapshot(), 1, faults=needs.faults).verdicts == [[failure]]
 
 
-def test_faults_of_the_read_set_apply_to_their_items_in_every_request_and_mode() -> None:
+def test_read_set_faults_refuse_their_items_in_every_request_and_mode() -> None:
     bad = replace(event(2), partitions=("\0",))
     batch = [Request((event(1),)), Request((event(3), bad, bad)), Request((event(4), bad), Mode.UNTIL_REFUSED)]
     read_set = build_read_set(batch, Settings())
@@ -381,7 +381,7 @@ def test_plan_is_deterministic_and_does_not_modify_the_snapshot() -> None:
     batch = [Request((event(1), event(1), event(2))), Request((result(1), message(1), transaction(1, 1)))]
     snapshot = Snapshot()
     assert plan(batch, snapshot, 5) == plan(batch, snapshot, 5)
-    assert snapshot == Snapshot(), "what the store remembers is only read"
+    assert snapshot == Snapshot(), "the snapshot is not modified"
 
 
 def test_subclass_of_str_is_refused_as_scope() -> None:
@@ -393,6 +393,6 @@ def test_subclass_of_str_is_refused_as_scope() -> None:
         assert isinstance(verdict, Committed if type(scope) is str else Refused)
 
 
-def test_every_type_of_items_has_checks_and_a_rule() -> None:
+def test_every_item_type_has_checks_and_a_rule() -> None:
     items = {*get_args(OtherItem)}
     assert items == {*_RULES} == {*_CHECKS}

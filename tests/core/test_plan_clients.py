@@ -1,4 +1,4 @@
-"""The decision about client sequences and their eviction."""
+"""How `plan` decides about client sequences and their eviction."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from oncelog.core.values import (
 
 
 @pytest.mark.rule("LG-4", "LG-5", "LG-6", "LG-9")
-def test_client_sequence_gap_is_refused() -> None:
+def test_gap_in_client_sequences_is_refused() -> None:
     log = Log()
     assert assert_refused(log(transaction(1, 2)), Reason.SEQUENCE_GAP).current == 0
     assert assert_refused(log(transaction(1, 0)), Reason.MALFORMED).field == "client_sequence"
@@ -71,7 +71,7 @@ def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
     assert assert_replayed(log(transaction(1, 1))).receipt == first
     assert assert_replayed(log(transaction(None, 1))).receipt == first
     assert assert_refused(log(transaction(9, 1, content="other")), Reason.SEQUENCE_REUSED).current == 3
-    # Only where the record itself is gone.
+    # Only if the record itself is gone.
     log.snapshot.sequences = {identity: one for identity, one in log.snapshot.sequences.items() if identity[3] != 1}
     assert assert_replayed(log(transaction(1, 1))).receipt is None
     assert assert_replayed(log(transaction(9, 1, content="other"))).receipt is None
@@ -81,28 +81,28 @@ def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
 @pytest.mark.rule("LG-15")
 def test_eviction_is_strict_and_runs_at_its_interval_only() -> None:
     def last_of(eviction_interval: int, later_ms: int) -> int:
-        """Return the last sequence of the client that a gap is refused with, after another client has written."""
+        """Return the last sequence in the refusal of a gap, after another client has written."""
         log = Log(eviction_interval=eviction_interval)
         log(transaction(1, 1))
         log.now_ms += later_ms
         log(transaction(1, 1, client="c2"))
         return assert_refused(log(transaction(99, 9)), Reason.SEQUENCE_GAP).current
 
-    assert last_of(1, DAY_MS) == 1, "exactly the time to live is not older than it"
+    assert last_of(1, DAY_MS) == 1, "an age equal to the time to live is not older"
     assert last_of(1, DAY_MS + 1) == 0
     assert last_of(2, DAY_MS + 1) == 0, "position 2 evicts"
     assert last_of(3, DAY_MS + 1) == 1, "no eviction before position 3"
 
 
 @pytest.mark.rule("LG-15")
-def test_record_at_an_evicting_position_applies_before_the_eviction() -> None:
+def test_record_at_an_eviction_position_applies_before_the_eviction() -> None:
     log = Log(eviction_interval=2)
     log(transaction(1, 1))
     log.now_ms += 2 * DAY_MS
     assert assert_committed(log(transaction(2, 2))).position == 2
     assert assert_committed(log(transaction(3, 3))).client_sequence == 3
     assert assert_refused(log(transaction(1, 7)), Reason.SEQUENCE_GAP).current == 3, (
-        "the old key is gone, the client is not"
+        "the old key is gone, but the client is not"
     )
 
 
@@ -113,7 +113,7 @@ def test_batch_across_an_eviction_decides_like_single_writes() -> None:
         log(transaction(1, 1))
         log.now_ms += 2 * DAY_MS
     writes = [transaction(1, 1, client="c2"), transaction(2, 2), transaction(1, 1), transaction(3, 2, client="c2")]
-    in_one = together.apart(*writes)
+    in_one = together.submit_separately(*writes)
     one_by_one = [single(write) for write in writes]
     assert [type(one) for one in in_one] == [type(one) for one in one_by_one]
     assert_refused(in_one[1], Reason.SEQUENCE_GAP)
@@ -134,7 +134,7 @@ def test_evicted_client_is_unknown_and_a_clock_going_back_evicts_nothing() -> No
     log(transaction(2, 2, client="c2"))
     assert assert_refused(log(transaction(3, 3)), Reason.SEQUENCE_GAP).current == 0
     assert assert_committed(log(transaction(1, 1))).client_sequence == 1, (
-        "the documented limit: a late retry is a new request"
+        "documented limit: a late retry is a new request"
     )
 
 

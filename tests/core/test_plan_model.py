@@ -1,4 +1,4 @@
-"""The decision agrees with its model (`plan_model`) on generated histories."""
+"""`plan` agrees with its model (`plan_model`) on generated histories."""
 
 from collections import Counter
 from random import Random
@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.plan_comparison import (
-    check_footprints,
+    check_read_sets,
     check_retries,
     compare,
 )
-from core.plan_generator import Author, History, Step, histories, numbers_below, two_own_policies
+from core.plan_generator import History, HistoryGenerator, Step, draw_user_policies, histories, numbers_below
 from oncelog.core.policy import (
     BUILT_IN_POLICIES,
     CHAT,
@@ -25,9 +25,7 @@ from oncelog.core.values import (
     Reason,
 )
 
-__all__ = ["Author", "Step", "numbers_below", "two_own_policies"]
-
-# --- the tests -------------------------------------------------------------------------------------------
+__all__ = ["HistoryGenerator", "Step", "draw_user_policies", "numbers_below"]
 
 
 @pytest.mark.rule("EV-3", "EV-4", "EV-5")
@@ -80,26 +78,26 @@ def test_batch_without_new_writes_changes_nothing(history: History) -> None:
 
 
 @given(st.one_of(histories(*BUILT_IN_POLICIES), histories()))
-def test_plan_needs_only_its_footprint(history: History) -> None:
-    check_footprints(history)
+def test_plan_needs_only_its_read_set(history: History) -> None:
+    check_read_sets(history)
 
 
 @pytest.mark.rule("DE-7", "LG-2", "RU-7")
 def test_generated_histories_reach_every_verdict_and_every_reason(is_soak: bool) -> None:
-    """The seed is fixed. A case that is never generated proves nothing, so each must occur often."""
+    """The seed is fixed. A case that is not generated is not tested, so each must occur often."""
     verdicts: Counter[str] = Counter()
     random = Random(20)
     for policies in [*((policy,) for policy in BUILT_IN_POLICIES), BUILT_IN_POLICIES, ()]:
         for _ in range(250 if is_soak else 150):
-            history = Author(random.randrange, policies or two_own_policies(random.randrange)).history()
+            history = HistoryGenerator(random.randrange, policies or draw_user_policies(random.randrange)).history()
             verdicts += compare(history)
-            check_footprints(history)
+            check_read_sets(history)
             check_retries(history)
     kinds = {"Committed", "Replayed", "Replayed with a mismatch", "Granted"}
     kinds |= {"Applied True", "Applied False"} | {reason.name for reason in Reason}
-    kinds -= {"TOO_MANY_COLUMNS", "ROW_TOO_LARGE"}  # too large to be generated: test_plan_checks.py has them
-    kinds -= {"BUSY", "READ_ONLY", "UNSTORABLE"}  # given by an engine, never by the decision
-    kinds -= {"QUOTA_EXCEEDED"}  # these histories have no tenants; those of test_agreement.py do
-    kinds -= {"WRONG_SCOPE"}  # as above: rules/test_event_id_scopes.py has it
+    kinds -= {"TOO_MANY_COLUMNS", "ROW_TOO_LARGE"}  # too large to be generated; tested in test_plan_checks.py
+    kinds -= {"BUSY", "READ_ONLY", "UNSTORABLE"}  # returned by the engine, never by `plan`
+    kinds -= {"QUOTA_EXCEEDED"}  # these histories have no tenants; the histories of test_agreement.py have
+    kinds -= {"WRONG_SCOPE"}  # needs tenants; tested in rules/test_event_id_scopes.py
     assert verdicts.keys() == kinds
     assert min(verdicts.values()) >= (20 if is_soak else 12), verdicts

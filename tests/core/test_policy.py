@@ -56,7 +56,7 @@ FLAGS = ("zero_key", "client_sequence", "leased", "members_only", "entities", "r
 
 
 def declared(**fields: Any) -> Policy:
-    """A policy that is fine, but for what the test changes."""
+    """Return a valid policy with the given changes."""
     usual: dict[str, Any] = {
         "name": "payments",
         "key_bytes": (1, 64),
@@ -233,7 +233,7 @@ def test_invalid_kind_of_retention_is_refused(forget: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        # Compared by identity, this text is not OnReuse.REFUSE: other content would be answered as a replay.
+        # A comparison by identity would treat this text as different from OnReuse.REFUSE and replay other content.
         {"on_reuse": "refuse"},
         {"order": "stream"},
         {"identity": "derived"},
@@ -313,7 +313,7 @@ def test_settings_in_range_are_accepted() -> None:
         Settings(lanes=2**15)
 
 
-# --- any combination is refused, or works ----------------------------------------------------------------
+# --- each combination of flags is refused or works -------------------------------------------------------
 
 CHOICES: dict[str, Sequence[Any]] = {
     "order": tuple(Order),
@@ -326,7 +326,7 @@ COMBINATIONS = [dict(zip(CHOICES, chosen, strict=True)) for chosen in product(*C
 
 
 def is_sound(fields: dict[str, Any]) -> bool:
-    """The contradictions again, in the words of the fields' own descriptions."""
+    """The contradictions, restated from the docstrings of the fields."""
     of_streams = {flag for flag in FLAGS if flag != "zero_key" and fields[flag]}
     derived = fields["identity"] is Identity.DERIVED
     refuses = fields["on_reuse"] is OnReuse.REFUSE
@@ -372,18 +372,20 @@ def test_built_in_policies_accept_writes(policy: Policy) -> None:
 
 
 def commits_once(policy: Policy) -> None:
-    """A write, its retry, and another write under its key."""
+    """Submit a write, its retry, and a different write under the same key."""
     log, fence = MemoryLog(draw=bytes), 0
     if policy.members_only:
         assert answered(log, SetMember("stream", "user:1")) == Applied(changed=True)
     if policy.leased:
-        granted = answered(log, Claim(policy=policy, scope="stream", key=a_key(policy), fingerprint=b"1", holder="me"))
+        granted = answered(
+            log, Claim(policy=policy, scope="stream", key=build_key(policy), fingerprint=b"1", holder="me")
+        )
         assert isinstance(granted, Granted)
         fence = granted.fence
-    first = answered(log, a_write(policy, b"1", fence))
+    first = answered(log, build_write(policy, b"1", fence))
     assert isinstance(first, Committed)
-    assert answered(log, a_write(policy, b"1", fence)) == Replayed(first.receipt)
-    other = answered(log, a_write(policy, b"2", fence))
+    assert answered(log, build_write(policy, b"1", fence)) == Replayed(first.receipt)
+    other = answered(log, build_write(policy, b"2", fence))
     if policy.on_reuse is OnReuse.REPLAY:
         assert other == Replayed(first.receipt, mismatch=True)
     else:
@@ -397,22 +399,22 @@ def answered(log: MemoryLog, item: Item) -> Verdict:
     return verdict
 
 
-def a_key(policy: Policy) -> bytes:
+def build_key(policy: Policy) -> bytes:
     return b"k" * policy.key_bytes[1]
 
 
-def a_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
-    """A write with every field that the policy requires."""
+def build_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
+    """Build a write with every field that the policy requires."""
     return Submission(
         policy=policy,
         scope="stream",
-        key=a_key(policy),
+        key=build_key(policy),
         fingerprint=fingerprint,
         actor="user:1",
         client="client-1" if policy.client_sequence else "",
         client_sequence=1 if policy.client_sequence else 0,
         operations=(SetEntity("entity", b"value"),) if policy.entities else (),
-        delta=RowDelta(Op.INSERT, "t", "r", "c", 0, (), a_key(policy)) if policy.rows else None,
+        delta=RowDelta(Op.INSERT, "t", "r", "c", 0, (), build_key(policy)) if policy.rows else None,
         holder="me",
         fence=fence,
     )

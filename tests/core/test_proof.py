@@ -25,12 +25,12 @@ from core.proof_samples import (
     NOT_IN_THE_HEADER,
     SAMPLES,
     Evidence,
-    an_event,
+    build_event,
     changed_bytes,
     changed_structs,
+    collect_evidence,
     drawn,
-    evidence_of,
-    flipped,
+    flip_bit,
     independent_accepts,
 )
 from oncelog.core.proof import (
@@ -61,7 +61,7 @@ ALL_BYTES_UP_TO = 17
 
 @cache
 def direct_root(start: int, end: int) -> bytes:
-    """RFC 9162, section 2.1.1, word for word, over DATA[start:end]."""
+    """RFC 9162, section 2.1.1, applied literally to DATA[start:end]."""
     if end - start == 1:
         return sha256(b"\x00" + DATA[start]).digest()
     split = start + largest_power_of_two_below(end - start)
@@ -69,7 +69,7 @@ def direct_root(start: int, end: int) -> bytes:
 
 
 def direct_path(index: int, start: int, end: int) -> tuple[bytes, ...]:
-    """RFC 9162, section 2.1.3.1, word for word, over DATA[start:end]."""
+    """RFC 9162, section 2.1.3.1, applied literally to DATA[start:end]."""
     if end - start == 1:
         return ()
     split = largest_power_of_two_below(end - start)
@@ -79,7 +79,7 @@ def direct_path(index: int, start: int, end: int) -> tuple[bytes, ...]:
 
 
 def indexes_of(count: int) -> Sequence[int]:
-    """All of a small tree. Of a large one both ends of the left part, and the middle and the end of the right one."""
+    """All indexes of a small tree; of a large tree, both ends of the left part, and middle and end of the right."""
     if count <= ALL_INDEXES_UP_TO:
         return range(count)
     split = largest_power_of_two_below(count)
@@ -93,13 +93,13 @@ def test_root_equals_the_definition_of_the_rfc_for_every_size() -> None:
 
 
 def changed_proofs(proof: Proof) -> Iterator[Proof]:
-    """Another index, a byte of the path changed, a hash more, less, twice or elsewhere."""
+    """Yield proofs with another index, a changed byte, or a hash added, removed, repeated or moved."""
     path = proof.path
     others = {0, proof.index - 1, proof.index + 1, proof.index ^ 1, proof.count - 1, proof.count, -1}
     yield from (replace(proof, index=one) for one in sorted(others - {proof.index}))
     for place, beside in enumerate(path):
-        # Of a large tree one byte of each hash, another one each time; of a small one all of them.
-        changed = [flipped(beside, proof.count + place)] if proof.count > ALL_BYTES_UP_TO else changed_bytes(beside)
+        # All bytes in a small tree; in a large tree, a different byte of each hash.
+        changed = [flip_bit(beside, proof.count + place)] if proof.count > ALL_BYTES_UP_TO else changed_bytes(beside)
         yield from (replace(proof, path=(*path[:place], one, *path[place + 1 :])) for one in changed)
     for place in {0, len(path) // 2, len(path) - 1} if path else set():
         yield replace(proof, path=path[:place] + path[place + 1 :])
@@ -120,8 +120,8 @@ def test_proof_equals_the_definition_of_the_rfc_and_changed_proofs_fail(is_soak:
             proof = prove(leaves, index)
             assert proof == Proof(index, count, direct_path(index, 0, count))
             assert verify_inclusion(leaves[index], proof, root), (index, count)
-            assert not verify_inclusion(flipped(leaves[index], count), proof, root)
-            assert not verify_inclusion(leaves[index], proof, flipped(root, count))
+            assert not verify_inclusion(flip_bit(leaves[index], count), proof, root)
+            assert not verify_inclusion(leaves[index], proof, flip_bit(root, count))
             for changed in changed_proofs(proof):
                 assert not verify_inclusion(leaves[index], changed, root), (index, count, changed)
 
@@ -139,7 +139,7 @@ def test_proof_fails_for_other_leaves_and_roots(count: int) -> None:
 
 
 def turns(index: int, count: int) -> list[str]:
-    """From which side the way of a leaf comes at each node, lowest first."""
+    """Return the side from which the path of a leaf reaches each node, lowest first."""
     if count == 1:
         return []
     split = largest_power_of_two_below(count)
@@ -177,7 +177,7 @@ def test_block_header_fixes_the_count_that_the_root_does_not() -> None:
         for count in range(1, 3 * block.count + 3):
             changed = replace(own, count=count)
             assert verify(record, salt, changed, block) == (count == block.count)
-            # With a changed header it is another block, whose hash is not trusted.
+            # A changed header makes a different block, whose hash is not trusted.
             forged = replace(block, count=count)
             assert (forged.hash == block.hash) == (count == block.count)
 
@@ -241,10 +241,10 @@ def test_every_record_verifies_with_both_verifiers() -> None:
 @pytest.mark.parametrize("count", [*range(1, 20), 31, 32, 33, 100])
 def test_every_record_of_a_batch_of_any_size_verifies(count: int) -> None:
     log = MemoryLog(draw=drawn())
-    log.submit([Request(tuple(an_event(number) for number in range(count)))], NOON_MS)
+    log.submit([Request(tuple(build_event(number) for number in range(count)))], NOON_MS)
     (block,) = log.blocks
     assert block.count == count
-    for record, salt, proof, its_block in evidence_of(log):
+    for record, salt, proof, its_block in collect_evidence(log):
         assert verify(record, salt, proof, its_block)
         assert independent_accepts(record, salt, proof, its_block, block.hash)
 
@@ -257,7 +257,7 @@ def test_changed_record_field_fails_verification(evidence: Evidence) -> None:
     for field, changed in changed_structs(record):
         seen.add(field)
         assert not verify(changed, salt, proof, block), field
-        # A mark that says "erased" is believed, but what the hashes say does not depend on it.
+        # The `erased` mark is not covered by a hash, and the hashes do not depend on it.
         assert independent_accepts(changed, salt, proof, block, block.hash) == (field == "erased"), field
     assert seen == set(Record.__struct_fields__)
 
@@ -325,7 +325,7 @@ def test_erased_record_verifies_by_its_salted_hash() -> None:
         erased, kept = replace(record, body=b"", erased=True), hash_body(salt, record.body)
         assert verify_header(erased, kept, proof, block)
         assert independent_verify_erased(asdict(erased), kept, asdict(proof), asdict(block), block.hash)
-        assert not verify(erased, salt, proof, block), "its body is not there, even where it was empty"
+        assert not verify(erased, salt, proof, block), "an erased record has no body, even if the body was empty"
         assert verify(replace(erased, erased=False), salt, proof, block) == (record.body == b"")
 
 

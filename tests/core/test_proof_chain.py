@@ -14,11 +14,11 @@ from core.proof_samples import (
     NOON_MS,
     NOT_IN_THE_HEADER,
     SAMPLES,
-    a_claim,
-    an_event,
+    build_claim,
+    build_event,
     changed_structs,
-    filled_log,
-    leaves_of,
+    fill_log,
+    hash_leaves,
 )
 from oncelog.core.plan import plan
 from oncelog.core.proof import (
@@ -32,7 +32,7 @@ from oncelog.storage.memory import MemoryLog
 
 # --- the header ------------------------------------------------------------------------------------------
 
-# Texts that are made of what frames are made of: labels, lengths, zero bytes.
+# Texts that look like parts of frames: labels, lengths, zero bytes.
 texts = st.text(max_size=3) | st.text(alphabet="ak\x00\x01é\U0001f600", max_size=4)
 texts |= st.sampled_from(["scope", "key\x00\x00\x00\x00", "partition\x00\x00\x00\x01a", "actor\x00\x00\x00\x00client"])
 blobs = st.binary(max_size=4) | texts.map(str.encode)
@@ -124,7 +124,7 @@ def test_each_lane_chains_all_its_batches() -> None:
             inside = [one for one in LOG.records if (one.lane, one.height) == (lane, block.height)]
             assert [one.position for one in inside] == [block.first_position + place for place in range(block.count)]
             assert {one.log_time_ms for one in inside} == {block.log_time_ms}
-            assert block.root == compute_root(leaves_of(LOG, block))
+            assert block.root == compute_root(hash_leaves(LOG, block))
 
 
 @pytest.mark.rule("LG-18")
@@ -146,7 +146,7 @@ def test_independent_verifier_recomputes_heads_and_finds_any_change() -> None:
     heads, stored = heads_of(LOG), [asdict(record) for record in LOG.records]
     assert independent_heads(stored, LOG.salts) == heads
     for place, record in enumerate(LOG.records):
-        # Of each field one change is enough here: that all of them reach the leaf is shown above.
+        # One change per field is enough here, because the tests above cover all changes.
         for field, changed in dict(changed_structs(record)).items():
             altered = [*stored[:place], asdict(changed), *stored[place + 1 :]]
             assert (independent_heads(altered, LOG.salts) == heads) == (field == "erased"), (place, field)
@@ -167,7 +167,7 @@ def test_removed_duplicated_or_moved_record_is_found() -> None:
 
 @pytest.mark.rule("LG-18")
 def test_truncation_is_found_only_with_a_trusted_head() -> None:
-    whole, cut = filled_log(5), filled_log(4)
+    whole, cut = fill_log(5), fill_log(4)
     kept = len(cut.records)
     assert (whole.records[:kept], whole.salts[:kept]) == (cut.records, cut.salts)
     recomputed = independent_heads([asdict(record) for record in whole.records[:kept]], whole.salts[:kept])
@@ -177,7 +177,7 @@ def test_truncation_is_found_only_with_a_trusted_head() -> None:
 
 @pytest.mark.rule("LG-18")
 def test_batch_without_records_makes_no_block() -> None:
-    changes = plan([Request((a_claim(1),))], Snapshot(), NOON_MS).changes
+    changes = plan([Request((build_claim(1),))], Snapshot(), NOON_MS).changes
     before = dict(changes.heads)
     assert seal(changes, []).blocks == []
     assert changes.heads == before
@@ -186,7 +186,7 @@ def test_batch_without_records_makes_no_block() -> None:
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("salts", [0, 1, 3])
 def test_wrong_number_of_salts_is_refused(salts: int) -> None:
-    changes = plan([Request((an_event(1), an_event(2)))], Snapshot(), NOON_MS).changes
+    changes = plan([Request((build_event(1), build_event(2)))], Snapshot(), NOON_MS).changes
     before = dict(changes.heads)
     with pytest.raises(ValueError, match="zip"):
         seal(changes, [bytes(16)] * salts)

@@ -82,7 +82,7 @@ DOCUMENTS = {
 each_document = pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
 
 
-def is_noticed(data: bytes) -> bool:
+def is_detected(data: bytes) -> bool:
     """Return whether a changed document is refused or fails verification."""
     try:
         return not verify(decode(data)).is_valid
@@ -90,7 +90,7 @@ def is_noticed(data: bytes) -> bool:
         return True
 
 
-# --- any record, any place -------------------------------------------------------------------------------
+# --- records and positions -------------------------------------------------------------------------------
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 numbers = st.integers(0, UINT64_MAX) | st.integers(0, 300)
@@ -160,7 +160,7 @@ def test_whitespace_and_member_order_do_not_matter() -> None:
     assert decode(json.dumps(dict(reversed(said.items())), indent=2).encode()) == document
 
 
-# --- nothing can be changed ------------------------------------------------------------------------------
+# --- modified documents ----------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
@@ -168,10 +168,10 @@ def test_whitespace_and_member_order_do_not_matter() -> None:
 def test_every_changed_byte_is_found(document: ProofDocument) -> None:
     data = encode(document)
     for place, byte in enumerate(data):
-        others = {byte ^ 1, byte ^ 0x20, byte ^ 0x80, *b' 07af"'} - {byte}  # 0x20: another case
+        others = {byte ^ 1, byte ^ 0x20, byte ^ 0x80, *b' 07af"'} - {byte}  # 0x20 changes the case of a letter
         for other in others:
             changed = data[:place] + bytes([other]) + data[place + 1 :]
-            assert is_noticed(changed), changed[max(0, place - 40) : place + 40]
+            assert is_detected(changed), changed[max(0, place - 40) : place + 40]
 
 
 @pytest.mark.rule("LG-18")
@@ -234,7 +234,7 @@ def test_every_changed_field_is_found(document: ProofDocument) -> None:
     changes = list(changed_values(json.loads(encode(document))))
     assert len(changes) > 200
     for changed in changes:
-        assert is_noticed(json.dumps(changed).encode()), changed
+        assert is_detected(json.dumps(changed).encode()), changed
 
 
 def test_byte_cannot_move_between_salt_and_body() -> None:
@@ -298,7 +298,7 @@ def test_header_of_an_erased_record_can_be_proven() -> None:
     assert verify(document) == Verification((), is_erased=True)
     assert not verify(replace(document, body_hash="00" * 32)).is_valid
     assert not verify(replace(document, record=replace(document.record, actor=""))).is_valid
-    # A reader who kept the body and the salt can still prove that body, and no other.
+    # A reader who kept the body and the salt can still prove that body, but no other body.
     whole = replace(document, salt=SALT.hex(), body=EVENT.body)
     assert verify(whole) == Verification((), is_erased=False)
     assert not verify(replace(whole, body=b"another")).is_valid
@@ -382,14 +382,14 @@ BAD: list[tuple[str, Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("member", "value", "path", "reason"), BAD, ids=[f"{one[0]}-{n}" for n, one in enumerate(BAD)])
-def test_invalid_member_is_named(member: str, value: Any, path: str, reason: str) -> None:
+def test_error_identifies_the_invalid_member(member: str, value: Any, path: str, reason: str) -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
     inside, _, name = member.rpartition(".")
     (said[inside] if inside else said)[name] = value
     assert refused(json.dumps(said).encode()) == (path, reason)
 
 
-def test_missing_member_is_named() -> None:
+def test_error_identifies_the_missing_member() -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
     assert refused(json.dumps({**said, "block": {}}).encode()) == ("$.block", "Object missing required field `lane`")
     del said["salt"]
@@ -462,11 +462,11 @@ any_json = st.recursive(scalars, lambda inside: st.lists(inside) | st.dictionari
 def test_any_json_is_verified_or_refused(value: Any) -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
     for member in ("record", "salt", "body_hash", "index", "path", "block"):
-        assert is_noticed(json.dumps({**said, member: value}).encode()) or said[member] == value
-        assert is_noticed(json.dumps({**said, "record": {**said["record"], "scope": value}}).encode()) or value == ""
+        assert is_detected(json.dumps({**said, member: value}).encode()) or said[member] == value
+        assert is_detected(json.dumps({**said, "record": {**said["record"], "scope": value}}).encode()) or value == ""
 
 
-# --- what it stands on -----------------------------------------------------------------------------------
+# --- imports ---------------------------------------------------------------------------------------------
 
 
 def test_verifier_imports_only_the_core() -> None:

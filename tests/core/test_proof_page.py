@@ -35,14 +35,14 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "proofs.md").read
 
 
 def fenced(name: str) -> str:
-    """The block of the document that is fenced under that name."""
+    """Return the fenced block of the document with that name."""
     found = re.findall(rf"^```\w+ {re.escape(name)}\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert len(found) == 1, name
     return str(found[0])
 
 
 def documented_bytes(name: str) -> bytes:
-    """The hexadecimal at the start of each line; what stands behind it is for people."""
+    """Decode the hexadecimal at the start of each line; the rest of the line is a comment."""
     return bytes.fromhex("".join(line.split()[0] for line in fenced(name).splitlines()))
 
 
@@ -52,7 +52,7 @@ def documented_hashes() -> dict[str, bytes]:
 
 
 def documented_offsets(heading: str) -> dict[str, tuple[int, int]]:
-    """Offset and width of each field, from the table of a chapter."""
+    """Return offset and width of each field from the table of a section."""
     chapter = DOCUMENT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", chapter, re.MULTILINE)
     return {name: (int(offset), int(width)) for offset, width, name in rows}
@@ -79,7 +79,7 @@ def documented_proofs() -> list[Proof]:
 
 
 def assembled(offsets: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> bytes:
-    """The bytes that a table of offsets makes of these values."""
+    """Assemble bytes from values according to a table of offsets."""
     header = bytearray(max(at + width for at, width in offsets.values()))
     for name, (at, width) in offsets.items():
         value = values[name]

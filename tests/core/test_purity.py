@@ -1,4 +1,4 @@
-"""The core does no I/O, reads no clock, draws no random number and writes no log. Nor do its imports."""
+"""The core and its imports do no I/O, read no clocks, draw no random numbers and write no log lines."""
 
 import ast
 from pathlib import Path
@@ -31,10 +31,10 @@ ALLOWED = {
     "unicodedata",
     "uuid",
 }
-"""Modules that compute and do nothing else."""
+"""Modules that only compute."""
 
 ALLOWED_OF = {"uuid": {"UUID"}}
-"""Of these modules no more than this: the rest of it draws random numbers and reads clocks."""
+"""The only names allowed from these modules, whose other functions draw random numbers or read clocks."""
 
 NEVER_CALLED = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
 

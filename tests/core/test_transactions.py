@@ -1,4 +1,4 @@
-"""Transactions of a ledger: scopes, ids, and the one spelling of operations."""
+"""Transactions of a ledger: scopes, ids, and the canonical form of operations."""
 
 from base64 import b64encode
 from typing import Any
@@ -45,7 +45,7 @@ operations = st.lists(
 
 
 def tree_of(operation: Operation) -> dict[str, Any]:
-    """As docs/reference/ledger.md has it."""
+    """Return the JSON form of an operation as documented in docs/reference/ledger.md."""
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
             setting: dict[str, Any] = {"key": key, "value": b64encode(value).decode()}
@@ -99,7 +99,7 @@ def test_different_operations_have_different_hashes(one: list[Operation], other:
 
 @pytest.mark.rule("LG-14")
 def test_request_hash_is_over_length_prefixed_frames() -> None:
-    """As the vectors of test_identity have it, once more by hand for an entity with everything."""
+    """The same rule as the vectors of test_identity, assembled by hand for an entity with all fields."""
     operation = SetEntity("clé", b"\0v", 7, Condition(Must.HAVE_VERSION, version=3))
     condition = frame(b"must", b"have_version") + frame(b"version", b"3") + frame(b"value", b"")
     framed = (

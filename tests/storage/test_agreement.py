@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.invariants import Answer, History, find_violations
-from core.test_plan_model import Author, Step, numbers_below, two_own_policies
+from core.test_plan_model import HistoryGenerator, Step, draw_user_policies, numbers_below
 from crash.store_history import identity_of
 from databases import POSTGRES, SQLITE, address_of
 from oncelog.core.plan import Validate
@@ -76,11 +76,11 @@ def tales(draw: st.DrawFn, *policies: Policy) -> Tale:
     def below(end: int) -> int:
         return draw(numbers_below(end))
 
-    author = Author(below, policies or two_own_policies(below))
+    author = HistoryGenerator(below, policies or draw_user_policies(below))
     return tale_of(author, author.history().steps)
 
 
-def tale_of(author: Author, steps: list[Step]) -> Tale:
+def tale_of(author: HistoryGenerator, steps: list[Step]) -> Tale:
     has_tenants = author.rarely(2)
     moments = [
         Moment(
@@ -95,7 +95,7 @@ def tale_of(author: Author, steps: list[Step]) -> Tale:
     return Tale(author.settings, author.policies, steps, moments)
 
 
-def tenants(author: Author) -> tuple[Tenant, ...]:
+def tenants(author: HistoryGenerator) -> tuple[Tenant, ...]:
     """Return tenants that own some streams and partitions of the histories, with small quotas."""
     limits = (0, 0, 300, 1000, 5000)
     return tuple(
@@ -274,8 +274,8 @@ def test_memory_and_postgres_agree_on_generated_histories(tale: Tale) -> None:
 def test_stores_agree_on_long_histories(kind: str, seed: int) -> None:
     """Long enough for segments of several levels, from a fixed seed."""
     below = Random(seed).randrange
-    policies: Sequence[Policy] = BUILT_IN_POLICIES if seed % 2 else two_own_policies(below)
-    author = Author(below, tuple(policies))
+    policies: Sequence[Policy] = BUILT_IN_POLICIES if seed % 2 else draw_user_policies(below)
+    author = HistoryGenerator(below, tuple(policies))
     author.key_count = 200
     steps = [step for _ in range(15) for step in author.history().steps]
     compare(kind, tale_of(author, steps))

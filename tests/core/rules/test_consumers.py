@@ -1,4 +1,4 @@
-"""Named consumers: a cursor that is kept in the log. test_plan_model.py has them in generated histories."""
+"""Named consumers, whose cursors are stored in the log. test_plan_model.py generates histories with them."""
 
 import pytest
 
@@ -12,19 +12,19 @@ from oncelog.core.values import Applied, LaneHead, Mode, Reason, Request, SetCur
 CHANGED, UNCHANGED = Applied(changed=True), Applied(changed=False)
 
 
-def log_of_three() -> Log:
-    """Three events in lane 0, two results in a stream."""
+def build_log() -> Log:
+    """Return a log with three events in lane 0 and two results in a stream."""
     log = Log()
-    log.apart(event(1), event(2), event(3), result(1), result(2))
+    log.submit_separately(event(1), event(2), event(3), result(1), result(2))
     return log
 
 
 @pytest.mark.rule("CO-42")
 def test_cursor_moves_back_only_with_rewind() -> None:
-    log = log_of_three()
+    log = build_log()
     assert log(SetCursor("mailer", 2)) == CHANGED
     assert log(SetCursor("mailer", 2)) == UNCHANGED, "a retry"
-    assert log(SetCursor("mailer", 1)) == UNCHANGED, "one that was overtaken"
+    assert log(SetCursor("mailer", 1)) == UNCHANGED, "a cursor that was overtaken"
     assert log.snapshot.consumers == {("", "mailer"): 2}
     assert log(SetCursor("mailer", 3)) == CHANGED
     assert log(SetCursor("mailer", 3, rewind=True)) == UNCHANGED
@@ -50,7 +50,7 @@ def test_consumer_with_cursor_zero_exists() -> None:
 @pytest.mark.parametrize("rewind", [False, True])
 @pytest.mark.parametrize(("scope", "newest"), [("", 3), ("campaign/1", 2), ("campaign/none", 0)])
 def test_cursor_beyond_the_newest_position_is_refused(scope: str, newest: int, rewind: bool) -> None:
-    log = log_of_three()
+    log = build_log()
     for cursor in (newest + 1, -1, 2**70, -(2**70)):
         failure = assert_refused(log(SetCursor("mailer", cursor, scope, rewind)), Reason.INVALID_CURSOR)
         assert (failure.field, failure.current) == ("cursor", newest)
@@ -61,22 +61,22 @@ def test_cursor_beyond_the_newest_position_is_refused(scope: str, newest: int, r
 
 @pytest.mark.rule("CO-42")
 def test_removed_consumer_starts_again() -> None:
-    log = log_of_three()
+    log = build_log()
     assert log(SetCursor("mailer", None)) == UNCHANGED
     log(SetCursor("mailer", 3))
-    assert log(SetCursor("mailer", None, "campaign/1")) == UNCHANGED, "that is another one"
+    assert log(SetCursor("mailer", None, "campaign/1")) == UNCHANGED, "a consumer of another scope"
     assert log(SetCursor("mailer", None)) == CHANGED
     assert not log.snapshot.consumers
     assert log(SetCursor("mailer", None)) == UNCHANGED
-    assert log(SetCursor("mailer", 1)) == CHANGED, "nothing is left that it could be behind of"
+    assert log(SetCursor("mailer", 1)) == CHANGED, "the removed cursor no longer applies"
 
 
 @pytest.mark.rule("CO-42")
 def test_cursors_of_different_names_and_scopes_are_separate() -> None:
-    log = log_of_three()
+    log = build_log()
     for number, (name, scope) in enumerate([("a", ""), ("b", ""), ("a", "campaign/1"), ("a", "campaign/2")]):
         if scope == "campaign/2":
-            log.apart(*(result(one, scope=scope) for one in range(3)))
+            log.submit_separately(*(result(one, scope=scope) for one in range(3)))
         assert log(SetCursor(name, min(number, 2), scope)) == CHANGED
     assert log.snapshot.consumers == {("", "a"): 0, ("", "b"): 1, ("campaign/1", "a"): 2, ("campaign/2", "a"): 2}
     longest = "c" * NAME_CHARACTERS_MAX
@@ -84,9 +84,11 @@ def test_cursors_of_different_names_and_scopes_are_separate() -> None:
 
 
 @pytest.mark.rule("CO-42")
-def test_cursor_sees_earlier_items_of_its_group_commit() -> None:
+def test_cursor_may_point_at_an_earlier_item_of_its_group_commit() -> None:
     log = Log()
-    verdicts = log.apart(SetCursor("a", 1), event(1), SetCursor("a", 1), SetCursor("a", 1), SetCursor("a", None))
+    verdicts = log.submit_separately(
+        SetCursor("a", 1), event(1), SetCursor("a", 1), SetCursor("a", 1), SetCursor("a", None)
+    )
     assert_refused(verdicts[0], Reason.INVALID_CURSOR)
     assert verdicts[2:] == [CHANGED, UNCHANGED, CHANGED]
     assert not log.snapshot.consumers
@@ -94,15 +96,15 @@ def test_cursor_sees_earlier_items_of_its_group_commit() -> None:
 
 @pytest.mark.rule("CO-42")
 def test_cursor_commits_with_its_request() -> None:
-    log = log_of_three()
+    log = build_log()
     log(SetCursor("a", 1))
     before = dict(log.snapshot.heads)
     log.now_ms += 10
-    verdicts = log.together(SetCursor("a", 2), event(1, "other"), mode=Mode.ALL)
+    verdicts = log.submit_request(SetCursor("a", 2), event(1, "other"), mode=Mode.ALL)
     assert_refused(verdicts[0], Reason.NOT_PROCESSED)
     assert log.snapshot.consumers == {("", "a"): 1}
     assert log.snapshot.heads == before
-    moved, made = log.together(SetCursor("a", 2), event(4), mode=Mode.ALL)
+    moved, made = log.submit_request(SetCursor("a", 2), event(4), mode=Mode.ALL)
     assert (moved, assert_committed(made).position) == (CHANGED, 4)
     assert log.snapshot.consumers == {("", "a"): 2}
 
@@ -121,7 +123,7 @@ def test_cursor_changes_the_lane_head_and_writes_no_record(scope: str) -> None:
 
 
 @pytest.mark.rule("CO-42")
-def test_footprint_of_a_cursor() -> None:
+def test_read_set_of_a_cursor() -> None:
     batch = [Request((SetCursor("a", 1), SetCursor("b", None)))]
     assert build_read_set(batch, Settings()) == ReadSet(lanes={0}, consumers={("", "a"), ("", "b")})
     batch = [Request((SetCursor("a", 1, "s"),))]

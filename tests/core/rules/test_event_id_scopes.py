@@ -1,4 +1,4 @@
-"""Scopes of ids of events: each event is committed once, whichever tenants its writers know to have separate ids."""
+"""Scopes of event ids: an event commits once, even if its writers disagree on which tenants have separate ids."""
 
 import tracemalloc
 from itertools import permutations
@@ -23,7 +23,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 
 
 class SwitchedLog:
-    """A log whose tenants get separate ids one after another, with a server for each state of its settings."""
+    """A log whose tenants switch to separate ids one by one, with a server for each version of the settings."""
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
@@ -48,7 +48,7 @@ class SwitchedLog:
 
 @pytest.mark.rule("EV-4", "EV-5")
 @pytest.mark.parametrize("order", list(permutations("abc")), ids="".join)
-def test_retry_by_any_server_is_known_after_every_switch(order: tuple[str, ...]) -> None:
+def test_retry_by_any_server_is_replayed_after_every_switch(order: tuple[str, ...]) -> None:
     log = SwitchedLog()
     committed: dict[int, tuple[tuple[str, ...], Receipt]] = {}
     number = 0
@@ -58,7 +58,7 @@ def test_retry_by_any_server_is_known_after_every_switch(order: tuple[str, ...])
         for first in log.servers:
             for partitions in PARTITIONS:
                 number += 1
-                # The current server is the last one, so that every event is committed by it at the latest.
+                # The last server is up to date, so it commits the event if no earlier server has.
                 verdicts = [log.submit_by(server, number, partitions) for server in (first, *log.servers)]
                 receipts = [verdict.receipt for verdict in verdicts if isinstance(verdict, Committed)]
                 assert len(receipts) == 1
@@ -70,7 +70,7 @@ def test_retry_by_any_server_is_known_after_every_switch(order: tuple[str, ...])
                 assert assert_replayed(log.submit_by(server, known, partitions)).receipt == receipt
 
 
-def test_refusal_names_the_scope_of_the_event() -> None:
+def test_refusal_contains_the_expected_scope() -> None:
     log = SwitchedLog()
     log.switch_on("a")
     late = assert_refused(log.submit(event(1, partitions=("a/x",))), Reason.WRONG_SCOPE)

@@ -1,4 +1,4 @@
-"""Hybrid logical clocks: strictly monotonic, never far from the wall clock, one spelling on the wire."""
+"""Hybrid logical clocks: strictly monotonic, close to the wall clock, and with one spelling on the wire."""
 
 import copy
 
@@ -23,7 +23,7 @@ from oncelog.core.values import Committed, Mode, Reason, Refused, Request, Submi
 from oncelog.errors import CanonicalError
 from oncelog.storage.memory import MemoryLog
 
-# Written out, because these numbers are what the rule says.
+# Written as numbers, because the rule states these numbers.
 DRIFT_LIMIT_MS = 5000
 COUNTER_MAX = 65_535
 WALL_MS_MAX = 2**48 - 1
@@ -31,11 +31,11 @@ NOON_MS = 1_800_000_000_000
 
 
 def reading(wall: int, count: int = 0) -> int:
-    """A reading from its two parts, by arithmetic instead of bits."""
+    """Build a reading from its two parts with arithmetic instead of bit operations."""
     return wall * 65_536 + count
 
 
-# Few distinct times, so that readings meet; the borders, so that counters overflow; and any others.
+# Few distinct times, so that readings collide; the limits, so that counters overflow; and arbitrary values.
 near_walls = st.integers(NOON_MS - 3, NOON_MS + 3) | st.integers(NOON_MS - 6000, NOON_MS + 6000)
 walls = near_walls | st.sampled_from([0, 1, WALL_MS_MAX - 1, WALL_MS_MAX]) | st.integers(0, WALL_MS_MAX)
 counts = st.sampled_from([0, 1, COUNTER_MAX - 1, COUNTER_MAX]) | st.integers(0, COUNTER_MAX)
@@ -65,7 +65,7 @@ Parts = tuple[int, int]
 
 
 def model_of_now(last: Parts, wall: int) -> Parts:
-    """The algorithm as its paper has it, on wall time and counter apart, with the carry that DE-8 adds."""
+    """The algorithm of the paper, on separate wall time and counter, with the carry that DE-8 adds."""
     newest = max(last[0], wall)
     return carried(newest, last[1] + 1 if newest == last[0] else 0)
 
@@ -101,13 +101,15 @@ def test_packed_hlc_equals_the_algorithm_of_the_paper(
 @pytest.mark.parametrize(
     ("last", "wall", "taken"),
     [
-        pytest.param(reading(7, 3), 9, reading(9), id="the wall clock went on: the counter starts again"),
-        pytest.param(reading(7, 3), 7, reading(7, 4), id="the same millisecond: the counter goes on"),
-        pytest.param(reading(7, 3), 2, reading(7, 4), id="the wall clock went back: the counter goes on"),
+        pytest.param(reading(7, 3), 9, reading(9), id="the wall clock advanced, so the counter restarts"),
+        pytest.param(reading(7, 3), 7, reading(7, 4), id="same millisecond, so the counter increases"),
+        pytest.param(reading(7, 3), 2, reading(7, 4), id="the wall clock went back, so the counter increases"),
         pytest.param(reading(7, COUNTER_MAX), 7, reading(8), id="a full counter carries into the wall part"),
         pytest.param(reading(7, COUNTER_MAX), 8, reading(8), id="the carry meets the wall clock"),
-        pytest.param(reading(7, COUNTER_MAX), 0, reading(8), id="a full counter carries though the wall went back"),
-        pytest.param(0, 0, 1, id="the first reading of all"),
+        pytest.param(
+            reading(7, COUNTER_MAX), 0, reading(8), id="a full counter carries although the wall clock went back"
+        ),
+        pytest.param(0, 0, 1, id="the first reading"),
     ],
 )
 def test_local_tick_examples(last: int, wall: int, taken: int) -> None:
@@ -118,12 +120,12 @@ def test_local_tick_examples(last: int, wall: int, taken: int) -> None:
 @pytest.mark.parametrize(
     ("last", "remote", "wall", "taken"),
     [
-        pytest.param(reading(7, 3), reading(9, 5), 8, reading(9, 6), id="the remote one leads"),
-        pytest.param(reading(9, 3), reading(7, 5), 8, reading(9, 4), id="our own leads"),
-        pytest.param(reading(7, 3), reading(7, 5), 7, reading(7, 6), id="all in one millisecond"),
+        pytest.param(reading(7, 3), reading(9, 5), 8, reading(9, 6), id="the remote clock leads"),
+        pytest.param(reading(9, 3), reading(7, 5), 8, reading(9, 4), id="the local clock leads"),
+        pytest.param(reading(7, 3), reading(7, 5), 7, reading(7, 6), id="all clocks are equal"),
         pytest.param(reading(7, 3), reading(6, 5), 8, reading(8), id="the wall clock leads"),
         pytest.param(reading(7, 3), reading(9, COUNTER_MAX), 8, reading(10), id="the remote counter carries"),
-        pytest.param(reading(9, COUNTER_MAX), reading(7), 8, reading(10), id="our own counter carries"),
+        pytest.param(reading(9, COUNTER_MAX), reading(7), 8, reading(10), id="the local counter carries"),
     ],
 )
 def test_remote_tick_examples(last: int, remote: int, wall: int, taken: int) -> None:
@@ -176,7 +178,7 @@ def test_clock_that_is_behind_is_within_the_drift_limit(remote: int, wall: int) 
 
 
 def pushed(hlc: int, column: str = "title") -> Submission:
-    """A delta as the door would hand it over."""
+    """Return a delta as the Deltas API submits it."""
     key = delta_id("client-1", str(hlc), "todos", "row-1", [{"column": column, "value": 1}])
     delta = RowDelta(Op.UPDATE, "todos", "row-1", "client-1", hlc, ((column, b"1"),), key)
     return Submission(policy=DELTAS, scope="gateway", key=key, fingerprint=key, delta=delta)
@@ -203,7 +205,7 @@ def test_push_at_the_drift_limit_is_committed() -> None:
     assert log.snapshot.rows["gateway", "todos", "row-1"].values == {"title": b"1"}
 
 
-# --- 64 bits, and how they are written -----------------------------------------------------------------
+# --- 64 bits and their decimal text --------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-1")

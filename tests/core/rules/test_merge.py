@@ -1,4 +1,4 @@
-"""Rows by last writer wins (DE-7), and the delta between two rows (DE-11)."""
+"""Rows by last writer assert_wins (DE-7), and the delta between two rows (DE-11)."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from oncelog.errors import CanonicalError
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "delta_ids.json").read_text(encoding="utf-8"))
 
-# By code point the private use area is before characters beyond the BMP; by UTF-16 code unit it is after them.
+# The private use area sorts before characters beyond the BMP by code point, and after them by UTF-16 code unit.
 PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI = "\ue000", "\uffff", "\U00010000", "\U0001f600"
 CLIENTS = ["", "a", "a\x00", "b", "é", "\ud7ff", PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI, EMOJI + "a", "a" + PRIVATE]
 
@@ -40,7 +40,7 @@ def merged(deltas: Sequence[RowDelta], row: Row | None = None) -> Row:
     return row
 
 
-# --- a model from the text of the rule -----------------------------------------------------------------
+# --- a model of the rule -------------------------------------------------------------------------------
 
 
 def code_units(text: str) -> list[int]:
@@ -55,14 +55,14 @@ def code_units(text: str) -> list[int]:
 
 
 def modelled(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
-    """DE-7 as it reads: everything happens in the order of the rule. None is a row that is not there."""
+    """DE-7, applied literally in the order of the rule. Return None if the row does not exist."""
     row: dict[str, bytes] | None = None
     for delta in sorted(deltas, key=lambda one: (one.hlc, code_units(one.client_id), one.delta_id.hex())):
         row = None if delta.op is Op.DELETE else {**(row or {}), **dict(delta.columns)}
     return row
 
 
-# Few clocks, clients and columns, so that every kind of tie comes up all the time.
+# Few clocks, clients and columns, so that every kind of tie is common.
 values = st.sampled_from([b"0", b"1", b'"x"', b"null"])
 deltas = st.builds(
     RowDelta,
@@ -113,7 +113,7 @@ def test_merging_a_delta_again_changes_nothing(history: list[RowDelta], data: st
 
 @pytest.mark.rule("DE-7")
 @given(histories(8), deltas)
-def test_new_row_is_made_only_for_a_change(history: list[RowDelta], delta: RowDelta) -> None:
+def test_merge_returns_a_new_row_only_for_a_change(history: list[RowDelta], delta: RowDelta) -> None:
     row = merged(history)
     after = merge(row, delta)
     assert (after is row) == (after == row)
@@ -128,11 +128,11 @@ def test_merge_does_not_modify_the_old_row(history: list[RowDelta], delta: RowDe
     assert row == copy
 
 
-# --- who wins ------------------------------------------------------------------------------------------
+# --- who assert_wins ------------------------------------------------------------------------------------------
 
 
-def wins(winner: RowDelta, loser: RowDelta) -> None:
-    """In either order, the winner's value stays, and a loser that comes late is not even noticed."""
+def assert_wins(winner: RowDelta, loser: RowDelta) -> None:
+    """Assert that the winner's value remains in either order, and that a late loser changes nothing."""
     for order in permutations([winner, loser]):
         assert merged(order).values == dict(winner.columns)
     row = merged([winner])
@@ -141,8 +141,8 @@ def wins(winner: RowDelta, loser: RowDelta) -> None:
 
 @pytest.mark.rule("DE-7")
 def test_higher_hlc_wins() -> None:
-    wins(a_delta(Op.UPDATE, 2, "a", 1, x=2), a_delta(Op.UPDATE, 1, "b", 2, x=1))
-    wins(a_delta(Op.INSERT, 2**64 - 1, "a", 1, x=2), a_delta(Op.UPDATE, 9, "b", 2, x=1))
+    assert_wins(a_delta(Op.UPDATE, 2, "a", 1, x=2), a_delta(Op.UPDATE, 1, "b", 2, x=1))
+    assert_wins(a_delta(Op.INSERT, 2**64 - 1, "a", 1, x=2), a_delta(Op.UPDATE, 9, "b", 2, x=1))
 
 
 @pytest.mark.rule("DE-7")
@@ -168,13 +168,13 @@ def test_higher_hlc_wins() -> None:
 )
 def test_equal_hlc_is_decided_by_client_in_utf16_order(higher: str, lower: str) -> None:
     assert code_units(higher) > code_units(lower)
-    wins(a_delta(Op.UPDATE, 5, higher, 1, x=2), a_delta(Op.UPDATE, 5, lower, 2, x=1))
+    assert_wins(a_delta(Op.UPDATE, 5, higher, 1, x=2), a_delta(Op.UPDATE, 5, lower, 2, x=1))
 
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize(("higher", "lower"), [(2, 1), (256, 255), (1 << 255, (1 << 255) - 1)])
 def test_equal_hlc_and_client_is_decided_by_delta_id(higher: int, lower: int) -> None:
-    wins(a_delta(Op.UPDATE, 5, "a", higher, x=2), a_delta(Op.UPDATE, 5, "a", lower, x=1))
+    assert_wins(a_delta(Op.UPDATE, 5, "a", higher, x=2), a_delta(Op.UPDATE, 5, "a", lower, x=1))
 
 
 @pytest.mark.rule("DE-7")
@@ -186,7 +186,7 @@ def test_columns_are_merged_separately() -> None:
 
 @pytest.mark.rule("DE-7")
 def test_null_is_merged_like_any_value() -> None:
-    wins(a_delta(Op.UPDATE, 2, "a", 1, x=None), a_delta(Op.UPDATE, 1, "a", 2, x=1))
+    assert_wins(a_delta(Op.UPDATE, 2, "a", 1, x=None), a_delta(Op.UPDATE, 1, "a", 2, x=1))
 
 
 # --- deletes -------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ rows = st.dictionaries(names, json_values, max_size=4)
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two rows of which the second has all columns of the first, changed or not."""
+    """Draw two rows; the second has all columns of the first, changed or unchanged."""
     before = draw(rows)
     kept = {name: value for name, value in before.items() if draw(st.booleans())}
     return before, {**draw(rows), **{name: draw(json_values) for name in before}, **kept}
@@ -286,7 +286,7 @@ def extracted(before: dict[str, Any] | None, after: dict[str, Any] | None, hlc: 
 
 
 def reordered(value: Any) -> Any:
-    """The same value, with every object written the other way round."""
+    """Return the same value with the members of every object in reverse order."""
     if isinstance(value, dict):
         return {name: reordered(value[name]) for name in reversed(value)}
     return [reordered(item) for item in value] if isinstance(value, list) else value
@@ -302,7 +302,7 @@ def test_extracted_delta_does_not_depend_on_order(both: tuple[dict[str, Any], di
 
 @pytest.mark.rule("DE-11")
 @given(changes())
-def test_extracted_delta_leads_from_one_row_to_the_other(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_merging_the_extracted_delta_gives_the_second_row(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     before, after = both
     insert = extracted(None, before, hlc=1)
     assert insert is not None
@@ -344,8 +344,8 @@ def test_extracted_delta_has_the_id_of_its_fields(
         assert delta.delta_id == delta_id(name + "c", str(hlc), name + "t", name + "r", columns)
 
 
-def as_extract_writes_them(columns: list[dict[str, Any]]) -> bool:
-    """Whether a vector's columns are in the order that extract gives them, with nothing else in them."""
+def is_in_extract_order(columns: list[dict[str, Any]]) -> bool:
+    """Whether the columns of a vector are in the order that `extract` produces, without other members."""
     names = [code_units(column["column"]) for column in columns]
     return names == sorted(names) and all(column.keys() == {"column", "value"} for column in columns)
 
@@ -353,7 +353,7 @@ def as_extract_writes_them(columns: list[dict[str, Any]]) -> bool:
 @pytest.mark.rule("DE-11", "DE-2")
 @pytest.mark.parametrize(
     "vector",
-    [pytest.param(one, id=one["name"]) for one in VECTORS if as_extract_writes_them(one["input"]["columns"])],
+    [pytest.param(one, id=one["name"]) for one in VECTORS if is_in_extract_order(one["input"]["columns"])],
 )
 def test_extracted_ids_match_the_vectors(vector: dict[str, Any]) -> None:
     fields = vector["input"]
@@ -370,7 +370,7 @@ def test_extracted_ids_match_the_vectors(vector: dict[str, Any]) -> None:
 
 
 def test_most_vectors_can_be_extracted() -> None:
-    assert sum(as_extract_writes_them(one["input"]["columns"]) for one in VECTORS) >= len(VECTORS) * 3 // 4
+    assert sum(is_in_extract_order(one["input"]["columns"]) for one in VECTORS) >= len(VECTORS) * 3 // 4
 
 
 @pytest.mark.rule("DE-11")

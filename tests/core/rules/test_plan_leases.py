@@ -1,4 +1,4 @@
-"""The decision about leases."""
+"""How `plan` decides about leases."""
 
 import pytest
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from oncelog.core.values import (
 @pytest.mark.rule("RU-6", "RU-7")
 def test_one_claim_is_granted_and_the_others_get_its_event() -> None:
     log = Log()
-    granted, busy = log.apart(claim(1, "a"), claim(1, "b"))
+    granted, busy = log.submit_separately(claim(1, "a"), claim(1, "b"))
     assert granted == Granted(fence=1, until_ms=log.now_ms + 30_000)
     waiting = assert_refused(busy, Reason.IN_FLIGHT)
     assert (waiting.current, waiting.retry_after_ms) == (1, 30_000)
@@ -61,7 +61,7 @@ def test_lease_is_renewed_and_completes_late_before_a_takeover() -> None:
     log(claim(1, "a"))
     log.now_ms += 20_000
     assert log(renewal(1, 1)) == Granted(1, log.now_ms + 30_000)
-    assert log(renewal(1, 1, lease_ms=1)) == Granted(1, log.now_ms + 30_000), "renewing never shortens"
+    assert log(renewal(1, 1, lease_ms=1)) == Granted(1, log.now_ms + 30_000), "a renewal never shortens the lease"
     log.now_ms += HOUR_MS
     assert_committed(log(done(1, "a", 1)))
     log(claim(2, "a"))
@@ -81,9 +81,9 @@ def test_failure_is_reported_to_waiting_claims_and_a_new_claim_is_granted() -> N
     assert (failed.value, failed.current) == (b"boom", 1)
     assert_refused(log(done(1, "a", 1)), Reason.LEASE_LOST)
     assert log(claim(1, "c")) == Granted(2, log.now_ms + 30_000)
-    assert log(claim(1, "c")) == Granted(2, log.now_ms + 30_000), "a claim that is sent twice is granted once"
+    assert log(claim(1, "c")) == Granted(2, log.now_ms + 30_000), "a repeated claim gets the same fence"
     failed = assert_refused(log(claim(1, "b", waited_for=1)), Reason.RUN_FAILED)
-    assert failed.value == b"boom", "also when another caller runs again already"
+    assert failed.value == b"boom", "the failure is reported while another caller runs"
     assert_refused(log(claim(1, "b", waited_for=2)), Reason.IN_FLIGHT)
     assert log(release(1, 2, b"", holder="c")) == Applied(changed=True)
     assert assert_refused(log(claim(1, "b", waited_for=2)), Reason.RUN_FAILED).value == b""
@@ -140,7 +140,7 @@ def test_fencing_numbers_are_never_reused() -> None:
     assert isinstance(again, Granted)
     assert [*fences, again.fence] == [1, 2, 3, 4]
     before = log.snapshot.heads[1]
-    verdicts = log.together(claim(7, "a"), claim(0, "c"), mode=Mode.ALL)
+    verdicts = log.submit_request(claim(7, "a"), claim(0, "c"), mode=Mode.ALL)
     assert_refused(verdicts[0], Reason.NOT_PROCESSED)
     assert log.snapshot.heads[1] == before
 
@@ -171,7 +171,7 @@ def test_lease_is_bound_to_its_fingerprint() -> None:
     log.now_ms += 30_000
     granted = log(request(b"y", "a"))
     assert isinstance(granted, Granted)
-    assert granted.fence == 2, "other work gets a new number"
+    assert granted.fence == 2, "a different request gets a new fence"
     log.now_ms += 30_000
     assert_committed(log(unleased))
     assert_refused(log(request(b"y", "b")), Reason.IDENTITY_REUSED)

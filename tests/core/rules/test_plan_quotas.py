@@ -1,4 +1,4 @@
-"""Quotas: what tenants may keep, and how many new writes they may make. The contract of stores has more of them."""
+"""Quotas: storage limits and write rates of tenants. The store contract has more tests of quotas."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def prefixes(tenants: Sequence[Tenant]) -> list[str]:
     return [tenant.prefix for tenant in tenants]
 
 
-# --- to whom a write belongs -------------------------------------------------------------------------
+# --- tenants of a write ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_tenant_covers_its_name_and_everything_below(
 ) -> None:
     tenants = Tenants([Tenant(name) for name in ("ledger", "ledger/acme", "orders/1", "orders/1/2")])
     assert prefixes(tenants.list_for(stream, partitions)) == found
-    assert prefixes(tenants.list_for(stream, partitions)) == found, "also from memory"
+    assert prefixes(tenants.list_for(stream, partitions)) == found, "also when cached"
 
 
 @given(st.lists(st.sampled_from(NAMES[:5] + NAMES[6:]), unique=True), st.lists(st.sampled_from(NAMES)))
@@ -76,7 +76,7 @@ def test_streams_count_by_name_and_events_by_partitions() -> None:
 
 
 @pytest.mark.rule("CO-18", "CO-30")
-def test_quota_refusal_names_tenant_limit_and_usage() -> None:
+def test_quota_refusal_reports_tenant_limit_and_usage() -> None:
     first = event(1, body=b"12", partitions=("acme",))
     size = submission_bytes(first)
     log = log_with(Tenant("acme", bytes_max=2 * size - 1))
@@ -142,7 +142,7 @@ def test_tenant_rate_refills_evenly() -> None:
 def test_request_larger_than_the_burst_is_paid_back_in_full(items: int) -> None:
     log = log_with(Tenant("p", new_writes_per_second_max=1))
     many = [event(number, partitions=("p",)) for number in range(items)]
-    assert_committed(log.together(*many, is_admitted_whole=True)[-1])
+    assert_committed(log.submit_request(*many, is_admitted_whole=True)[-1])
     late = event(items, partitions=("p",))
     assert assert_refused(log(late), Reason.RATE_LIMITED).retry_after_ms == items * 1000
     log.now_ms += items * 1000 - 1
@@ -152,16 +152,16 @@ def test_request_larger_than_the_burst_is_paid_back_in_full(items: int) -> None:
 
 
 @pytest.mark.rule("EV-8", "CO-30")
-def test_request_that_no_bucket_can_owe_is_refused() -> None:
+def test_request_above_the_item_limit_is_refused() -> None:
     log = log_with(Tenant("p", new_writes_per_second_max=1))
     many = [event(number, partitions=("p",)) for number in range(WHOLE_REQUEST_ITEMS_MAX + 1)]
-    verdicts = log.together(*many, is_admitted_whole=True)
+    verdicts = log.submit_request(*many, is_admitted_whole=True)
     assert {assert_refused(one, Reason.MALFORMED).message for one in verdicts} == {
         "items must be at most 10000 in a request that is admitted as a whole, not 10001"
     }
     assert log.snapshot.usage == {}
     without = [event(number) for number in range(WHOLE_REQUEST_ITEMS_MAX + 1)]
-    assert_committed(log.together(*without)[-1])
+    assert_committed(log.submit_request(*without)[-1])
 
 
 def test_clock_set_back_does_not_block_a_tenant() -> None:
@@ -197,10 +197,10 @@ def test_tenant_rate_is_never_exceeded(per_second: int, at_once: int, pauses: li
         assert taken <= at_once + (log.now_ms - start_ms) * per_second / 1000
 
 
-# --- footprint and validation ----------------------------------------------------------------------------
+# --- read set and validation -----------------------------------------------------------------------------
 
 
-def test_footprint_contains_only_relevant_tenants() -> None:
+def test_read_set_contains_only_relevant_tenants() -> None:
     tenants = Tenants(map(Tenant, "abcdfg"))
     held = event(1, partitions=("a",), known_only=True)
     asked, bad = event(2, partitions=("b",)), event(3, partitions=("c",))

@@ -1,4 +1,4 @@
-"""Rates: how many new writes an actor may make. test_plan_model.py has them in generated histories."""
+"""Rates: how many new writes an actor may make. test_plan_model.py generates histories with them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,11 +40,11 @@ def waits_ms(verdict: Verdict) -> int:
     return assert_refused(verdict, Reason.RATE_LIMITED).retry_after_ms
 
 
-# --- how many, and when again ------------------------------------------------------------------------
+# --- burst and refill --------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-30")
-def test_burst_is_accepted_at_once_and_refills_one_by_one() -> None:
+def test_burst_is_accepted_immediately_and_refills_one_by_one() -> None:
     log = Log()
     assert [type(log(rated(number))) for number in (1, 2)] == [Committed, Committed]
     late = assert_refused(log(rated(3)), Reason.RATE_LIMITED)
@@ -55,7 +55,7 @@ def test_burst_is_accepted_at_once_and_refills_one_by_one() -> None:
     assert_committed(log(rated(3)))
     assert waits_ms(log(rated(4))) == 500
     log.now_ms += 10_000
-    first, second, third = log.together(rated(4), rated(5), rated(6))
+    first, second, third = log.submit_request(rated(4), rated(5), rated(6))
     assert [assert_committed(first).position, assert_committed(second).position] == [4, 5]
     assert waits_ms(third) == 500
 
@@ -69,14 +69,14 @@ def test_burst_may_differ_from_the_rate_per_second() -> None:
 
 
 def test_cost_of_a_write_is_rounded_up() -> None:
-    """A third of a second and a bit: never more are let through than the rate says."""
+    """A write costs slightly more than a third of a second, so that the rate is never exceeded."""
     log = Log()
     three = Rate(3, burst=3)
     for number in range(1, 4):
         assert_committed(log(rated(number, three)))
     assert log.snapshot.rates == {("", "user:ann"): Bucket(log.now_ms * 1000 + 3 * 333_334)}
     log.now_ms += 1000
-    assert [type(one).__name__ for one in log.apart(*[rated(number, three) for number in range(4, 8)])] == [
+    assert [type(one).__name__ for one in log.submit_separately(*[rated(number, three) for number in range(4, 8)])] == [
         "Committed",
         "Committed",
         "Refused",
@@ -88,7 +88,7 @@ def test_cost_of_a_write_is_rounded_up() -> None:
 
 def test_rate_uses_log_time() -> None:
     log = Log()
-    log.together(rated(1), rated(2))
+    log.submit_request(rated(1), rated(2))
     log.now_ms -= 60_000
     assert waits_ms(log(rated(3))) == 500
     log(event(9, actor="user:bob"))
@@ -97,14 +97,14 @@ def test_rate_uses_log_time() -> None:
 
 def test_full_bucket_equals_a_missing_one() -> None:
     log = Log()
-    log.together(rated(1), rated(2))
+    log.submit_request(rated(1), rated(2))
     (bucket,) = log.snapshot.rates.values()
     assert (is_full(bucket, log.now_ms + 999), is_full(bucket, log.now_ms + 1000)) == (False, True)
     log.now_ms += 1000
-    with_it = [type(one) for one in log.together(rated(3), rated(4), rated(5))]
+    with_it = [type(one) for one in log.submit_request(rated(3), rated(4), rated(5))]
     other = Log()
     other.now_ms = log.now_ms
-    assert with_it == [type(one) for one in other.together(rated(3), rated(4), rated(5))]
+    assert with_it == [type(one) for one in other.submit_request(rated(3), rated(4), rated(5))]
 
 
 # --- scope of a rate -----------------------------------------------------------------------------------
@@ -120,7 +120,9 @@ def test_known_write_is_replayed_and_costs_nothing_when_the_rate_is_used_up() ->
     assert_committed(log(rated(2)))
     assert waits_ms(log(rated(3))) == 500
     assert assert_replayed(log(rated(1))).receipt == receipt
-    first, twin, _ = log.apart(rated(4, actor="user:bob"), rated(4, actor="user:bob"), rated(5, actor="user:bob"))
+    first, twin, _ = log.submit_separately(
+        rated(4, actor="user:bob"), rated(4, actor="user:bob"), rated(5, actor="user:bob")
+    )
     assert assert_replayed(twin).receipt == assert_committed(first)
     assert log.snapshot.rates["", "user:bob"] == Bucket(log.now_ms * 1000 + 1_000_000)
 
@@ -147,7 +149,7 @@ def test_rates_are_per_actor_and_writes_without_rate_cost_nothing() -> None:
     for number in range(10):
         assert_committed(log(event(number + 1, actor="user:ann")))
     assert not log.snapshot.rates
-    log.together(rated(21), rated(22))
+    log.submit_request(rated(21), rated(22))
     assert_refused(log(rated(23)), Reason.RATE_LIMITED)
     assert_committed(log(rated(24, actor="user:bob")))
     assert_committed(log(event(25, actor="user:ann")))
@@ -184,12 +186,12 @@ def test_completion_under_a_lease_costs_nothing() -> None:
 def test_refused_request_costs_nothing() -> None:
     log = Log()
     log(event(9, "a"))
-    verdicts = log.together(rated(1), rated(2), event(9, "b"), mode=Mode.ALL)
+    verdicts = log.submit_request(rated(1), rated(2), event(9, "b"), mode=Mode.ALL)
     assert [assert_refused(one, Reason.NOT_PROCESSED).index for one in verdicts[:2]] == [2, 2]
     assert not log.snapshot.rates
     assert_committed(log(rated(1)))
     kept = dict(log.snapshot.rates)
-    verdicts = log.together(rated(2), rated(3), mode=Mode.ALL)
+    verdicts = log.submit_request(rated(2), rated(3), mode=Mode.ALL)
     assert_refused(verdicts[0], Reason.NOT_PROCESSED)
     assert waits_ms(verdicts[1]) == 500
     assert log.snapshot.rates == kept
@@ -198,9 +200,9 @@ def test_refused_request_costs_nothing() -> None:
 
 def test_request_above_the_rate_is_partly_accepted() -> None:
     log = Log()
-    verdicts = log.together(*[rated(number) for number in range(1, 6)])
+    verdicts = log.submit_request(*[rated(number) for number in range(1, 6)])
     assert [type(one).__name__ for one in verdicts] == ["Committed"] * 2 + ["Refused"] * 3
-    verdicts = log.together(rated(1), rated(9), rated(2), mode=Mode.UNTIL_REFUSED)
+    verdicts = log.submit_request(rated(1), rated(9), rated(2), mode=Mode.UNTIL_REFUSED)
     assert_replayed(verdicts[0])
     assert waits_ms(verdicts[1]) == 500
     assert_refused(verdicts[2], Reason.NOT_PROCESSED)
@@ -211,17 +213,17 @@ def test_request_is_admitted_as_a_whole_or_commits_nothing() -> None:
     log = Log()
     log(rated(1))
     kept, head = dict(log.snapshot.rates), log.snapshot.heads[0]
-    verdicts = log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)
+    verdicts = log.submit_request(rated(1), rated(2), rated(3), is_admitted_whole=True)
     assert [assert_refused(one, Reason.NOT_PROCESSED).index for one in verdicts[:2]] == [2, 2]
     assert waits_ms(verdicts[2]) == 500
     assert (log.snapshot.rates, log.snapshot.heads[0]) == (kept, head)
     log.now_ms += 499
-    assert waits_ms(log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)[2]) == 1
+    assert waits_ms(log.submit_request(rated(1), rated(2), rated(3), is_admitted_whole=True)[2]) == 1
     log.now_ms += 1
-    known, *new = log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)
+    known, *new = log.submit_request(rated(1), rated(2), rated(3), is_admitted_whole=True)
     assert assert_replayed(known).receipt is not None
     assert [assert_committed(one).position for one in new] == [2, 3]
-    assert [type(one).__name__ for one in log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)] == [
+    assert [type(one).__name__ for one in log.submit_request(rated(1), rated(2), rated(3), is_admitted_whole=True)] == [
         "Replayed"
     ] * 3
 
@@ -231,11 +233,17 @@ def test_request_larger_than_the_burst_waits_for_a_full_bucket_and_repays() -> N
     log = Log()
     many = [rated(number) for number in range(11, 16)]
     log(rated(1))
-    assert waits_ms(log.together(*many, is_admitted_whole=True)[-1]) == 500
+    assert waits_ms(log.submit_request(*many, is_admitted_whole=True)[-1]) == 500
     log.now_ms += 500
-    assert [assert_committed(one).position for one in log.together(*many, is_admitted_whole=True)] == [2, 3, 4, 5, 6]
+    assert [assert_committed(one).position for one in log.submit_request(*many, is_admitted_whole=True)] == [
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
     assert waits_ms(log(rated(2))) == 2000
-    assert waits_ms(log.together(rated(2), rated(3), rated(4), is_admitted_whole=True)[-1]) == 2500
+    assert waits_ms(log.submit_request(rated(2), rated(3), rated(4), is_admitted_whole=True)[-1]) == 2500
     log.now_ms += 2000
     assert_committed(log(rated(2)))
 
@@ -244,10 +252,10 @@ def test_request_larger_than_the_burst_waits_for_a_full_bucket_and_repays() -> N
 def test_rejected_items_of_an_admitted_request_keep_their_own_verdicts() -> None:
     log = Log()
     log(event(9, "a"))
-    wrong, new = log.together(event(9, "b", actor="user:ann", rate=TWO), rated(1), is_admitted_whole=True)
+    wrong, new = log.submit_request(event(9, "b", actor="user:ann", rate=TWO), rated(1), is_admitted_whole=True)
     assert_refused(wrong, Reason.IDENTITY_REUSED)
     assert_committed(new)
-    new, wrong, behind = log.together(
+    new, wrong, behind = log.submit_request(
         rated(2), event(9, "b", actor="user:ann", rate=TWO), rated(3), mode=Mode.UNTIL_REFUSED, is_admitted_whole=True
     )
     assert_committed(new)
@@ -265,10 +273,10 @@ def test_requests_of_one_batch_are_admitted_one_by_one() -> None:
     assert log.snapshot.heads[0].position == 3
 
 
-# --- what a store is asked for ---------------------------------------------------------------------------
+# --- read set and validation -----------------------------------------------------------------------------
 
 
-def test_footprint_names_a_rate_only_if_there_is_one() -> None:
+def test_read_set_contains_a_rate_only_if_there_is_one() -> None:
     lane = compute_lane("chat/1", Settings().lanes)
     chat = message(1, rate=TWO)
     needs = build_read_set([Request((rated(1), event(2, actor="user:bob"), chat))], Settings())
@@ -309,7 +317,7 @@ def test_slowest_rate_with_largest_burst_stays_within_its_bound() -> None:
     assert waits_ms(log(rated(2, widest))) == 1000
 
 
-# --- by chance -------------------------------------------------------------------------------------------
+# --- random writes ---------------------------------------------------------------------------------------
 
 rates = st.builds(Rate, st.integers(1, 2000) | st.just(RATE_MAX), st.integers(1, 8))
 pauses_ms = st.lists(st.integers(-5, 30) | st.sampled_from([0, 0, 0, 333, 334, 500, 1000, 1001, 5000]), max_size=60)
@@ -317,7 +325,7 @@ pauses_ms = st.lists(st.integers(-5, 30) | st.sampled_from([0, 0, 0, 333, 334, 5
 
 @given(rates, pauses_ms)
 def test_no_interval_exceeds_the_rate(rate: Rate, pauses: Sequence[int]) -> None:
-    """A refused write is accepted exactly at the reported retry time, and not before."""
+    """A refused write is accepted at the reported retry time and not earlier."""
     log = Log()
     times: list[int] = []
     for number, pause_ms in enumerate(pauses, 1):

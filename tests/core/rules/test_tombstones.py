@@ -1,4 +1,4 @@
-"""Which tombstones are dropped; no order of arrival restores a row then, or lets replicas differ (DE-13)."""
+"""Which tombstones are dropped, and that no order of arrival then restores a row or makes replicas differ (DE-13)."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -48,7 +48,7 @@ def delete(hlc: int, row_id: str = "r", client: str = "c") -> RowDelta:
 
 
 class Gateway:
-    """One gateway in memory."""
+    """A gateway in memory."""
 
     def __init__(self) -> None:
         self.log = MemoryLog(Settings(lanes=1))
@@ -63,12 +63,12 @@ class Gateway:
 
     @property
     def delivered(self) -> list[RowDelta]:
-        """The deltas that readers of the stream get, in order."""
+        """Return the deltas that readers of the stream receive, in order."""
         return [decode_delta(record.body) for record in self.log.records if record.sequence]
 
     @property
     def newest(self) -> int:
-        """The sequence of the newest delta; audit records, such as that of a drop, have none."""
+        """Return the sequence of the newest delta. Audit records, such as the record of a drop, have none."""
         return self.log.snapshot.streams.get(GATEWAY, 0)
 
     @property
@@ -83,7 +83,7 @@ class Gateway:
         return row.values if row is not None and row.exists else None
 
     def tombstones(self) -> tuple[Tombstone, ...]:
-        """The deleted rows, each with the record of its DELETE."""
+        """Return the deleted rows, each with the record of its DELETE."""
         records = {record.key: record for record in self.log.records}
         return tuple(
             Tombstone(table, row_id, row.deleted, record.sequence, record.log_time_ms)
@@ -100,7 +100,7 @@ def gateway() -> Gateway:
     return Gateway()
 
 
-# --- which are dropped ---------------------------------------------------------------------------------
+# --- which tombstones are dropped ----------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-13")
@@ -116,7 +116,7 @@ def test_tombstone_is_dropped_when_its_delete_is_as_old_as_the_age(gateway: Gate
 
 
 @pytest.mark.rule("DE-13")
-def test_late_delete_is_as_old_as_its_commit_not_as_its_clock(gateway: Gateway) -> None:
+def test_age_of_a_late_delete_counts_from_its_commit(gateway: Gateway) -> None:
     gateway.push(change(5, "s", a=1))
     gateway.now_ms += 1000
     gateway.push(delete(2))
@@ -124,7 +124,7 @@ def test_late_delete_is_as_old_as_its_commit_not_as_its_clock(gateway: Gateway) 
 
 
 @pytest.mark.rule("DE-13")
-def test_named_consumer_holds_back_tombstones_that_it_has_not_read(gateway: Gateway) -> None:
+def test_tombstone_that_a_consumer_has_not_read_is_kept(gateway: Gateway) -> None:
     gateway.push(delete(5), delete(6, "s"))
     gateway(SetCursor("mail", 1, GATEWAY))
     assert gateway.drop(consumers=["mail", "removed"]) == Applied(changed=True, count=1)
@@ -146,7 +146,7 @@ def test_row_that_changed_since_it_was_read_is_not_dropped(gateway: Gateway) -> 
 
 
 @pytest.mark.rule("DE-13")
-def test_horizon_never_falls(gateway: Gateway) -> None:
+def test_horizon_never_decreases(gateway: Gateway) -> None:
     gateway.push(delete(9), delete(5, "s"))
     first, second = sorted(gateway.tombstones(), key=lambda one: one.row_id)
     gateway.drop(first)
@@ -157,7 +157,7 @@ def test_horizon_never_falls(gateway: Gateway) -> None:
 
 @pytest.mark.rule("DE-13")
 def test_delete_of_the_last_clock_reading_is_never_dropped(gateway: Gateway) -> None:
-    """No horizon would be above it."""
+    """A horizon above it does not exist."""
     gateway.now_ms = HLC_MAX >> 16
     gateway.push(delete(HLC_MAX), delete(HLC_MAX - 1, "s"))
     assert gateway.drop() == Applied(changed=True, count=1)
@@ -183,7 +183,7 @@ def test_malformed_drop_is_refused(gateway: Gateway, item: DropTombstones, field
     assert (verdict.reason, verdict.field) == (Reason.MALFORMED, field)
 
 
-# --- what becomes of deltas that come late --------------------------------------------------------------
+# --- late deltas ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-13", "CO-18")
@@ -206,7 +206,7 @@ def test_validation_gets_the_delta_of_the_client_that_loses_to_the_horizon(gatew
 
 
 @pytest.mark.rule("DE-13", "DE-7", "DE-4")
-def test_older_delta_of_a_dropped_row_loses_and_stays_known(gateway: Gateway) -> None:
+def test_older_delta_of_a_dropped_row_loses_and_remains_known(gateway: Gateway) -> None:
     gateway.push(change(5, a=1), delete(6))
     gateway.drop()
     late = change(3, b=2)
@@ -236,7 +236,7 @@ def test_newer_delta_restores_a_dropped_row_without_its_older_columns(gateway: G
     gateway.push(change(5, a=1), delete(6))
     gateway.drop()
     gateway.push(change(8, b=1))
-    gateway.push(change(3, c=1))  # older than the DELETE that was dropped
+    gateway.push(change(3, c=1))  # older than the dropped DELETE
     assert gateway.values() == {"b": b"1"}
     assert gateway.delivered[-1] == build_horizon_delete(7, "t", "r")
     gateway.push(change(9, c=2), change(10, b=3))
@@ -254,14 +254,14 @@ def test_delta_at_the_horizon_is_ordered_by_client(gateway: Gateway) -> None:
 
 
 @pytest.mark.rule("DE-13", "DE-7")
-def test_delta_that_loses_to_another_delete_is_delivered_as_it_is(gateway: Gateway) -> None:
+def test_delta_that_loses_to_another_delete_is_delivered_unchanged(gateway: Gateway) -> None:
     deltas = [delete(9), change(8, a=1), change(9, "s", Op.DELETE, HORIZON_CLIENT, a=1), change(8, "s", a=1)]
     gateway.push(*deltas)
     assert gateway.delivered == deltas
 
 
 @pytest.mark.rule("DE-13")
-def test_other_gateways_have_a_horizon_of_their_own(gateway: Gateway) -> None:
+def test_each_gateway_has_a_separate_horizon(gateway: Gateway) -> None:
     gateway.push(delete(6))
     gateway.drop()
     assert isinstance(gateway(delta("deltas/other", change(3, a=1))), Committed)
@@ -269,11 +269,11 @@ def test_other_gateways_have_a_horizon_of_their_own(gateway: Gateway) -> None:
     assert (row.exists, row.values) == (True, {"a": b"1"})
 
 
-# --- any order of arrival, with drops at any point ------------------------------------------------------
+# --- any order of arrival and of drops ------------------------------------------------------------------
 
 
 class Replica:
-    """A reader that starts with a snapshot, and merges the deltas delivered after it."""
+    """A reader that starts with a snapshot and merges the deltas delivered after it."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.rows = {row_id: gateway.row(row_id) or Row() for row_id in ROWS}
@@ -292,7 +292,7 @@ class Drop(NamedTuple):
 
 
 class NewReplica(NamedTuple):
-    """Another reader takes a snapshot."""
+    """A new reader takes a snapshot."""
 
 
 CHANGES: Final = st.builds(
@@ -310,7 +310,7 @@ STEPS: Final = st.lists(CHANGES | DELETES | DELETES | DROPS | DROPS | st.builds(
 
 @pytest.mark.rule("DE-13", "DE-7")
 @given(STEPS)
-@example(  # the snapshot is taken when the stream has an audit record, and a delta comes after it
+@example(  # the snapshot is taken after an audit record and before a delta
     [
         delete(1, client="a"),
         Drop(("r",)),
@@ -341,6 +341,6 @@ def test_all_replicas_agree_and_no_row_is_restored(steps: Sequence[RowDelta | Dr
         without_drops = row_of([one for one in pushed.values() if one.row_id == row_id])
         if row_id not in replaced:
             assert values[row_id] == without_drops
-        # A delta that lost to the horizon is missing, and nothing else differs: above all, no deleted row exists.
+        # Only deltas that lost to the horizon are missing. In particular, no deleted row exists.
         found = values[row_id]
         assert found is None or (without_drops is not None and found.items() <= without_drops.items())

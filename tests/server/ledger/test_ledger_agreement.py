@@ -144,7 +144,7 @@ class Model:
 # --- histories -------------------------------------------------------------------------------------------------------
 
 
-class Author:
+class HistoryGenerator:
     """Generates histories in which clients return late, retry, skip sequences and reuse keys."""
 
     def __init__(self, seed: int) -> None:
@@ -291,7 +291,7 @@ def compare(path: Path, seed: int, moments: int, *, is_long: bool, with_postgres
     """
     say(f"seed {seed}")
     path.mkdir()
-    author = Author(seed)
+    author = HistoryGenerator(seed)
     model = Model(author.settings)
     outcomes: set[str] = set()
     now_ms = ManualClock().wall_ms()

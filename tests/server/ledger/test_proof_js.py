@@ -106,12 +106,12 @@ LARGE = Record(
 SMALL = replace(LARGE, lane=1, position=500, sequence=1, log_time_ms=1, height=1, client_sequence=1)
 
 
-def an_event(number: int) -> Submission:
+def build_event(number: int) -> Submission:
     partitions = ["größe", "orders/7", "日本"][: 1 + number % 3]
     return oncelog.event(uuid.UUID(int=number), {"type": "tick", "n": number, "text": "Grüße \U0001f600"}, partitions)
 
 
-def a_transaction(number: int) -> Submission:
+def build_transaction(number: int) -> Submission:
     operations = (SetEntity(f"größe:{number}", bytes([number])), Relate("doc:1", "owner", "zoë"))
     return transaction(ledger_scope("acme ä"), "till-ü", number, operations, actor="user:日本")
 
@@ -121,7 +121,7 @@ def proven_in(log: str) -> list[bytes]:
     with oncelog.open_blocking(log) as opened:
         receipts, number = [], 0
         for size in (1, 2, 3, 7, 8, 9, 64):
-            for make in (an_event, a_transaction):
+            for make in (build_event, build_transaction):
                 verdicts = opened.submit_many([make(one) for one in range(number + 1, number + size + 1)])
                 receipts += [one.receipt for one in verdicts if isinstance(one, Committed)]
             number += size

@@ -4,7 +4,7 @@
         def make_store(self, tmp_path, clock, settings, draw):
             return MyStore(tmp_path / "log", settings, clock=clock, draw=draw)
 
-pytest finds the tests in the class. They need no plugin and no waiting, because they set the clock by hand.
+pytest collects the tests of the class. They need no plugins and never sleep, because they control the clock.
 """
 
 from oncelog.testing.contract.audit import AuditContract
@@ -39,8 +39,8 @@ class StoreContract(
     LeapContract,
     AuditContract,
 ):
-    """All contract tests. Subclass this class under a name that starts with Test, and create a store in `make_store`.
+    """All contract tests. Subclass it under a name that starts with `Test`, and create a store in `make_store`.
 
-    To reopen a log with its content, `make_store` is called again with the same directory. Set `is_durable` to False
-    for a store that loses its content when it is closed.
+    To reopen a log with its content, the tests call `make_store` again with the same directory. Set `is_durable` to
+    False for a store that loses its content when it is closed.
     """

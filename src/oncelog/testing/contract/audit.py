@@ -46,14 +46,14 @@ ROOT = "user:root"
 
 
 def act(name: str = READ_ONLY_ON, actor: str = ROOT, **more: Any) -> RecordAct:
-    """Build an act for the log to record."""
+    """Build the audit record of an administrative act."""
     return RecordAct(act=name, actor=actor, **more)
 
 
 class AuditContract(Contract):
-    """The content, readers and transactions of audit records."""
+    """Content of audit records, how they are read, and the transactions that write them."""
 
-    def test_an_act_is_a_record_of_its_lane_and_of_no_stream_or_partition(self, tmp_path: Path) -> None:
+    def test_audit_record_belongs_to_a_lane_but_to_no_stream_or_partition(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log.commit_items(event(1, partitions=("p",)), transaction(1, 1))
             first = assert_committed(log(act(target="log", details=b'{"reason":"disk"}')))
@@ -78,7 +78,7 @@ class AuditContract(Contract):
                 "type": "audit",
             }
 
-    def test_an_audit_record_stands_in_the_hash_chain(self, tmp_path: Path) -> None:
+    def test_audit_record_is_part_of_the_hash_chain(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log(event(1))
             receipt = assert_committed(log(act()))
@@ -91,13 +91,13 @@ class AuditContract(Contract):
             _, evidence = log.run(log.store.block(0, receipt.height))
             assert [one.record.policy for one in evidence] == [AUDIT_POLICY]
 
-    def test_readers_of_a_scope_do_not_find_its_audit_records(self, tmp_path: Path) -> None:
+    def test_block_positions_of_a_scope_exclude_its_audit_records(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log.commit_items(transaction(1, 1), act("erase", scope=ORGANISATION))
             lane = compute_lane(ORGANISATION, 2)
             assert [one.positions for one in log.run(log.store.blocks(lane, 0, 9, ORGANISATION))] == [(1,)]
 
-    def test_an_act_that_several_processes_notice_is_recorded_once(self, tmp_path: Path) -> None:
+    def test_act_reported_by_several_processes_is_recorded_once(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             noticed = act("key_revoked", target="k1", key=act_key("key_revoked", "k1"))
             first = assert_committed(log(noticed))
@@ -113,7 +113,7 @@ class AuditContract(Contract):
             assert assert_replayed(known).receipt == assert_committed(new)
             assert assert_committed(log(act())) != assert_committed(log(act()))
 
-    def test_an_act_with_a_key_is_recorded_once_in_each_lane(self, tmp_path: Path) -> None:
+    def test_act_with_a_key_is_recorded_once_per_lane(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             acts = [act(ERASE, target="p", lane=lane, key=act_key(ERASE, "p")) for lane in (0, 1, 2)]
             receipts = [assert_committed(log(one)) for one in acts]
@@ -124,7 +124,7 @@ class AuditContract(Contract):
             in_stream = act(ERASE, scope=ORGANISATION, key=acts[0].key)
             assert assert_committed(log(in_stream)).lane == compute_lane(ORGANISATION, 2)
 
-    def test_acts_of_all_lanes_are_read_by_time_after_cursors(self, tmp_path: Path) -> None:
+    def test_audit_records_of_all_lanes_are_read_in_order_of_time(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             scopes = ["", ORGANISATION, CHANNEL, "", ORGANISATION]
             for number, scope in enumerate(scopes):
@@ -144,7 +144,7 @@ class AuditContract(Contract):
             assert paged == found
             assert log.run(log.store.internal_records({0: 2**40}, 10)) == [one for one in found if one.lane]
 
-    def test_restore_records_are_found_with_them(self, tmp_path: Path) -> None:
+    def test_restore_records_are_listed_with_audit_records(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log.commit_items(event(1), act())
             log.run(log.store.renew_epoch(1000))
@@ -155,7 +155,7 @@ class AuditContract(Contract):
             assert {one.actor for one in entries[1:]} == {"system:restore"}
             assert entries[1].details["above"] == 1000
 
-    def test_the_time_of_an_act_that_waited_is_kept(self, tmp_path: Path) -> None:
+    def test_delayed_act_keeps_its_time(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             happened_ms = log.clock.wall_ms()
             log.clock.advance(5000)
@@ -163,12 +163,12 @@ class AuditContract(Contract):
             entry = decode_audit_entry(_list_acts(log)[0])
             assert (entry.time_ms, entry.log_time_ms) == (happened_ms, happened_ms + 5000)
 
-    def test_an_erasure_and_its_record_are_one_transaction(self, tmp_path: Path) -> None:
+    def test_erasure_and_its_audit_record_commit_together(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log.commit_items(*[event(number) for number in (1, 2, 3)])
             erase = act(ERASE, target="partition", details=b'{"partition":"p"}')
             assert log.run(log.store.erase(0, [1, 2], erase)) == 2
-            assert log.run(log.store.erase(0, [1, 2], erase)) == 0, "nothing is left, and nothing is recorded"
+            assert log.run(log.store.erase(0, [1, 2], erase)) == 0, "a second erasure finds nothing and is not recorded"
             log.reopen()
             (entry,) = [decode_audit_entry(item) for item in _list_acts(log)]
             assert (entry.act, entry.target, entry.position) == (ERASE, "partition", 4)
@@ -176,7 +176,7 @@ class AuditContract(Contract):
             assert [record.erased for record in log.read_all()] == [True, True, False, False]
             assert assert_committed(log(event(4))).position == 5
 
-    def test_an_erasure_that_cannot_be_recorded_is_not_made(self, tmp_path: Path) -> None:
+    def test_erasure_fails_if_its_audit_record_is_refused(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log.commit_items(event(1), transaction(1, 1))
             for wrong in (act("Not a name"), act(ERASE, lane=1), act(ERASE, ""), act(ERASE, scope=ORGANISATION)):
@@ -190,17 +190,17 @@ class AuditContract(Contract):
             assert assert_committed(log(event(2))).position == 3
             assert assert_replayed(log(event(2))).receipt is not None
 
-    def test_quotas_and_their_record_are_one_transaction(self, tmp_path: Path) -> None:
+    def test_quota_change_and_its_audit_record_commit_together(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             change = act(QUOTA_CHANGE, details=b'{"tenants":1}')
             assert log.run(log.store.set_tenants([Tenant(prefix="acme")], change))
-            assert not log.run(log.store.set_tenants([Tenant(prefix="acme")], change)), "they are the same"
+            assert not log.run(log.store.set_tenants([Tenant(prefix="acme")], change)), "the quotas are unchanged"
             log.reopen()
             assert [decode_audit_entry(entry).act for entry in _list_acts(log)] == [QUOTA_CHANGE]
             assert log.run(log.store.set_tenants([]))
             assert len(_list_acts(log)) == 1
 
-    def test_refused_quotas_are_not_recorded(self, tmp_path: Path) -> None:
+    def test_refused_quota_change_is_not_recorded(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log(transaction(1, 1))
             own_ids = Tenant(prefix="acme", own_ids=True)
@@ -226,7 +226,7 @@ class AuditContract(Contract):
             log.run(log.store.set_tenants([Tenant(prefix=ORGANISATION), Tenant(prefix="org")]))
             assert _get_usage(log) == {ORGANISATION: before, "org": before}
 
-    def test_an_operator_releases_the_lease_of_any_holder(self, tmp_path: Path) -> None:
+    def test_operator_can_release_the_lease_of_any_holder(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             granted = log(claim(1, "h1"))
             assert isinstance(granted, Granted)
@@ -241,7 +241,7 @@ class AuditContract(Contract):
             assert (entry.act, entry.actor, entry.scope, entry.target) == (LEASE_RELEASED, ROOT, CAMPAIGN, key(1).hex())
             assert entry.details == {"fence": granted.fence, "policy": "runs"}
 
-    def test_malformed_acts_are_refused_by_field(self, tmp_path: Path) -> None:
+    def test_malformed_act_is_refused_with_its_field(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             long = b'{"a":"%s"}' % (b"x" * ACT_DETAILS_BYTES_MAX)
             for field, wrong in (
@@ -262,7 +262,7 @@ class AuditContract(Contract):
                 assert assert_refused(log(wrong), Reason.MALFORMED).field == field, wrong
             assert log.heads() == {}
 
-    def test_an_audit_record_evicts_at_a_multiple_of_the_interval(self, tmp_path: Path) -> None:
+    def test_audit_record_at_an_eviction_position_evicts(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=2)) as log:
             assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)
@@ -270,7 +270,7 @@ class AuditContract(Contract):
             log.reopen()
             assert assert_committed(log(transaction(9, 1))).client_sequence == 1
 
-    def test_a_refused_request_leaves_no_record_of_its_acts(self, tmp_path: Path) -> None:
+    def test_refused_request_writes_no_audit_records(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             log(SetMember(CHANNEL, "user:ann"))
             before = _list_acts(log)

@@ -1,4 +1,4 @@
-"""The contract of commits: places, retries, blocks and atomicity."""
+"""The contract of commits: receipts, retries, blocks and atomicity."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -47,9 +47,9 @@ PAYMENTS = Policy(
 
 
 class CommitContract(Contract):
-    """How batches become records."""
+    """Commits of batches, and what a log stores about itself."""
 
-    def test_a_new_write_gets_its_place_and_is_read_back(self, tmp_path: Path) -> None:
+    def test_new_write_gets_a_receipt_and_can_be_read(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             batch_result = log.commit_batch(Request((event(1, "hello", actor="user:ann", partitions=("p",)),)))
             receipt = assert_committed(batch_result.verdicts[0][0])
@@ -63,7 +63,7 @@ class CommitContract(Contract):
                 False,
             )
 
-    def test_a_retry_gets_the_first_answer_and_nothing_is_written(self, tmp_path: Path) -> None:
+    def test_retry_returns_the_first_receipt_and_writes_nothing(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             first = [assert_committed(log(item)) for item in (event(1), transaction(1, 1))]
             before = log.heads()
@@ -72,7 +72,7 @@ class CommitContract(Contract):
             again = [assert_replayed(log(item)).receipt for item in (event(1), transaction(1, 1))]
             assert (again, log.heads()) == (first, before)
 
-    def test_what_changes_nothing_writes_nothing(self, tmp_path: Path) -> None:
+    def test_batch_without_changes_writes_nothing(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(SetMember("chat/1", "user:ann"))
             before = log.heads()
@@ -82,14 +82,14 @@ class CommitContract(Contract):
             assert log.commit_batch().verdicts == []
             assert log.heads() == before
 
-    def test_an_identity_used_for_another_write_is_refused(self, tmp_path: Path) -> None:
+    def test_known_key_with_other_content_is_refused(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1, "a"))
             log.reopen()
             assert_refused(log(event(1, "b")), Reason.IDENTITY_REUSED)
             assert list_positions(log.read_all()) == [1]
 
-    def test_a_key_belongs_to_its_policy_scope_and_client(self, tmp_path: Path) -> None:
+    def test_keys_are_separate_per_policy_scope_and_client(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             items = [event(1), event(1, scope="s"), transaction(1, 1), transaction(1, 1, client="c2"), result(1)]
             for item in items:
@@ -98,24 +98,24 @@ class CommitContract(Contract):
             for item in items:
                 assert_replayed(log(item))
 
-    def test_twins_in_one_batch_commit_once(self, tmp_path: Path) -> None:
+    def test_equal_writes_in_one_batch_commit_once(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             (first,), (second,) = log.commit_batch(Request((event(1),)), Request((event(1),))).verdicts
             assert assert_replayed(second).receipt == assert_committed(first)
             assert list_positions(log.read_all()) == [1]
 
-    def test_twins_in_flight_at_once_commit_once(self, tmp_path: Path) -> None:
+    def test_equal_concurrent_writes_commit_once(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
 
-            async def all_at_once() -> list[object]:
+            async def commit_concurrently() -> list[object]:
                 batch = [Request((event(1),))]
                 batch_result = await asyncio.gather(*[log.store.commit(batch) for _ in range(5)])
                 return [type(one.verdicts[0][0]).__name__ for one in batch_result]
 
-            assert sorted(log.run(all_at_once()), key=str) == ["Committed"] + ["Replayed"] * 4
+            assert sorted(log.run(commit_concurrently()), key=str) == ["Committed"] + ["Replayed"] * 4
             assert list_positions(log.read_all()) == [1]
 
-    def test_a_request_that_is_all_or_nothing_is_nothing(self, tmp_path: Path) -> None:
+    def test_all_mode_commits_nothing_when_one_item_is_refused(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1, "a"))
             verdicts = log.commit_items(event(2), event(1, "b"), event(3), mode=Mode.ALL)
@@ -124,7 +124,7 @@ class CommitContract(Contract):
             assert_refused(verdicts[2], Reason.NOT_PROCESSED)
             assert list_positions(log.read_all()) == [1]
 
-    def test_positions_are_dense_and_shared_by_the_streams_of_a_lane(self, tmp_path: Path) -> None:
+    def test_streams_of_a_lane_share_dense_positions(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             streams = ["a", "b", "a", "c", "b", "a"]
             receipts = [assert_committed(log(write(number, stream))) for number, stream in enumerate(streams)]
@@ -133,7 +133,7 @@ class CommitContract(Contract):
             assert_committed(log(event(1)))
             assert {lane: head.position for lane, head in log.heads().items()} == {0: 1, 1: 6}
 
-    def test_large_batches_are_kept_whole_and_in_order(self, tmp_path: Path) -> None:
+    def test_large_batches_are_stored_completely_and_in_order(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             for start in (0, 300):
                 items = tuple(event(start + number, f"{number}", partitions=("p", "q")) for number in range(300))
@@ -148,7 +148,7 @@ class CommitContract(Contract):
                 for commit_item in log.commit_items(*[event(number, f"{number % 300}") for number in range(600)])
             )
 
-    def test_every_record_is_proven_by_a_block_and_blocks_are_a_chain(self, tmp_path: Path) -> None:
+    def test_every_record_is_in_a_block_and_blocks_form_a_chain(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=2)) as log:
             for number in range(0, 30, 5):
                 items = [write(number + place, f"s{place}") for place in range(3)]
@@ -158,7 +158,7 @@ class CommitContract(Contract):
                 proven = chain(log, lane, head.height)
                 assert proven == [*range(1, head.position + 1)]
 
-    def test_what_was_decided_is_what_is_stored(self, tmp_path: Path) -> None:
+    def test_stored_blocks_equal_the_batch_result(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             batch_result = log.commit_batch(Request((event(1), event(2), transaction(1, 1))))
             assert {lane: log.heads()[lane] for lane in batch_result.changes.heads} == batch_result.changes.heads
@@ -169,13 +169,13 @@ class CommitContract(Contract):
                     it for it in batch_result.changes.records if it.lane == block.lane
                 ]
 
-    def test_a_block_that_is_not_there_is_not_found(self, tmp_path: Path) -> None:
+    def test_missing_block_raises_lookup_error(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             for lane, height in ((0, 0), (0, 2), (1, 1)):
                 assert isinstance(log.catch_error(log.store.block(lane, height)), LookupError)
 
-    def test_a_validation_that_raises_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_exception_in_validation_leaves_the_log_unchanged(self, tmp_path: Path) -> None:
         def fail(_: Submission) -> str | None:
             raise ZeroDivisionError
 
@@ -188,23 +188,23 @@ class CommitContract(Contract):
             assert assert_committed(log(event(2))).position == 2
             assert assert_committed(log(transaction(1, 1))).position == 1
 
-    def test_an_application_may_refuse_new_writes_but_not_retries(self, tmp_path: Path) -> None:
+    def test_validation_can_refuse_new_writes_but_not_retries(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             old, new = log.commit_items(event(1), event(2), validate=lambda _: "not today")
             assert_replayed(old)
             assert assert_refused(new, Reason.INVALID).message == "not today"
 
-    def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
+    def test_closed_store_raises_closed_error(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             log.run(log.store.close())
             assert isinstance(log.catch_error(log.store.commit([Request((event(2),))])), ClosedError)
             assert isinstance(log.catch_error(log.store.heads()), ClosedError)
 
-    # --- identity and settings of a log
+    # --- epoch, settings and policies
 
-    def test_epoch_and_settings_are_for_ever(self, tmp_path: Path) -> None:
+    def test_epoch_and_settings_survive_reopening(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=3, eviction_interval=5)) as log:
             epoch = log.store.epoch
             assert epoch
@@ -213,7 +213,7 @@ class CommitContract(Contract):
             log.reopen(Settings(lanes=3, eviction_interval=5))
             assert (log.store.epoch, log.store.settings) == (epoch, Settings(lanes=3, eviction_interval=5))
 
-    def test_settings_that_the_log_was_not_made_with_are_refused(self, tmp_path: Path) -> None:
+    def test_reopening_with_different_settings_is_refused(self, tmp_path: Path) -> None:
         made_with = Settings(lanes=3, eviction_interval=5)
         others = {
             Settings(lanes=4, eviction_interval=5): ("lanes=3", "lanes=4"),
@@ -229,7 +229,7 @@ class CommitContract(Contract):
                 assert log.store.settings == made_with
                 assert_replayed(log(event(1)))
 
-    def test_policies_are_kept_and_must_not_be_contradicted(self, tmp_path: Path) -> None:
+    def test_policies_are_stored_and_must_not_change(self, tmp_path: Path) -> None:
         other = replace(PAYMENTS, retention=kept_for(hours=24))
         with self.open_store(tmp_path) as log:
             assert log.run(log.store.declare([PAYMENTS, EVENTS])) == {"payments": PAYMENTS, "events": EVENTS}
@@ -238,13 +238,13 @@ class CommitContract(Contract):
             assert isinstance(log.catch_error(log.store.declare([other])), PolicyError)
             assert log.run(log.store.declare([])) == {"payments": PAYMENTS, "events": EVENTS}
 
-    def test_two_contradicting_policies_are_both_refused(self, tmp_path: Path) -> None:
+    def test_conflicting_policies_are_both_refused(self, tmp_path: Path) -> None:
         other = replace(PAYMENTS, retention=kept_for(hours=24))
         with self.open_store(tmp_path) as log:
             assert isinstance(log.catch_error(log.store.declare([PAYMENTS, other])), PolicyError)
             assert log.run(log.store.declare([])) == {}
 
-    def test_what_is_remembered_can_be_asked_for(self, tmp_path: Path) -> None:
+    def test_find_keys_returns_the_known_keys(self, tmp_path: Path) -> None:
         items = [event(1, "a"), transaction(2, 1, content="b"), event(3)]
         with self.open_store(tmp_path) as log:
             known = [Remembered(assert_committed(log(item)), item.fingerprint) for item in items[:2]]
@@ -253,7 +253,7 @@ class CommitContract(Contract):
             assert log.run(log.store.find_keys(asked)) == [*known, None, known[0]]
             assert log.run(log.store.find_keys([])) == []
 
-    def test_the_standing_of_an_identity_says_all_there_is(self, tmp_path: Path) -> None:
+    def test_key_status_contains_record_lease_and_head(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             unknown = log.run(log.store.get_key_status(("runs", CAMPAIGN, "", key(1))))
             assert (unknown.record, unknown.lease, unknown.head.position) == (None, None, 0)
@@ -269,7 +269,7 @@ class CommitContract(Contract):
             assert done == KeyStatus(record, None, log.heads()[receipt.lane], done.time_ms, (record.position,))
             assert record.remembered == Remembered(receipt, b"")
 
-    def test_names_and_bytes_come_back_as_they_were(self, tmp_path: Path) -> None:
+    def test_names_and_bodies_round_trip(self, tmp_path: Path) -> None:
         odd = "a\"'\\/\x01\x7f é ￿ \U0001f600 [1,2] -- ;%"
         item = transaction(
             2**128 - 1,
@@ -292,14 +292,14 @@ class CommitContract(Contract):
             for partition in item.partitions:
                 assert list_positions(log.read_all(lane=receipt.lane, partitions=(partition,))) == [1]
 
-    def test_partitions_in_another_form_than_the_normal_one_are_refused(self, tmp_path: Path) -> None:
+    def test_partitions_not_in_normal_form_are_refused(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             for partitions in (("p", "p"), ("q", "p"), ("",), ("e\u0301",)):
                 assert assert_refused(log(event(1, partitions=partitions)), Reason.MALFORMED).field == "partitions"
             assert_committed(log(event(1, partitions=("p", "q"))))
             assert list_positions(log.read_all(partitions=("p", "p", "q"))) == [1]
 
-    def test_a_write_without_a_key_is_known_by_its_number(self, tmp_path: Path) -> None:
+    def test_write_without_a_key_is_known_by_its_client_sequence(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             receipt = assert_committed(log(transaction(0, 1)))
             assert_committed(log(transaction(0, 2)))
@@ -315,7 +315,7 @@ def write(number: int, stream: str) -> Submission:
 
 
 def chain(log: StoreDriver, lane: int, height: int) -> list[int]:
-    """Return the positions in the blocks of a lane up to a height, after checking the chain."""
+    """Check the block chain of a lane up to a height and return the positions of all its records."""
     found = [log.run(log.store.block(lane, number)) for number in range(1, height + 1)]
     proven = []
     for block, evidence in found:

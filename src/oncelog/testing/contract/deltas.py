@@ -1,4 +1,4 @@
-"""The contract of reads of merged rows: by page, of one table or all, with or without deleted rows."""
+"""The contract of reading merged rows: pages of one table or all tables, including deleted rows."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -33,7 +33,7 @@ class DeltasContract(Contract):
 
     @contextmanager
     def open_merged(self, tmp_path: Path, *places: Place, value: bytes = b"1") -> Iterator[StoreDriver]:
-        """Open a log with one row at each place, written in reverse order, and another scope in the same lane."""
+        """Open a log with a row at each place, written in reverse order, and a row of another scope in that lane."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             numbers = count(1)
             for table, row_id in (*reversed(places), ("a", "another's")):
@@ -41,14 +41,14 @@ class DeltasContract(Contract):
                 assert_committed(log(_build_change(next(numbers), table, row_id, scope=scope, value=value)))
             yield log
 
-    def test_rows_come_in_the_order_of_code_points_of_table_and_row(self, tmp_path: Path) -> None:
+    def test_rows_are_sorted_by_table_and_row_id_in_code_point_order(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, *ALL_PLACES) as log:
             for limit in (1, 7, len(ALL_PLACES), 1000):
                 assert self._list_places(log, "", limit) == list(ALL_PLACES)
             log.reopen()
             assert self._list_places(log, "", 1000) == list(ALL_PLACES)
 
-    def test_rows_of_one_table_are_those_of_no_other(self, tmp_path: Path) -> None:
+    def test_rows_of_one_table_exclude_other_tables(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, *ALL_PLACES) as log:
             for table, limit in product((*TABLES, "B", "aaa"), (1, 5, 1000)):
                 wanted = [place for place in ALL_PLACES if place[0] == table]
@@ -64,9 +64,9 @@ class DeltasContract(Contract):
             if not page.has_more:
                 return places
             assert page.rows
-            assert len(places) <= len(ALL_PLACES)  # otherwise, the loop would not end
+            assert len(places) <= len(ALL_PLACES)  # stops an endless loop
 
-    def test_a_page_goes_on_after_any_place_whether_a_row_is_there_or_not(self, tmp_path: Path) -> None:
+    def test_page_starts_after_any_place_even_without_a_row(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, *ALL_PLACES) as log:
             for after in (("", ""), ("A", ""), ("A", "0"), ("A", "00"), ("B", "zz"), ("a", "\uffff"), ("zz", "")):
                 page = log.run(log.store.rows(GATEWAY, "", after, 3, BYTES_MAX))
@@ -74,12 +74,12 @@ class DeltasContract(Contract):
                 assert [(name, row_id) for name, row_id, _ in page.rows] == following[:3], after
                 assert page.has_more == (len(following) > 3)
 
-    def test_a_page_says_whether_there_is_more(self, tmp_path: Path) -> None:
+    def test_has_more_of_a_page_of_rows_is_exact(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, ("a", "1"), ("a", "2"), ("b", "1")) as log:
             for table, limit, expected in (("", 2, True), ("", 3, False), ("a", 1, True), ("a", 2, False)):
                 assert log.run(log.store.rows(GATEWAY, table, (table, ""), limit, BYTES_MAX)).has_more == expected
 
-    def test_many_bytes_end_a_page_of_rows_early_but_never_empty(self, tmp_path: Path) -> None:
+    def test_byte_limit_shortens_a_page_of_rows_but_never_empties_it(self, tmp_path: Path) -> None:
         places = [("a", f"r{number:03}") for number in range(60)]
         with self.open_merged(tmp_path, *places, value=b'"%b"' % (b"x" * 1000)) as log:
             for table, bytes_max in product(("", "a"), (0, 1, 999, 5000, 20_000)):
@@ -97,7 +97,7 @@ class DeltasContract(Contract):
                 assert found == places
                 assert longest < len(places)
 
-    def test_rows_are_what_was_merged_and_deleted_ones_are_there(self, tmp_path: Path) -> None:
+    def test_rows_contain_merged_values_and_deleted_rows(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first place is the second write
             assert_committed(log(_build_change(4, "a", "2", op=Op.DELETE, clock=9)))
             assert_committed(log(_build_change(5, "a", "3", op=Op.DELETE, clock=7)))
@@ -112,7 +112,7 @@ class DeltasContract(Contract):
                 assert log.run(log.store.rows(GATEWAY, "", ("", ""), 10, BYTES_MAX)).rows == expected
                 log.reopen()
 
-    def test_dropped_tombstones_are_gone_and_the_horizon_stays(self, tmp_path: Path) -> None:
+    def test_dropped_tombstones_leave_a_horizon(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:
             assert_committed(log(_build_change(4, "a", "2", op=Op.DELETE, clock=9)))
             assert_committed(log(_build_change(5, "a", "3", op=Op.DELETE, clock=7)))
@@ -127,7 +127,7 @@ class DeltasContract(Contract):
                 assert log.run(log.store.side_state(read_set)).snapshot.horizons == {GATEWAY: 10}
                 log.reopen()
 
-    def test_fold_record_has_digests_of_the_rows_as_they_are(self, tmp_path: Path) -> None:
+    def test_fold_record_has_digests_of_the_current_rows(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, ("a", "1"), ("a", "2")) as log:
             fold = FoldRows(GATEWAY, ((1, 2),), (("a", "1"), ("a", "2"), ("a", "none")))
             assert log(fold) == Applied(changed=True, count=3)
@@ -154,7 +154,7 @@ class DeltasContract(Contract):
             read_set = ReadSet(lanes={1}, horizons={GATEWAY})
             assert log.run(log.store.side_state(read_set)).snapshot.horizons == {GATEWAY: 2**64 - 1}
 
-    def test_rows_of_other_scopes_and_of_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
+    def test_unknown_scopes_and_names_with_nul_have_no_rows(self, tmp_path: Path) -> None:
         with self.open_merged(tmp_path, ("a", "1")) as log:
             store = log.store
             (other,) = log.run(store.rows(OTHER, "", ("", ""), 10, BYTES_MAX)).rows

@@ -1,4 +1,4 @@
-"""Synchronous calls to a store, on a clock that tests set by hand."""
+"""Synchronous calls to a store, on a clock that the tests control."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -15,7 +15,7 @@ from oncelog.testing.clock import ManualClock
 T = TypeVar("T")
 
 MakeStore = Callable[[ManualClock, Settings | None], Store]
-"""Creates an unopened store. Without settings, it opens with its log's settings."""
+"""Creates an unopened store. Without settings, the store uses the settings of its log."""
 
 
 class StoreDriver:
@@ -30,7 +30,7 @@ class StoreDriver:
         self.run(self.store.open())
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call to the store until it completes."""
+        """Wait for a call to the store and return its result."""
         return self._runner.run(call)
 
     def close(self) -> None:
@@ -104,10 +104,10 @@ class StoreDriver:
 
 
 class Contract:
-    """Base class for the parts of the contract. It creates the stores."""
+    """Base class for the parts of the contract; opens the stores."""
 
     is_durable: ClassVar[bool] = True
-    """Whether a store still has its content after it is closed and created again."""
+    """Whether the content of a store survives closing it."""
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
         """Create an unopened store. A repeated call with the same path must return the same log.
@@ -131,7 +131,7 @@ class Contract:
 
 
 def make_salt_source() -> Draw:
-    """Return a source of salts, which differ between records but are the same in every run."""
+    """Return a source of salts that differ between records but are the same in every run."""
     drawn = 0
 
     def draw(size: int) -> bytes:

@@ -29,7 +29,7 @@ class EventIdsContract(Contract):
             assert assert_replayed(log(event(1, "b", scope=OTHER, partitions=("other/x",)))).receipt == second
             assert_refused(log(event(1, "c", scope=ACME, partitions=("acme/x",))), Reason.IDENTITY_REUSED)
 
-    def test_event_from_before_own_ids_stays_known(self, tmp_path: Path) -> None:
+    def test_event_from_before_own_ids_remains_known(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             receipt = assert_committed(log(event(1, "a", partitions=("acme/x",))))
             assert_committed(log(event(2, "taken by another tenant", partitions=("other/x",))))
@@ -41,7 +41,7 @@ class EventIdsContract(Contract):
             log.run(log.store.erase(0, [1]))
             assert assert_replayed(log(event(1, "a", scope=ACME, partitions=("acme/x",)))).erased
 
-    def test_new_event_outside_the_scope_of_its_tenant_is_not_committed(self, tmp_path: Path) -> None:
+    def test_new_event_outside_the_scope_of_its_tenant_is_refused(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             receipt = assert_committed(log(event(1, "a", partitions=("acme/x",))))
             set_tenants(log, Tenant("acme", own_ids=True), Tenant("other", own_ids=True), Tenant("third"))
@@ -62,14 +62,10 @@ class EventIdsContract(Contract):
             ):
                 assert_refused(log(event(number, scope=scope, partitions=partitions)), Reason.WRONG_SCOPE)
 
-    def test_event_of_several_tenants_is_committed_once_if_the_first_tenant_is_switched_first(
-        self, tmp_path: Path
-    ) -> None:
+    def test_event_of_several_tenants_commits_once_if_the_first_is_switched_first(self, tmp_path: Path) -> None:
         self._check_event_of_several_tenants(tmp_path, ("acme", "other"))
 
-    def test_event_of_several_tenants_is_committed_once_if_the_last_tenant_is_switched_first(
-        self, tmp_path: Path
-    ) -> None:
+    def test_event_of_several_tenants_commits_once_if_the_last_is_switched_first(self, tmp_path: Path) -> None:
         self._check_event_of_several_tenants(tmp_path, ("other", "acme"))
 
     def _check_event_of_several_tenants(self, tmp_path: Path, prefixes: tuple[str, str]) -> None:
@@ -82,10 +78,10 @@ class EventIdsContract(Contract):
             receipts.append(assert_committed(log(event(2, partitions=both))))
             log.reopen()
             for number, receipt in enumerate(receipts):
-                for scope in ("", ACME, OTHER):  # writers with the settings of each point in time
+                for scope in ("", ACME, OTHER):  # one writer per version of the settings
                     assert assert_replayed(log(event(number, scope=scope, partitions=both))).receipt == receipt
 
-    def test_retry_is_known_though_another_event_has_its_id_in_the_scope(self, tmp_path: Path) -> None:
+    def test_retry_is_replayed_though_another_event_has_its_id_in_the_scope(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             squatted = assert_committed(log(event(1, "of another tenant", partitions=("other/x",))))
             former = assert_committed(log(event(2, "before", partitions=("acme/x",))))
@@ -100,7 +96,7 @@ class EventIdsContract(Contract):
             assert assert_replayed(log(event(2, "before", scope=ACME, partitions=("acme/x",)))).receipt == former
             assert_refused(log(event(2, "other", scope=ACME, partitions=("acme/x",))), Reason.IDENTITY_REUSED)
 
-    def test_scope_of_an_application_may_look_like_that_of_a_tenant(self, tmp_path: Path) -> None:
+    def test_application_scope_may_look_like_a_tenant_scope(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             for number, tenants in enumerate(((), (Tenant("acme"),), (Tenant("acme"), Tenant("other", own_ids=True)))):
                 set_tenants(log, *tenants)

@@ -41,7 +41,7 @@ class LeapContract(Contract):
                 assert min(head.position, head.height, head.revision) > ABOVE, lane
                 assert head.fence >= ABOVE
 
-    def test_previous_epochs_are_those_that_leaps_have_ended(self, tmp_path: Path) -> None:
+    def test_previous_epochs_lists_the_epochs_before_each_leap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             first = _fill(log)
             assert log.run(log.store.previous_epochs()) == ()
@@ -54,7 +54,7 @@ class LeapContract(Contract):
             log.run(log.store.erase(0, [ABOVE + 1]))
             assert log.run(log.store.previous_epochs()) == (second,)
 
-    def test_streams_that_the_log_does_not_have_start_at_one(self, tmp_path: Path) -> None:
+    def test_sequences_of_new_streams_start_at_one_after_a_leap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             log(SetMember("chat/empty", "user:ann"))
@@ -66,7 +66,7 @@ class LeapContract(Contract):
             # An opened stream may have had messages in the lost history.
             assert assert_committed(log(message(1, scope="chat/empty"))).sequence == ABOVE + 1
 
-    def test_client_sequences_and_known_keys_stay(self, tmp_path: Path) -> None:
+    def test_client_sequences_and_known_keys_survive_a_leap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             first = assert_replayed(log(event(1, partitions=("p",)))).receipt
@@ -79,7 +79,7 @@ class LeapContract(Contract):
             receipt = assert_committed(log(transaction(3, 3)))
             assert (receipt.client_sequence, receipt.sequence) == (3, ABOVE + 1)
 
-    def test_acknowledgements_and_expectations_are_compared_with_the_last_sequence(self, tmp_path: Path) -> None:
+    def test_acknowledgements_and_expectations_refer_to_the_last_sequence(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             _renew_epoch(log)
@@ -92,7 +92,7 @@ class LeapContract(Contract):
             assert assert_committed(log(message(3, expected_sequence=2))).sequence == ABOVE + 1
             assert log(Acknowledge(CHANNEL, "user:ann", ABOVE + 1)) == Applied(changed=True)
 
-    def test_readers_with_old_cursors_continue_over_the_gap(self, tmp_path: Path) -> None:
+    def test_readers_with_old_cursors_continue_after_the_gap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             _renew_epoch(log)
@@ -110,7 +110,7 @@ class LeapContract(Contract):
             page = log.read_page(after=3, limit=1)
             assert (page.next, page.has_more, page.newest) == (ABOVE + 1, True, ABOVE + 2)
 
-    def test_every_lane_has_a_restore_record_in_a_block_of_the_chain(self, tmp_path: Path) -> None:
+    def test_leap_writes_a_restore_record_to_every_lane(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             renewed = _renew_epoch(log)
@@ -129,7 +129,7 @@ class LeapContract(Contract):
                 assert [one.block.height for one in after] == [ABOVE + 1]
             assert isinstance(log.catch_error(log.store.block(0, ABOVE)), LookupError)
 
-    def test_lags_count_records_and_not_numbers(self, tmp_path: Path) -> None:
+    def test_lag_counts_records_not_numbers(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             log.commit_items(SetCursor("all", 1), SetCursor("some", 1, CHANNEL), SetCursor("fresh", 2, CHANNEL))
@@ -140,7 +140,7 @@ class LeapContract(Contract):
             lags = {one.name: one.lag for one in log.run(log.store.consumers())}
             assert lags == {"all": 4, "some": 2, "fresh": 0}
 
-    def test_sequences_are_counted_over_the_gap(self, tmp_path: Path) -> None:
+    def test_sequence_counts_exclude_the_gap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             _renew_epoch(log)
@@ -155,7 +155,7 @@ class LeapContract(Contract):
             assert log.run(log.store.sequence_before("chat/none", 5, 1)) == 0
             assert log.run(log.store.sequence_after("chat/none", 0, 1)) == 0
 
-    def test_new_quotas_count_records_on_both_sides(self, tmp_path: Path) -> None:
+    def test_new_tenant_counts_records_on_both_sides_of_the_gap(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             _renew_epoch(log)
@@ -164,7 +164,7 @@ class LeapContract(Contract):
             usage = {tenant.prefix: usage.records for tenant, usage in log.run(log.store.usage())}
             assert usage == {"p": 4, CHANNEL: 4}, "three messages and a member"
 
-    def test_leaps_can_follow_each_other(self, tmp_path: Path) -> None:
+    def test_second_leap_continues_above_the_first(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             _renew_epoch(log)
@@ -176,14 +176,14 @@ class LeapContract(Contract):
             wanted = [1, 2, 3, ABOVE + 1, ABOVE + 2, 5 * ABOVE + 1, 5 * ABOVE + 2]
             assert list_positions(log.read_all()) == wanted
 
-    def test_the_default_grows_with_the_time_since_the_last_commit(self, tmp_path: Path) -> None:
+    def test_default_leap_grows_with_the_time_since_the_last_commit(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             highest = max(max(head.position, head.fence, head.revision) for head in log.heads().values())
             log.clock.advance(90_000)
             assert log.run(log.store.renew_epoch()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
 
-    def test_the_default_counts_time_by_the_steady_clock_if_the_wall_clock_is_behind(self, tmp_path: Path) -> None:
+    def test_default_leap_uses_the_steady_clock_if_the_wall_clock_is_behind(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             highest = max(max(head.position, head.fence, head.revision) for head in log.heads().values())
@@ -191,7 +191,7 @@ class LeapContract(Contract):
             log.clock.jump(-DAY_MS)
             assert log.run(log.store.renew_epoch()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
 
-    def test_a_clock_in_doubt_does_not_stop_a_leap(self, tmp_path: Path) -> None:
+    def test_leap_succeeds_after_a_clock_jump(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             _fill(log)
             newest = log.heads()[0].log_time_ms
@@ -203,7 +203,7 @@ class LeapContract(Contract):
             log.run(log.store.confirm_clock())
             assert assert_committed(log(event(4))).position == ABOVE + 2
 
-    def test_numbers_below_the_log_or_beyond_the_limit_are_refused(self, tmp_path: Path) -> None:
+    def test_leap_below_the_log_or_above_the_limit_is_refused(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, TWO_LANES) as log:
             epoch = _fill(log)
             heads = log.heads()
@@ -214,7 +214,7 @@ class LeapContract(Contract):
             assert assert_committed(log(event(4))).position == REQUESTED_ABOVE_MAX + 2
             assert _renew_epoch(log, REQUESTED_ABOVE_MAX + 10).above == REQUESTED_ABOVE_MAX + 10
 
-    def test_a_leap_passes_over_evictions(self, tmp_path: Path) -> None:
+    def test_leap_skips_evictions(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
             assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)
@@ -227,7 +227,7 @@ class LeapContract(Contract):
             log.reopen()
             assert assert_committed(log(transaction(9, 1))).client_sequence == 1
 
-    def test_a_restore_record_evicts_at_a_multiple_of_the_interval(self, tmp_path: Path) -> None:
+    def test_restore_record_at_an_eviction_position_evicts(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
             assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)

@@ -1,4 +1,4 @@
-"""The contract of reads of a ledger: single entries, pages of entities and relationships, blocks."""
+"""The contract of reading a ledger: single entries, pages of entities and relationships, and blocks."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -30,7 +30,7 @@ KEYS = ("a", "a/1", "a/2", "a0", "b", "\ud7ff", "\ud7ff1", "\ue000", "\uffff", "
 
 
 def build_transaction(sequence: int, *operations: Operation, scope: str = ORGANISATION) -> Submission:
-    """Return a transaction whose body has the canonical form of its operations."""
+    """Return a transaction whose body is the canonical form of its operations."""
     return ledger_transaction(scope, "c1", sequence, operations)
 
 
@@ -40,17 +40,17 @@ def _build_foreign_transaction(sequence: int, *operations: Operation) -> Submiss
 
 
 class LedgerContract(Contract):
-    """Reads of a ledger."""
+    """Reads of ledger state and blocks."""
 
     @contextmanager
     def open_written(self, tmp_path: Path, *operations: Operation) -> Iterator[StoreDriver]:
-        """Open a log with one transaction of these operations, and one in another scope of the same lane."""
+        """Open a log with a transaction of these operations, and a transaction of another scope in the same lane."""
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log(transaction(1, 1, SetEntity("a", b"other"), Relate("doc", "owner", "other"), scope=OTHER))
             log(transaction(1, 1, *operations))
             yield log
 
-    def test_side_state_is_what_was_written_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_side_state_contains_exactly_what_was_written(self, tmp_path: Path) -> None:
         with self.open_written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
             log(transaction(2, 2, SetEntity("a", b"2", expires_at_ms=log.clock.wall_ms() + 10), DeleteEntity("b")))
             read_set = ReadSet(
@@ -73,20 +73,20 @@ class LedgerContract(Contract):
                 assert found.time_ms == log.clock.wall_ms() == found.get_time_ms(1)
                 log.reopen()
 
-    def test_side_state_of_nothing_is_empty_and_has_a_time(self, tmp_path: Path) -> None:
+    def test_side_state_of_an_empty_log_has_a_time(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             found = log.run(log.store.side_state(ReadSet(lanes={1}, entities={("nowhere", "a")})))
             assert (found.snapshot.entities, found.snapshot.heads[1].position) == ({}, 0)
             assert found.get_time_ms(1) == log.clock.wall_ms()
 
-    def test_time_stands_still_for_readers_while_the_clock_is_in_doubt(self, tmp_path: Path) -> None:
+    def test_log_time_of_readers_stops_until_a_clock_jump_is_confirmed(self, tmp_path: Path) -> None:
         with self.open_written(tmp_path, SetEntity("a", b"1", expires_at_ms=2**50)) as log:
             before = log.clock.wall_ms()
             log.clock.jump(2**51)
             assert log.run(log.store.side_state(ReadSet(lanes={1}))).get_time_ms(1) == before
             assert [name for name, _ in log.run(log.store.entities(ORGANISATION, "", "", 9, 99)).entities] == ["a"]
 
-    def test_entities_come_in_the_order_of_their_keys(self, tmp_path: Path) -> None:
+    def test_entities_are_sorted_by_key(self, tmp_path: Path) -> None:
         with self.open_written(tmp_path, *(SetEntity(name, name.encode()) for name in reversed(KEYS))) as log:
             for limit in (1, 3, len(KEYS), 100):
                 assert self._list_names(log, "", limit) == list(KEYS)
@@ -95,7 +95,7 @@ class LedgerContract(Contract):
             assert page.has_more
             assert log.run(log.store.entities("nowhere", "", "", 9, 99)).entities == []
 
-    def test_a_prefix_is_a_prefix_whatever_its_last_character(self, tmp_path: Path) -> None:
+    def test_prefix_query_works_for_any_last_character(self, tmp_path: Path) -> None:
         with self.open_written(tmp_path, *(SetEntity(name, b"") for name in KEYS)) as log:
             for prefix in (*KEYS, "a/", "none"):
                 wanted = [name for name in KEYS if name.startswith(prefix)]
@@ -109,13 +109,13 @@ class LedgerContract(Contract):
             if not page.has_more:
                 return names
 
-    def test_many_bytes_end_a_page_of_entities_early_but_never_empty(self, tmp_path: Path) -> None:
+    def test_byte_limit_shortens_a_page_of_entities_but_never_empties_it(self, tmp_path: Path) -> None:
         with self.open_written(tmp_path, *(SetEntity(f"k{number:03}", bytes(10)) for number in range(200))) as log:
             for bytes_max, expected in ((0, 1), (9, 1), (10, 1), (19, 1), (20, 2), (25, 2), (1500, 150), (2000, 200)):
                 page = log.run(log.store.entities(ORGANISATION, "", "", 500, bytes_max))
                 assert (len(page.entities), page.has_more) == (expected, expected < 200)
 
-    def test_expired_entities_are_not_there(self, tmp_path: Path) -> None:
+    def test_expired_entities_are_not_returned(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             now_ms = log.clock.wall_ms()
             operations = [SetEntity(f"k{number}", b"", expires_at_ms=now_ms + number) for number in range(5)]
@@ -125,10 +125,10 @@ class LedgerContract(Contract):
                 assert [name for name, _ in page.entities] == [*(f"k{one}" for one in range(passed + 1, 5)), "stays"]
                 log.clock.advance(1)
 
-    def test_erased_record_leaves_its_entities_without_values(self, tmp_path: Path) -> None:
+    def test_erasing_a_record_empties_the_values_of_its_entities(self, tmp_path: Path) -> None:
         self._check_erased_values(tmp_path, build_transaction)
 
-    def test_erased_record_with_a_foreign_body_leaves_its_entities_without_values(self, tmp_path: Path) -> None:
+    def test_erasing_a_record_with_a_foreign_body_empties_the_values_of_its_entities(self, tmp_path: Path) -> None:
         self._check_erased_values(tmp_path, _build_foreign_transaction)
 
     def _check_erased_values(self, tmp_path: Path, make: Callable[..., Submission]) -> None:
@@ -152,7 +152,7 @@ class LedgerContract(Contract):
             found = log.run(log.store.side_state(read_set)).snapshot.entities
             assert found == {(ORGANISATION, "a"): Entity(b"", 2, erased=True)}
 
-    def test_tenant_gets_back_the_bytes_of_erased_values(self, tmp_path: Path) -> None:
+    def test_erased_values_no_longer_count_as_bytes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.run(log.store.set_tenants([Tenant("org")]))
             log(build_transaction(1, SetEntity("a", bytes(100)), SetEntity("k" * 1000, bytes(50))))
@@ -165,7 +165,7 @@ class LedgerContract(Contract):
             log.run(log.store.set_tenants([Tenant("org")]))
             assert log.run(log.store.usage())[0][1].bytes == kept
 
-    def test_erased_value_equals_no_value_and_the_entity_exists(self, tmp_path: Path) -> None:
+    def test_erased_value_matches_no_expected_value_but_the_entity_exists(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log(build_transaction(1, SetEntity("a", b"1")))
             log.run(log.store.erase(1, [1]))
@@ -179,7 +179,7 @@ class LedgerContract(Contract):
             log(build_transaction(2, SetEntity("a", b"2", condition=Condition(Must.HAVE_VERSION, version=1))))
             assert log.run(log.store.entities(ORGANISATION, "", "", 9, 99)).entities == [("a", Entity(b"2", 2))]
 
-    def test_relationships_are_found_by_whatever_is_named(self, tmp_path: Path) -> None:
+    def test_relationships_are_found_by_any_combination_of_names(self, tmp_path: Path) -> None:
         everything = sorted(product(("doc", "doc1", "é"), ("owner", "reader"), ("ann", "bob", "\uffff", "\U0001f600")))
         with self.open_written(tmp_path, *(Relate(*names) for names in reversed(everything))) as log:
             log(transaction(2, 2, Unrelate("doc", "owner", "ann"), Relate("doc", "owner", "bob")))
@@ -212,7 +212,7 @@ class LedgerContract(Contract):
             if not page.has_more:
                 return names
 
-    def test_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
+    def test_names_with_nul_return_empty_pages(self, tmp_path: Path) -> None:
         with self.open_written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
             store = log.store
             assert log.run(store.entities("a\0b", "", "", 9, 99)).entities == []
@@ -222,7 +222,7 @@ class LedgerContract(Contract):
             assert log.run(store.relationships(query)).relationships == []
             assert [one.positions for one in log.run(store.blocks(1, 0, 9, "a\0b"))] == [(), ()]
 
-    def test_blocks_come_by_height_with_the_records_of_a_scope(self, tmp_path: Path) -> None:
+    def test_blocks_are_listed_by_height_with_positions_of_a_scope(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for number in range(1, 8):
                 scopes = (ORGANISATION, OTHER, ORGANISATION)[: number % 3 + 1]

@@ -27,9 +27,9 @@ NAMES: Final = (
 
 
 class MembersContract(Contract):
-    """Storage and reads of members, and their notifications."""
+    """How members are stored, listed, and reported after changes."""
 
-    def test_a_stream_is_opened_once_and_stays_so(self, tmp_path: Path) -> None:
+    def test_stream_is_opened_only_once(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             verdicts = log.commit_items(OpenStream(CHANNEL, "user:ann"), OpenStream(CHANNEL, "user:bob"))
             assert verdicts[0] == Applied(changed=True)
@@ -46,7 +46,7 @@ class MembersContract(Contract):
             assert assert_committed(committed_elsewhere[1]).sequence == 1
             assert_refused(log(OpenStream("chat/2", "user:bob")), Reason.NOT_A_MEMBER)
 
-    def test_members_are_set_by_owners_all_or_none(self, tmp_path: Path) -> None:
+    def test_only_owners_change_members_and_all_mode_is_atomic(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             adding = [SetMember(CHANNEL, f"user:{number}", actor="user:ann") for number in range(3)]
             assert_refused(log.commit_items(*adding, mode=Mode.ALL)[0], Reason.NOT_A_MEMBER)
@@ -59,7 +59,7 @@ class MembersContract(Contract):
             assert_refused(log(SetMember(CHANNEL, "user:2", present=False, actor="user:ann")), Reason.NOT_A_MEMBER)
             assert self._list_members(log, CHANNEL, 10) == [("user:0", 0), ("user:1", 0), ("user:2", 0)]
 
-    def test_members_come_in_pages_with_what_they_have_acknowledged(self, tmp_path: Path) -> None:
+    def test_members_are_listed_in_pages_with_their_acknowledgements(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.commit_items(*[SetMember(CHANNEL, name) for name in reversed(NAMES)], SetMember("chat/2", "user:z"))
             log.commit_items(message(1, "x", NAMES[0]), message(2, "x", NAMES[0]), Acknowledge(CHANNEL, NAMES[2], 2))
@@ -82,7 +82,7 @@ class MembersContract(Contract):
             if not page.has_more:
                 return found
 
-    def test_the_streams_of_a_member_come_in_pages(self, tmp_path: Path) -> None:
+    def test_streams_of_a_member_are_listed_in_pages(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=5)) as log:
             scopes = [f"chat/{number:02d}" for number in range(12)]
             log.commit_items(
@@ -109,7 +109,7 @@ class MembersContract(Contract):
             for odd in ("user:\0", "user:nobody"):
                 assert log.run(log.store.memberships(odd, "chat/", "", 5)).memberships == []
 
-    def test_whose_standing_has_changed_since_a_revision(self, tmp_path: Path) -> None:
+    def test_member_changes_since_a_revision_are_listed(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.commit_items(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             first = log.heads()[1].revision
@@ -138,7 +138,7 @@ class MembersContract(Contract):
             ]
             assert log.run(log.store.member_changes(0, (0, "", "", 0), 10)) == []
 
-    def test_changes_of_one_revision_come_in_pages(self, tmp_path: Path) -> None:
+    def test_member_changes_of_one_revision_are_listed_in_pages(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             names = sorted(f"user:{number}" for number in range(25))
             log.commit_items(*[SetMember(scope, name) for scope in (CHANNEL, "chat/2") for name in names])
@@ -156,7 +156,7 @@ class MembersContract(Contract):
             place = page[-1].cursor
         return found
 
-    def test_a_stream_has_a_rate_that_all_share(self, tmp_path: Path) -> None:
+    def test_members_share_the_rate_of_a_stream(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(
                 SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), SetMember("chat/2", "user:bob")

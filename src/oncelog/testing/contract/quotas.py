@@ -1,4 +1,4 @@
-"""The contract of tenants: all stores count usage in the same way."""
+"""The contract of tenants: every store counts usage in the same way."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -17,13 +17,13 @@ from oncelog.testing.contract.writes import CAMPAIGN, ORGANISATION, claim, event
 class QuotasContract(Contract):
     """Storage and rate quotas."""
 
-    def test_a_log_has_no_tenants_unless_it_is_told(self, tmp_path: Path) -> None:
+    def test_log_has_no_tenants_by_default(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             assert_committed(log(event(1, "x" * 60, partitions=("acme",))))
             assert get_usage(log) == {}
-            assert not set_tenants(log), "it has none already"
+            assert not set_tenants(log), "unchanged: the log has no tenants"
 
-    def test_storage_is_refused_beyond_its_limit_and_what_is_known_is_answered(self, tmp_path: Path) -> None:
+    def test_writes_above_a_storage_limit_are_refused_and_retries_are_replayed(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             first = event(1, "1234567", partitions=("acme/orders",))
             fitting = event(3, "123", partitions=("acme/a", "acme/b", "acmes"))
@@ -44,7 +44,7 @@ class QuotasContract(Contract):
             assert_committed(log(event(6, "x" * 60, partitions=("nobody",))))
             assert get_usage(log) == recount_usage(log, "acme", "other")
 
-    def test_a_tenant_has_streams_in_all_lanes(self, tmp_path: Path) -> None:
+    def test_quota_covers_streams_in_all_lanes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             fitting = transaction(30, 1, content="12345", scope=ORGANISATION)
             limit = submission_bytes(fitting)
@@ -53,13 +53,15 @@ class QuotasContract(Contract):
                 assert_committed(log(transaction(number, 1, content="12", scope=f"org/{number + 1}")))
             assert len(log.heads()) > 1
             assert_refused(log(transaction(30, 1, scope="org/77")), Reason.QUOTA_EXCEEDED)
-            assert set_tenants(log, Tenant("org", records_max=30), Tenant("org/1", bytes_max=limit)), "it may have more"
+            assert set_tenants(log, Tenant("org", records_max=30), Tenant("org/1", bytes_max=limit)), (
+                "the limit was raised"
+            )
             assert_committed(log(fitting))
             assert_refused(log(transaction(31, 2, content="1", scope=ORGANISATION)), Reason.QUOTA_EXCEEDED)
             assert get_usage(log) == recount_usage(log, "org", "org/1")
             assert (get_usage(log)["org"][1], get_usage(log)["org/1"]) == (21, (limit, 1))
 
-    def test_what_a_new_tenant_has_is_counted_and_of_one_that_is_gone_forgotten(self, tmp_path: Path) -> None:
+    def test_usage_is_counted_for_a_new_tenant_and_dropped_for_a_removed_one(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(*[event(number, "12345", partitions=("acme/a", "acme/b")) for number in range(1, 8)])
             for number in range(1, 6):
@@ -79,7 +81,7 @@ class QuotasContract(Contract):
             set_tenants(log, Tenant("acme"))
             assert get_usage(log) == {"acme": (limit + 1, 13)}
 
-    def test_what_is_erased_is_given_back_once(self, tmp_path: Path) -> None:
+    def test_erased_bytes_are_subtracted_once(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             first, second = event(1, body=b"1" * 500, partitions=("acme/a",)), event(2, "12345", partitions=("acme/b",))
             limit = submission_bytes(first) + submission_bytes(second)
@@ -94,7 +96,7 @@ class QuotasContract(Contract):
             assert_replayed(log(event(1, body=b"1" * 500, partitions=("acme/a",))))
             assert get_usage(log) == recount_usage(log, "acme", "acme/a")
 
-    def test_a_rate_is_that_of_all_that_a_tenant_has(self, tmp_path: Path) -> None:
+    def test_tenant_rate_covers_all_its_streams_and_partitions(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("org", new_writes_per_second_max=2, new_writes_at_once_max=3))
             for number in range(1, 4):
@@ -109,7 +111,7 @@ class QuotasContract(Contract):
             log.clock.advance(500)
             assert_committed(log(transaction(9, 1, scope="org/9")))
 
-    def test_all_or_nothing_takes_nothing_where_it_comes_to_nothing(self, tmp_path: Path) -> None:
+    def test_refused_all_mode_request_uses_no_quota(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant("acme", records_max=2, new_writes_per_second_max=100))
             events = [event(number, partitions=("acme",)) for number in range(1, 4)]
@@ -118,14 +120,14 @@ class QuotasContract(Contract):
             assert [type(verdict) for verdict in log.commit_items(*events[:2], mode=Mode.ALL)] == [Committed, Committed]
             assert get_usage(log) == {"acme": (2 * submission_bytes(events[0]), 2)}
 
-    def test_a_request_is_admitted_by_all_quotas_or_not_at_all(self, tmp_path: Path) -> None:
+    def test_request_admitted_whole_must_fit_all_quotas(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             limits: dict[str, Any] = {"new_writes_per_second_max": 2, "new_writes_at_once_max": 1}
             set_tenants(log, Tenant("acme", records_max=3), Tenant("acme/a", **limits))
             events = [event(number, partitions=("acme/a",)) for number in range(1, 5)]
             verdicts = log.commit_items(*events, is_admitted_whole=True)
             late = assert_refused(verdicts[3], Reason.QUOTA_EXCEEDED)
-            assert (late.tenant, late.current) == ("acme", 0), "without the request"
+            assert (late.tenant, late.current) == ("acme", 0), "current excludes the request"
             assert late.message == "records_max of the tenant 'acme' is 3; it has 0, and this request adds more than 3"
             assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
             # Three writes at the same time exceed the burst; the bucket refills from the debt.
@@ -141,7 +143,7 @@ class QuotasContract(Contract):
             log.clock.advance(1500)
             assert assert_committed(log.commit_items(*events[2:], is_admitted_whole=True)[1]).position == 4
 
-    def test_work_is_let_in_when_it_is_claimed(self, tmp_path: Path) -> None:
+    def test_quotas_apply_to_claims_not_to_results(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             set_tenants(log, Tenant(CAMPAIGN, records_max=1, new_writes_per_second_max=2))
             one, two = log(claim(1, "ann")), log(claim(2, "bob"))
@@ -151,14 +153,14 @@ class QuotasContract(Contract):
             assert_committed(log(result(1, "ann", one.fence)))
             log.clock.advance(1000)
             assert assert_refused(log(claim(3, "cyd")), Reason.QUOTA_EXCEEDED).tenant == CAMPAIGN
-            assert isinstance(log(claim(2, "bob")), Granted), "the same again"
+            assert isinstance(log(claim(2, "bob")), Granted), "a repeated claim"
             assert_committed(log(result(2, "bob", two.fence)))
             assert get_usage(log) == recount_usage(log, CAMPAIGN)
             assert get_usage(log)[CAMPAIGN][1] == 2
 
 
 def set_tenants(log: StoreDriver, *tenants: Tenant) -> bool:
-    """Set the quotas of the log."""
+    """Set the quotas of the log; return whether they changed."""
     return log.run(log.store.set_tenants(tenants))
 
 

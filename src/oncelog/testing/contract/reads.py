@@ -21,7 +21,7 @@ EVENT_COUNT = 12
 
 
 def encode_views(views: Sequence[RecordView]) -> bytes:
-    """Encode views of records for a comparison. There must be at least one."""
+    """Encode a non-empty list of record views so that a test can compare them."""
     assert views
     return repr(list(views)).encode()
 
@@ -33,7 +33,7 @@ class ReadContract(Contract):
     def open_filled(self, tmp_path: Path) -> Iterator[StoreDriver]:
         """Open a log of 12 events.
 
-        Partition p has the events at even positions, q those at multiples of 3, and r all.
+        Partition p contains the events at even positions, q those at multiples of 3, and r all events.
         """
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for position in range(1, EVENT_COUNT + 1):
@@ -42,13 +42,13 @@ class ReadContract(Contract):
                 log(transaction(position, (position + 1) // 2, scope=("org/2", ORGANISATION)[position % 2]))
             yield log
 
-    def test_a_lane_is_read_in_order_whatever_the_size_of_pages(self, tmp_path: Path) -> None:
+    def test_lane_is_read_in_order_with_any_page_size(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             for limit in (1, 2, 5, 11, 12, 13):
                 assert list_positions(log.read_all(limit=limit)) == [*range(1, 13)]
             assert {record.lane for record in log.read_all()} == {0}
 
-    def test_partitions_are_read_alone_and_together(self, tmp_path: Path) -> None:
+    def test_one_or_several_partitions_can_be_read(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             for limit in (1, 2, 3, 100):
                 assert list_positions(log.read_all(partitions=("p",), limit=limit)) == [2, 4, 6, 8, 10, 12]
@@ -58,7 +58,7 @@ class ReadContract(Contract):
             assert log.read_all(partitions=("none",)) == []
             assert log.read_all(partitions=("p",), lane=1) == []
 
-    def test_a_stream_is_read_by_its_own_sequence(self, tmp_path: Path) -> None:
+    def test_stream_is_read_by_its_sequence(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             for number in range(1, 6):
                 log(transaction(number, number))
@@ -79,7 +79,7 @@ class ReadContract(Contract):
             empty = log.read_page(stream="nobody")
             assert (empty.records, empty.next, empty.upto, empty.has_more, empty.newest) == ([], 0, 0, False, 0)
 
-    def test_the_cursor_is_exclusive_and_has_more_is_exact(self, tmp_path: Path) -> None:
+    def test_cursor_is_exclusive_and_has_more_is_exact(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             for after in range(EVENT_COUNT + 1):
                 for limit in (1, 3, 12):
@@ -88,7 +88,7 @@ class ReadContract(Contract):
                     assert page.has_more is (after + limit < 12)
                     assert (page.next, page.newest, page.upto) == (min(12, after + limit), 12, 12)
 
-    def test_has_more_speaks_of_what_matches(self, tmp_path: Path) -> None:
+    def test_has_more_refers_to_matching_records(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             first = log.read_page(partitions=("q",), limit=3)
             assert (list_positions(first.records), first.has_more, first.next) == ([3, 6, 9], True, 9)
@@ -97,7 +97,7 @@ class ReadContract(Contract):
             two = log.read_page(partitions=("q", "p"), limit=3)
             assert (list_positions(two.records), two.has_more, two.next) == ([2, 3, 4], True, 4)
 
-    def test_behind_the_last_page_the_cursor_is_the_bound(self, tmp_path: Path) -> None:
+    def test_cursor_after_the_last_page_is_the_upper_bound(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             for partitions in (("none",), ("none", "nor this")):
                 page = log.read_page(partitions=partitions, after=3)
@@ -105,7 +105,7 @@ class ReadContract(Contract):
             page = log.read_page(partitions=("q",), after=6, upto=11)
             assert (list_positions(page.records), page.next, page.upto, page.has_more) == ([9], 11, 11, False)
 
-    def test_a_bound_ends_the_reading_however_the_log_grows(self, tmp_path: Path) -> None:
+    def test_upper_bound_ends_reading_while_the_log_grows(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             page = log.read_page(limit=10)
             log(event(100))
@@ -116,7 +116,7 @@ class ReadContract(Contract):
             behind = log.read_page(after=5, upto=3)
             assert (behind.records, behind.next, behind.has_more) == ([], 5, False)
 
-    def test_many_bytes_end_a_page_early_but_never_empty(self, tmp_path: Path) -> None:
+    def test_byte_limit_shortens_a_page_but_never_empties_it(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             for bytes_max, expected in ((0, 1), (9, 1), (10, 1), (19, 1), (20, 2), (25, 2), (120, 12)):
                 page = log.read_page(bytes_max=bytes_max)
@@ -134,7 +134,7 @@ class ReadContract(Contract):
                     12,
                 ]
 
-    def test_numbers_out_of_range_are_taken_for_the_nearest(self, tmp_path: Path) -> None:
+    def test_numbers_out_of_range_are_clamped(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             for limit in (0, -1):
                 page = log.read_page(limit=limit)
@@ -145,7 +145,7 @@ class ReadContract(Contract):
             assert log.read_page(upto=-1).records == []
             assert log.read_page(lane=7).records == []
 
-    def test_a_cursor_ahead_of_the_log_belongs_to_another(self, tmp_path: Path) -> None:
+    def test_cursor_ahead_of_the_log_raises_history_changed(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             queries = [(Query(after=13), 12), (Query(after=13, partitions=("p",)), 12), (Query(lane=5, after=1), 0)]
             queries += [(Query(stream=ORGANISATION, after=1000), log.read_page(stream=ORGANISATION).newest)]
@@ -154,13 +154,13 @@ class ReadContract(Contract):
                 assert isinstance(error, HistoryChangedError)
                 assert (error.epoch, error.newest) == (log.store.epoch, newest)
 
-    def test_an_empty_log_is_an_empty_page(self, tmp_path: Path) -> None:
+    def test_empty_log_returns_an_empty_page(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             page = log.read_page()
             assert (page.records, page.next, page.upto, page.has_more, page.newest) == ([], 0, 0, False, 0)
             assert log.heads() == {}
 
-    def test_in_brief_the_same_is_read_and_only_of_one_policy(self, tmp_path: Path) -> None:
+    def test_views_equal_the_records_of_one_policy(self, tmp_path: Path) -> None:
         other = replace(EVENTS, name="other", key_bytes=(1, 64))
         with self.open_filled(tmp_path) as log:
             log.run(log.store.declare([other]))
@@ -186,7 +186,7 @@ class ReadContract(Contract):
             texts = [event(20 + number, "漢" * 20, partitions=("cjk",)) for number in range(3)]
             log.commit_items(*texts)
             page = log.run(log.store.read_views(Query(partitions=("cjk",), bytes_max=120), "events", encode_views))
-            assert page.count == 2  # of 60 bytes each
+            assert page.count == 2  # 60 bytes each
             page = log.run(
                 log.store.read_views(Query(partitions=("q",), after=4, upto=9, limit=1), "events", encode_views)
             )
@@ -196,7 +196,7 @@ class ReadContract(Contract):
             error = log.catch_error(log.store.read_views(Query(after=20, partitions=("p",)), "events", encode_views))
             assert isinstance(error, HistoryChangedError)
 
-    def test_in_brief_pages_end_where_they_should_whatever_their_size(self, tmp_path: Path) -> None:
+    def test_pages_of_views_respect_any_limit(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.commit_items(*(event(number, partitions=("p", "q")[: 1 + number % 2]) for number in range(1, 306)))
             for partitions in (("p",), ("p", "q")):
@@ -207,7 +207,7 @@ class ReadContract(Contract):
                     assert (page.count, page.has_more, page.next) == (min(limit, 305), limit < 305, min(limit, 305))
                     assert len(self._read_views(log, partitions=partitions, limit=limit)) == 305
 
-    def test_in_brief_records_of_other_policies_do_not_end_a_page(self, tmp_path: Path) -> None:
+    def test_records_of_other_policies_do_not_end_a_page_of_views(self, tmp_path: Path) -> None:
         other = replace(EVENTS, name="other")
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.run(log.store.declare([other]))
@@ -220,7 +220,7 @@ class ReadContract(Contract):
 
     @staticmethod
     def _read_views(log: StoreDriver, **query: Any) -> list[RecordView]:
-        """Read all pages, and check the count of each."""
+        """Read all pages and check the count of each."""
         found: list[RecordView] = []
         after, has_more = 0, True
         while has_more:
@@ -232,7 +232,7 @@ class ReadContract(Contract):
             after, has_more = page.next, page.has_more
         return found
 
-    def test_consumers_keep_their_cursors_and_their_lag_is_known(self, tmp_path: Path) -> None:
+    def test_consumers_store_cursors_and_report_their_lag(self, tmp_path: Path) -> None:
         with self.open_filled(tmp_path) as log:
             newest = log.read_page(stream="org/2").newest
             log.commit_items(SetCursor("mail", 5), SetCursor("index", 12), SetCursor("mail", 1, scope="org/2"))

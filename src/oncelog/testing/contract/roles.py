@@ -26,9 +26,9 @@ UNCHANGED = Applied(changed=False)
 
 
 class RolesContract(Contract):
-    """Storage and inheritance of ownership, and its notifications."""
+    """How roles are stored, inherited, and reported after changes."""
 
-    def test_creator_is_owner_and_names_others(self, tmp_path: Path) -> None:
+    def test_creator_becomes_owner_and_can_add_owners(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
             log.reopen()
@@ -40,7 +40,7 @@ class RolesContract(Contract):
             assert log(SetMember(CHANNEL, "user:ann", actor="user:bob", role=Role.MEMBER)) == CHANGED
             assert self._list_roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
 
-    def test_plain_member_changes_no_one_but_may_leave(self, tmp_path: Path) -> None:
+    def test_plain_member_can_only_leave(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             names = ("user:bob", "user:eve")
             log.commit_items(OpenStream(CHANNEL, "user:ann"), *[SetMember(CHANNEL, name) for name in names])
@@ -58,7 +58,7 @@ class RolesContract(Contract):
             assert log(SetMember(CHANNEL, "user:eve", present=False, actor="user:eve")) == CHANGED
             assert self._list_roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
 
-    def test_retry_of_leaving_or_of_giving_up_a_role_changes_nothing(self, tmp_path: Path) -> None:
+    def test_retry_of_leaving_or_giving_up_a_role_changes_nothing(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
             demoting = SetMember(CHANNEL, "user:ann", actor="user:ann", role=Role.MEMBER)
@@ -74,7 +74,7 @@ class RolesContract(Contract):
                 )
             assert self._list_roles(log) == {"user:bob": Role.OWNER}
 
-    def test_role_of_a_user_that_left_is_not_set(self, tmp_path: Path) -> None:
+    def test_role_of_a_user_who_left_is_not_set(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             naming = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER, only_if_member=True)
@@ -118,7 +118,7 @@ class RolesContract(Contract):
             log.reopen()
             assert self._list_roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
 
-    def test_last_owner_keeps_the_role_until_another_is_named(self, tmp_path: Path) -> None:
+    def test_last_owner_keeps_the_role_until_there_is_another(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             for actor in ("", "user:ann"):
@@ -131,7 +131,7 @@ class RolesContract(Contract):
             log.reopen()
             assert self._list_owners(log) == ["user:bob"]
 
-    def test_refused_request_leaves_owner_and_heir_as_they_were(self, tmp_path: Path) -> None:
+    def test_refused_request_changes_no_roles(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             leaving = SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")
@@ -139,7 +139,7 @@ class RolesContract(Contract):
             assert_refused(log.commit_items(leaving, adding, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
             assert self._list_roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
 
-    def test_role_changes_are_told_with_what_is_acknowledged(self, tmp_path: Path) -> None:
+    def test_role_changes_are_reported_with_acknowledgements(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), message(1))
             log(Acknowledge(CHANNEL, "user:bob", 1))
@@ -153,7 +153,7 @@ class RolesContract(Contract):
                 MemberChange(revision, CHANNEL, "user:bob", ACKNOWLEDGEMENT, True, 1, None),
             ]
 
-    def test_changes_of_members_are_audit_records(self, tmp_path: Path) -> None:
+    def test_membership_changes_write_audit_records(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1)) as log:
             log.commit_items(
                 OpenStream(CHANNEL, "user:ann"),
@@ -182,7 +182,7 @@ class RolesContract(Contract):
                 (MEMBER_ROLE_CHANGED, "user:ann", "user:bob", owner),
             ]
 
-    def test_new_streams_of_a_member_have_a_rate(self, tmp_path: Path) -> None:
+    def test_rate_limits_new_streams_of_a_member(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=4)) as log:
             rate = Rate(1, burst=2)
             opening = [OpenStream(f"chat/{number}", "user:ann", rate) for number in range(4)]
@@ -199,7 +199,7 @@ class RolesContract(Contract):
             assert log(opening[2]) == CHANGED
             assert_refused(log(opening[3]), Reason.RATE_LIMITED)
 
-    def test_known_only_clients_change_nothing_but_removals(self, tmp_path: Path) -> None:
+    def test_known_only_requests_can_only_remove_members(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=4)) as log:
             log.commit_items(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
             before = log.run(log.store.internal_records({}, 1000))
@@ -226,9 +226,9 @@ class RolesContract(Contract):
             assert log.run(log.store.internal_records({}, 1000)) == before
             for name in ("user:bob", "user:ann"):
                 assert log(SetMember(CHANNEL, name, present=False, actor=name, known_only=True)) == CHANGED
-            assert log(SetMember(CHANNEL, "user:eve", known_only=True)) == CHANGED, "of the application"
+            assert log(SetMember(CHANNEL, "user:eve", known_only=True)) == CHANGED, "the application is exempt"
 
-    def test_clients_take_of_the_rate_of_a_tenant(self, tmp_path: Path) -> None:
+    def test_membership_changes_by_clients_use_the_tenant_rate(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=4)) as log:
             log.run(log.store.set_tenants([Tenant("chat", new_writes_per_second_max=2, new_writes_at_once_max=4)]))
             add = SetMember(CHANNEL, "user:bob", actor="user:ann")
@@ -242,7 +242,7 @@ class RolesContract(Contract):
                 assert late.retry_after_ms == 500
             assert log.commit_items(OpenStream(CHANNEL, "user:ann"), add, demote) == [UNCHANGED] * 3
             assert log(SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")) == CHANGED
-            assert log(SetMember(CHANNEL, "user:zoe")) == CHANGED, "of the application"
+            assert log(SetMember(CHANNEL, "user:zoe")) == CHANGED, "the application is exempt"
             log.clock.advance(500)
             assert log(add) == CHANGED
             assert_refused(log(promote), Reason.RATE_LIMITED)

@@ -29,11 +29,11 @@ from oncelog.testing.contract.writes import (
 
 
 class SideStateContract(Contract):
-    """Side state and erasure."""
+    """Side state after reopening, rates, leases and erasure."""
 
-    # --- side state after the store is opened again
+    # --- side state after reopening
 
-    def test_clients_go_on_where_they_were(self, tmp_path: Path) -> None:
+    def test_client_sequences_continue_after_reopening(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(transaction(1, 1), transaction(2, 2), transaction(1, 1, client="c2"))
             log.reopen()
@@ -42,7 +42,7 @@ class SideStateContract(Contract):
             assert assert_refused(log(transaction(9, 2**64 - 1, client="c3")), Reason.SEQUENCE_GAP).current == 0
             assert assert_committed(log(transaction(3, 3))).client_sequence == 3
 
-    def test_entities_are_found_again_and_expire_by_log_time(self, tmp_path: Path) -> None:
+    def test_entities_survive_reopening_and_expire_by_log_time(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             soon = log.clock.wall_ms() + 10
             operations = (SetEntity("a", b"1"), SetEntity("b", b"\0\xff", soon), SetEntity("gone", b"x"))
@@ -63,7 +63,7 @@ class SideStateContract(Contract):
             empty = Condition(Must.HAVE_VERSION, version=2)
             assert_committed(log(transaction(4, 4, SetEntity("é'\"", b"", condition=empty))))
 
-    def test_relationships_keep_the_version_that_made_them(self, tmp_path: Path) -> None:
+    def test_relationships_keep_the_version_that_created_them(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             doc, other = Relate("doc", "owner", "ann"), Relate("doc", "owner", "eve")
             log(transaction(1, 1, doc))
@@ -76,7 +76,7 @@ class SideStateContract(Contract):
                 (ORGANISATION, "doc", "owner", "eve"): 4,
             }
 
-    def test_rows_are_merged_with_what_is_there(self, tmp_path: Path) -> None:
+    def test_deltas_are_merged_into_stored_rows(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             now = log.clock.wall_ms() << 16
             log.commit_items(delta(1, now + 1, title="a", state="open"), delta(2, now + 5, title="b"))
@@ -92,7 +92,7 @@ class SideStateContract(Contract):
             late = log.commit_batch(Request((delta(6, now + 8, title="too late"),))).changes.rows
             assert not any(row.exists for row in late.values() if row is not None)
 
-    def test_leases_are_held_renewed_released_and_settled(self, tmp_path: Path) -> None:
+    def test_leases_can_be_renewed_released_and_completed(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             assert log(claim(1, "h", lease_ms=1000)) == Granted(1, log.clock.wall_ms() + 1000)
             log.reopen()
@@ -114,7 +114,7 @@ class SideStateContract(Contract):
             assert log.run(log.store.get_key_status(identity(claim(1, "j")))).lease is None
             assert log(claim(2, "j")) == Granted(3, log.clock.wall_ms() + 30_000)
 
-    def test_sibling_renews_leases_of_the_same_log(self, tmp_path: Path) -> None:
+    def test_sibling_store_renews_leases_of_the_same_log(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(claim(1, "h", lease_ms=1000))
             sibling = log.store.create_sibling()
@@ -134,7 +134,7 @@ class SideStateContract(Contract):
             log.run(sibling.close())
             assert_committed(log(event(1)))
 
-    def test_members_and_what_they_have_acknowledged(self, tmp_path: Path) -> None:
+    def test_members_and_acknowledgements_survive_reopening(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), message(1), message(2))
             log.commit_items(Acknowledge(CHANNEL, "user:ann", 2), SetMember(CHANNEL, "user:bob", present=False))
@@ -145,7 +145,7 @@ class SideStateContract(Contract):
             assert assert_committed(log(message(3))).sequence == 3
             assert log(Acknowledge(CHANNEL, "user:ann", 3)) == Applied(changed=True)
 
-    def test_a_rate_is_shared_by_all_who_open_the_log(self, tmp_path: Path) -> None:
+    def test_rate_survives_reopening(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             rate = Rate(2, burst=2)
             first = assert_committed(log(event(1, actor="user:zoë'\"", rate=rate)))
@@ -164,7 +164,7 @@ class SideStateContract(Contract):
             assert_committed(log(event(3, actor="user:zoë'\"", rate=rate)))
             assert_refused(log(event(5, actor="user:zoë'\"", rate=rate)), Reason.RATE_LIMITED)
 
-    def test_in_streams_a_rate_is_the_streams_own(self, tmp_path: Path) -> None:
+    def test_each_stream_has_a_separate_rate(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             rate = Rate(1, burst=1)
             log.commit_items(SetMember(CHANNEL, "user:ann"), SetMember("chat/2", "user:ann"))
@@ -174,7 +174,7 @@ class SideStateContract(Contract):
             assert_committed(log(message(2, scope="chat/2", rate=rate)))
             assert_committed(log(event(2, actor="user:ann", rate=rate)))
 
-    def test_what_is_refused_takes_nothing_of_a_rate(self, tmp_path: Path) -> None:
+    def test_refused_writes_use_no_rate(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             rate = Rate(1, burst=1)
             log(event(9, "a"))
@@ -187,7 +187,7 @@ class SideStateContract(Contract):
             assert_refused(log(event(2, actor="user:ann", rate=rate)), Reason.RATE_LIMITED)
             assert log.heads() == before
 
-    def test_a_request_is_admitted_whole_or_not_at_all(self, tmp_path: Path) -> None:
+    def test_rate_admits_a_request_as_a_whole_or_not_at_all(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             events = [event(number, actor="user:ann", rate=Rate(2, burst=2)) for number in range(1, 6)]
             first = assert_committed(log(events[0]))
@@ -218,7 +218,7 @@ class SideStateContract(Contract):
                 == 1000
             )
 
-    def test_fences_and_revisions_go_on_where_they_were(self, tmp_path: Path) -> None:
+    def test_fences_and_revisions_survive_reopening(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             for number in range(1, 4):
                 log(claim(number, "h"))
@@ -228,7 +228,7 @@ class SideStateContract(Contract):
 
     # --- erasure
 
-    def test_an_erased_record_keeps_its_place_and_its_hashes(self, tmp_path: Path) -> None:
+    def test_erased_record_keeps_its_position_and_hashes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             items = [event(number, f"secret {number}", partitions=("p",)) for number in range(1, 6)]
             log.commit_items(*items)
@@ -243,7 +243,7 @@ class SideStateContract(Contract):
             assert list_positions(log.read_all(partitions=("p",))) == [1, 2, 3, 4, 5]
             check_headers(log, 0)
 
-    def test_a_retry_of_an_erased_write_is_marked(self, tmp_path: Path) -> None:
+    def test_retry_of_an_erased_write_is_marked(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             receipt = assert_committed(log(event(1)))
             number = assert_committed(log(transaction(1, 1)))
@@ -263,7 +263,7 @@ class SideStateContract(Contract):
                 assert (key_status.record.erased, key_status.record.body) == (True, b"")
                 log.reopen()
 
-    def test_erasures_are_counted_and_change_the_revision(self, tmp_path: Path) -> None:
+    def test_erasures_are_counted_and_increment_the_revision(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(event(1), event(2), transaction(1, 1))
             before = log.heads()
@@ -280,7 +280,7 @@ class SideStateContract(Contract):
             log.run(log.store.erase(0, [1, 2]))
             assert log.run(log.store.erasures()) == 2
 
-    def test_an_empty_body_can_be_erased_too(self, tmp_path: Path) -> None:
+    def test_empty_body_can_be_erased(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1, body=b""))
             assert [it.erased for it in log.read_all()] == [False]
@@ -288,14 +288,14 @@ class SideStateContract(Contract):
             assert [it.erased for it in log.read_all()] == [True]
             check_headers(log, 0)
 
-    def test_the_log_goes_on_after_an_erasure(self, tmp_path: Path) -> None:
+    def test_writes_continue_after_an_erasure(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             log.run(log.store.erase(0, [1]))
             assert_committed(log(event(2)))
             assert log.run(log.store.block(0, 2))[0].previous == log.run(log.store.block(0, 1))[0].hash
 
-    def test_nothing_is_erased_that_was_not_named(self, tmp_path: Path) -> None:
+    def test_erasure_leaves_other_records_unchanged(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log.commit_items(event(1), event(2), transaction(1, 1))
             log.run(log.store.erase(0, [1]))
@@ -305,7 +305,7 @@ class SideStateContract(Contract):
 
 
 def check_headers(log: StoreDriver, lane: int) -> None:
-    """Check every record of the lane, erased or not, against its block by the stored hash of its body."""
+    """Verify every record of the lane, erased or not, against its block by the stored body hash."""
     for height in range(1, log.heads()[lane].height + 1):
         block, evidence = log.run(log.store.block(lane, height))
         leaves = [

@@ -30,7 +30,7 @@ LONG_MEMBER: Final = "ü" * 500
 
 
 class StoredBytesContract(Contract):
-    """Quotas cover everything that a write can cause the log to store."""
+    """Quotas count everything that a write stores."""
 
     def test_partition_names_count_as_bytes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:

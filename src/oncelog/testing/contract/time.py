@@ -1,4 +1,4 @@
-"""The contract of time: log time never goes back, and a clock that jumps does not make the log forget."""
+"""The contract of time: log time never decreases, and a clock jump does not make the log forget keys."""
 
 # ruff: noqa: S101, D102 - tests consist of assertions, and their names describe them
 
@@ -12,7 +12,7 @@ from oncelog.testing.contract.writes import CHANNEL, DAY_MS, HOUR_MS, claim, eve
 
 
 class TimeContract(Contract):
-    """How a store behaves when the clock changes."""
+    """Effects of clock changes on a store."""
 
     def test_log_time_is_the_time_of_the_commit(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
@@ -20,7 +20,7 @@ class TimeContract(Contract):
                 log.clock.advance(1000)
                 assert assert_committed(log(event(number))).log_time_ms == log.clock.wall_ms()
 
-    def test_a_clock_that_is_set_back_does_not_take_log_time_along(self, tmp_path: Path) -> None:
+    def test_log_time_does_not_decrease_when_the_clock_is_set_back(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             first = assert_committed(log(event(1))).log_time_ms
             log.clock.jump(-HOUR_MS)
@@ -32,7 +32,7 @@ class TimeContract(Contract):
             log.clock.jump(HOUR_MS)
             assert assert_committed(log(event(4))).log_time_ms == first + 1000
 
-    def test_a_jump_forward_stops_new_writes_and_forgets_nothing(self, tmp_path: Path) -> None:
+    def test_jump_forward_refuses_new_writes_and_forgets_no_keys(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(eviction_interval=1)) as log:
             prepare(log)
             before = log.heads()
@@ -49,14 +49,14 @@ class TimeContract(Contract):
             assert log.heads() == before
             assert all(log.run(log.store.find_keys([identity(it) for it in (event(1), message(1))])))
 
-    def test_a_jump_of_a_day_and_an_hour_is_one(self, tmp_path: Path) -> None:
+    def test_jump_of_25_hours_refuses_new_writes(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(transaction(1, 1))
             log.clock.jump(25 * HOUR_MS)
             assert_replayed(log(transaction(1, 1)))
             assert isinstance(log.catch_error(log.store.commit([Request((event(1),))])), ClockJumpedError)
 
-    def test_time_that_has_really_passed_is_no_jump(self, tmp_path: Path) -> None:
+    def test_elapsed_time_is_not_a_jump(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             prepare(log)
             log.clock.advance(7 * DAY_MS)
@@ -67,13 +67,13 @@ class TimeContract(Contract):
             assert known is not None
             assert known.receipt.sequence == 2
 
-    def test_a_small_jump_is_believed(self, tmp_path: Path) -> None:
+    def test_small_jump_is_accepted(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             log.clock.jump(60_000)
             assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
 
-    def test_a_clock_that_is_set_right_again_needs_no_confirmation(self, tmp_path: Path) -> None:
+    def test_corrected_clock_needs_no_confirmation(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             log.clock.jump(25 * HOUR_MS)
@@ -82,7 +82,7 @@ class TimeContract(Contract):
             log.clock.advance(5)
             assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
 
-    def test_a_confirmed_clock_is_believed(self, tmp_path: Path) -> None:
+    def test_confirmed_clock_is_accepted(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             prepare(log)
             log.clock.jump(8 * DAY_MS)
@@ -90,9 +90,9 @@ class TimeContract(Contract):
             log.run(log.store.confirm_clock())
             log.reopen()
             assert assert_committed(log(event(2))).log_time_ms == log.clock.wall_ms()
-            assert assert_committed(log(message(1))).sequence == 2  # forgotten, by a confirmed clock
+            assert assert_committed(log(message(1))).sequence == 2  # the key has expired
 
-    def test_a_restart_of_the_machine_is_no_jump(self, tmp_path: Path) -> None:
+    def test_machine_restart_is_not_a_jump(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
             log(event(1))
             log.clock.advance(1000)
@@ -103,7 +103,7 @@ class TimeContract(Contract):
             log.clock.jump(2 * HOUR_MS)
             assert isinstance(log.catch_error(log.store.commit([Request((event(3),))])), ClockJumpedError)
 
-    def test_what_is_evicted_is_forgotten_at_a_log_position(self, tmp_path: Path) -> None:
+    def test_keys_are_evicted_at_a_log_position(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path, Settings(lanes=1, eviction_interval=3)) as log:
             log(transaction(1, 1))
             log.clock.advance(25 * HOUR_MS)

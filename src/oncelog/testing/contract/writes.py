@@ -1,4 +1,4 @@
-"""Builders of the items that the contract submits."""
+"""Builders for the items that the contract tests submit."""
 
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ def transaction(number: int, sequence: int, *operations: Operation, content: str
 
 
 def delta(number: int, clock: int, op: Op = Op.UPDATE, **columns: str) -> Submission:
-    """Build a change of a row. The change with the highest clock wins."""
+    """Build a change to a row. The change with the highest clock wins."""
     values = tuple((name, value.encode()) for name, value in columns.items())
     change = RowDelta(op, "todos", "r1", "c1", clock, values, key(number, 32))
     return Submission(policy=DELTAS, scope=GATEWAY, key=key(number, 32), fingerprint=b"", delta=change)
