@@ -1,8 +1,8 @@
 """Record behaviour: `make golden`, or, with options, `PYTHONPATH=tests python -m golden`.
 
-python -m golden                    compare the golden files with what the product does now
+python -m golden                    compare the golden files with current behaviour
 python -m golden --write            write the files that differ
-python -m golden --write openapi    only those of some recorders
+python -m golden --write openapi    write only the files of the given recorders
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Recorder of the command line: output and exit status of every command on a small fixed log, and of failing uses."""
+"""Record the command line: output and exit status of every command on a small fixed log, including failures."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ EVENT: Final = '{"type":"order.placed","order":17}'
 ID: Final = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
 IMPORT: Final = "deltas import shop products rows.csv --url {url} --client-id loader"
 
-ON_A_LOG: Final = (
+LOG_COMMANDS: Final = (
     "--version",
     "--no-such-option",
     "no-such-command",
@@ -86,7 +86,7 @@ ON_A_LOG: Final = (
     "move app.db elsewhere.db",
     "move missing.db postgresql://app@127.0.0.1:1/none",
 )
-KEYS: Final = (
+KEY_COMMANDS: Final = (
     "token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1",
     "token --key secret.txt --alg none --sub ada",
     "token --key missing.txt --alg HS256 --sub ada",
@@ -106,7 +106,7 @@ IDENTITIES: Final = {
         '{"plan_id":null,"campaign_id":7,"event_type":"e","tool_name":null,"ruleset_version":null,"args_json":{}}\n{}\n'
     ),
 }
-SERVING: Final = (
+SERVE_COMMANDS: Final = (
     "serve --set port=none",
     "serve --set no_such_setting=1",
     "serve --set limits.request_events_max=0 --development",
@@ -118,7 +118,7 @@ SERVING: Final = (
     "serve --set tokens.algorithms=HS256 --set tokens.key_files=secret:missing.txt",
     "serve --development --set tenants='ledger/acme bytes_max=x'",
 )
-ON_A_SERVER: Final = (
+SERVER_COMMANDS: Final = (
     f"submit --url {{url}} --partition orders --id {ID} '{EVENT}'",
     f"submit --url {{url}} --partition orders --id {ID} '{EVENT}' --json",
     f'submit --url {{url}} --partition orders --id {ID} \'{{"type":"other"}}\'',
@@ -157,7 +157,7 @@ ON_A_SERVER: Final = (
     "audit --url {url} --json",
     "audit",
 )
-MOVES: Final = (
+MOVE_COMMANDS: Final = (
     "move app.db {database}",
     "move app.db {database}",
     "verify {database}",
@@ -170,77 +170,77 @@ MOVES: Final = (
     "restore app.db {database}",
     "move app.db {database}-missing",
 )
-_OF_THIS_RUN: Final = (
+_VOLATILE: Final = (
     (re.compile(r'"took_s":[0-9.e-]+'), '"took_s":<seconds>'),
     (re.compile(r'"os_user":"[^"]*"'), '"os_user":"<user>"'),
 )
 
 
 def record_commands(directory: Path) -> dict[str, str]:
-    """Record the commands that work on a file, and those of keys."""
+    """Record the commands that work on a log file, and the key commands."""
     _prepare(directory)
     recorder = Recorder(directory)
-    lines = [*recorder.run_all(ON_A_LOG), *recorder.run_all(KEYS)]
-    lines += [line for command, given in IDENTITIES.items() for line in recorder.run(command, given)]
-    lines += recorder.run_all(SERVING)
+    lines = [*recorder.run_all(LOG_COMMANDS), *recorder.run_all(KEY_COMMANDS)]
+    lines += [line for command, stdin in IDENTITIES.items() for line in recorder.run(command, stdin)]
+    lines += recorder.run_all(SERVE_COMMANDS)
     return {"cli-commands.txt": "\n".join(lines)}
 
 
 def record_server_commands(directory: Path) -> dict[str, str]:
-    """Record the commands that speak to a server."""
+    """Record the commands that connect to a server."""
     _prepare(directory)
     with fixed_server(str(directory / "served.db"), "--development", "--quiet") as server:
         recorder = Recorder(directory, {"url": server.url})
-        lines = recorder.run_all(ON_A_SERVER)
+        lines = recorder.run_all(SERVER_COMMANDS)
     return {"cli-server-commands.txt": "\n".join(lines)}
 
 
 def record_postgres_commands(directory: Path) -> dict[str, str]:
-    """Record how a log is moved into a database, and commands on that."""
+    """Record moving a log into a database, and commands on that database."""
     _prepare(directory)
     recorder = Recorder(directory, {"database": address_of(directory / "moved")})
-    return {"cli-postgres-commands.txt": "\n".join(recorder.run_all(MOVES))}
+    return {"cli-postgres-commands.txt": "\n".join(recorder.run_all(MOVE_COMMANDS))}
 
 
 class Recorder:
-    """Runs commands in a directory. `places` are texts of this run that the commands name by a word in braces."""
+    """Runs commands in a directory. `values` maps the placeholders in the commands, such as `{url}`, to values."""
 
-    def __init__(self, directory: Path, places: Mapping[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, values: Mapping[str, str] | None = None) -> None:
         self._directory = directory
-        self._places = dict(places or {})
+        self._values = dict(values or {})
         self._runs = 0
 
     def run_all(self, commands: Iterable[str]) -> list[str]:
         return [line for command in commands for line in self.run(command)]
 
-    def run(self, command: str, given: str = "") -> list[str]:
-        """Return the command, its output, its errors and its exit status as lines."""
+    def run(self, command: str, stdin: str = "") -> list[str]:
+        """Run a command and return its command line, standard output, standard error and exit status as lines."""
         self._runs += 1
-        words = map(self._with_places, shlex.split(command))
-        done = run_command(*words, given=given, cwd=self._directory, seed=str(self._runs))
+        arguments = map(self._fill_in_values, shlex.split(command))
+        done = run_command(*arguments, stdin=stdin, cwd=self._directory, seed=str(self._runs))
         return [
             f"$ oncelog {command}",
-            *(f"stdin: {line}" for line in given.splitlines()),
-            *(line.rstrip() for line in self._without_places(done.stdout).splitlines()),
-            *(f"stderr: {line.rstrip()}" for line in self._without_places(done.stderr).splitlines()),
+            *(f"stdin: {line}" for line in stdin.splitlines()),
+            *(line.rstrip() for line in self._replace_values(done.stdout).splitlines()),
+            *(f"stderr: {line.rstrip()}" for line in self._replace_values(done.stderr).splitlines()),
             f"exit status {done.returncode}\n",
         ]
 
-    def _with_places(self, word: str) -> str:
-        for name, place in self._places.items():
-            word = word.replace(f"{{{name}}}", place)
+    def _fill_in_values(self, word: str) -> str:
+        for name, value in self._values.items():
+            word = word.replace(f"{{{name}}}", value)
         return word
 
-    def _without_places(self, text: str) -> str:
-        for name, place in self._places.items():
-            text = text.replace(place, f"{{{name}}}")
-        for pattern, replacement in _OF_THIS_RUN:
+    def _replace_values(self, text: str) -> str:
+        for name, value in self._values.items():
+            text = text.replace(value, f"{{{name}}}")
+        for pattern, replacement in _VOLATILE:
             text = pattern.sub(replacement, text)
         return text.replace(str(self._directory), "<directory>")
 
 
 def _prepare(directory: Path) -> None:
-    """Write the log and the other files that the commands name."""
+    """Write the log and the other files that the commands use."""
     run_script(HERE / "fixed_history.py", str(directory / "app.db"))
     _damage(directory / "app.db", directory / "damaged.db")
     head = run_command("head", "app.db", cwd=directory).stdout
@@ -257,7 +257,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _damage(path: Path, copy: Path) -> None:
-    """Copy a log and change the body of a record."""
+    """Copy a log and change the body of one record in the copy."""
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
         (place,) = target.execute("SELECT min(place) FROM oncelog_records WHERE policy = 'events'").fetchone()

@@ -1,4 +1,4 @@
-"""`oncelog` commands, servers and scripts with fixed sources of time and randomness."""
+"""Run `oncelog` commands, servers and scripts with fixed sources of time and randomness."""
 
 import subprocess
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ from deadlines import WAIT_S
 from scripts import RUN
 
 COLUMNS: Final = "100"
-"""Width of `--help` in the golden files."""
+"""Terminal width of `--help` output in the golden files."""
 _PROGRAM: Final = (
     f"import os, sys; os.urandom.seed = sys.argv.pop(); sys.modules['__main__'].__package__ = None; {MAIN}"
 )
-"""The last argument selects the random bytes. Without a package, usage lines have the name of the script: `oncelog`."""
+"""The last argument seeds the random bytes. Without `__package__`, usage lines show the script name, `oncelog`."""
 _ENVIRONMENT: Final = {**ENVIRONMENT, "COLUMNS": COLUMNS, "TZ": "UTC", "USER": "golden", "LOGNAME": "golden"}
 
 
 class FixedCommand(Command):
-    """A command with a clock that stands still and the same random bytes in every run."""
+    """A command with a frozen clock and the same random bytes in every run."""
 
     fork_server: ClassVar = ForkServer("golden.fixed_sources")
 
 
 class FixedServer(ServerProcess):
-    """A server of that kind."""
+    """A server with a frozen clock and the same random bytes in every run."""
 
     def _start_process(self) -> "subprocess.Popen[str]":
         return FixedCommand(*self._arguments, environment=_ENVIRONMENT, stdin=None, stdout=None)
@@ -44,12 +44,12 @@ def fixed_server(store: str, *arguments: str, grpc: bool = False) -> Iterator[Fi
         server.end()
 
 
-def run_command(*arguments: str, given: str = "", cwd: Path, seed: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command in a directory to its end, with `given` on its standard input.
+def run_command(*arguments: str, stdin: str = "", cwd: Path, seed: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a directory, wait until it exits, and return its output.
 
-    Commands with different seeds have different random bytes.
+    `stdin` is sent to its standard input. Commands with different seeds get different random bytes.
     """
-    return _run(FixedCommand(*arguments, seed, program=_PROGRAM, environment=_ENVIRONMENT, cwd=cwd), given)
+    return _run(FixedCommand(*arguments, seed, program=_PROGRAM, environment=_ENVIRONMENT, cwd=cwd), stdin)
 
 
 def run_script(script: Path, *arguments: str) -> str:
@@ -59,10 +59,10 @@ def run_script(script: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def _run(process: FixedCommand, given: str) -> subprocess.CompletedProcess[str]:
+def _run(process: FixedCommand, stdin: str) -> subprocess.CompletedProcess[str]:
     with process:
         try:
-            said, errors = process.communicate(given, timeout=WAIT_S)
+            said, errors = process.communicate(stdin, timeout=WAIT_S)
         except BaseException:
             process.kill()
             raise

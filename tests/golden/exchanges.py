@@ -1,4 +1,4 @@
-"""Recorders of exchanges: groups of scenarios, with a separate server for each group."""
+"""Record exchanges between clients and a server: groups of scenarios, with a separate server for each group."""
 
 import hmac
 from base64 import urlsafe_b64encode
@@ -27,7 +27,7 @@ SECRET: Final = "0123456789abcdef" * 4
 
 @dataclass(frozen=True)
 class Group:
-    """Scenarios, by the names of their files, that run one after another on one server."""
+    """Scenarios, by file name, that run one after another on one server."""
 
     scenarios: Mapping[str, Sequence[Step]]
     arguments: Sequence[str] = DEVELOPMENT
@@ -54,7 +54,7 @@ def record_group(group: Group, directory: Path) -> dict[str, str]:
 
 
 def _make_credentials(directory: Path) -> dict[str, str]:
-    """Write a secret, make tokens that are signed with it, and an API key."""
+    """Write a secret, and return tokens signed with it and an API key."""
     secret = directory / "secret.txt"
     secret.write_text(SECRET, encoding="ascii")
     secret.chmod(0o600)
@@ -69,7 +69,7 @@ def _make_credentials(directory: Path) -> dict[str, str]:
 
 
 def _sign(claims: dict[str, object], secret: str) -> str:
-    """Return a token for HS256."""
+    """Return an HS256 token."""
     parts = [dumps(part, separators=(",", ":")).encode() for part in ({"alg": "HS256", "typ": "JWT"}, claims)]
     signed = b".".join(urlsafe_b64encode(part).rstrip(b"=") for part in parts)
     signature = hmac.digest(secret.encode(), signed, "sha256")
@@ -82,7 +82,7 @@ def _write_schemas(directory: Path) -> dict[str, str]:
 
 
 def _write_event(directory: Path) -> dict[str, str]:
-    """Commit an event, which a server that takes no new writes knows."""
+    """Commit an event, so that the read-only server has one that it can answer retries of."""
     with fixed_server(str(directory / "log.db"), *DEVELOPMENT) as server:
         Transcript(server).record([scenario_server.FIRST_EVENT])
         server.stop()

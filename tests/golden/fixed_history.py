@@ -2,8 +2,8 @@
 
     fixed_history.py PLACE
 
-The place is `:memory:`, a file or the address of a database. Started with fixed sources (`golden.fixed_sources`), it
-prints the same on every store.
+PLACE is `:memory:`, a file or a database address. With fixed sources (`golden.fixed_sources`), the output is the same
+on every store.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ VAULT: Final = oncelog.ledger_scope("acme", "vault/1")
 
 @dataclass
 class SteppedClock:
-    """A clock that moves by 20 minutes with every commit."""
+    """A clock that the script advances by 20 minutes before every commit."""
 
     now_ms: int = START_MS
 
@@ -47,7 +47,7 @@ class SteppedClock:
         return "one"
 
 
-def say(*words: object) -> None:
+def print_line(*words: object) -> None:
     sys.stdout.write(" ".join(map(str, words)) + "\n")
 
 
@@ -135,9 +135,9 @@ async def write_history(log: oncelog.Log, clock: SteppedClock) -> list[oncelog.R
     receipts = []
     for title, items, mode in HISTORY:
         clock.now_ms += STEP_MS
-        say(f"\n# {title}")
+        print_line(f"\n# {title}")
         for verdict in await log.submit_many(items, mode):
-            say(verdict)
+            print_line(verdict)
             if isinstance(verdict, oncelog.Committed):
                 receipts.append(verdict.receipt)
     return receipts
@@ -145,37 +145,37 @@ async def write_history(log: oncelog.Log, clock: SteppedClock) -> list[oncelog.R
 
 async def change_history(log: oncelog.Log, clock: SteppedClock) -> None:
     clock.now_ms += STEP_MS
-    say("\n# operations")
-    say("erased", await log.erase(key=UUID(int=2), actor="user:ada"), await log.erase(partition="b"))
+    print_line("\n# operations")
+    print_line("erased", await log.erase(key=UUID(int=2), actor="user:ada"), await log.erase(partition="b"))
     compacted = await log.compact(SHOP, upto=2, actor="user:ada")
-    say("compacted", compacted.deltas, compacted.upto, compacted.has_more, compacted.dropped, compacted.held_by)
-    say("tenants", await log.set_tenants([oncelog.Tenant("ledger/acme", records_max=100)], actor="user:ada"))
-    say("usage", await log.usage())
-    say("consumers", await log.consumers())
+    print_line("compacted", compacted.deltas, compacted.upto, compacted.has_more, compacted.dropped, compacted.held_by)
+    print_line("tenants", await log.set_tenants([oncelog.Tenant("ledger/acme", records_max=100)], actor="user:ada"))
+    print_line("usage", await log.usage())
+    print_line("consumers", await log.consumers())
 
 
 async def print_state(log: oncelog.Log, receipts: Sequence[oncelog.Receipt]) -> None:
-    say("\n# records")
+    print_line("\n# records")
     for lane in await log.heads():
         reading = await log.read(lane=lane)
         for record in reading.records:
-            say(record)
-    say("\n# heads")
-    say("epoch", log.epoch)
+            print_line(record)
+    print_line("\n# heads")
+    print_line("epoch", log.epoch)
     for lane, head in sorted((await log.heads()).items()):
-        say(lane, head)
-    say("\n# proofs")
+        print_line(lane, head)
+    print_line("\n# proofs")
     for receipt in receipts:
         document = proof.proof_document(await log.prove(receipt))
-        say(proof.verify(document))
-        say(proof.encode(document).decode())
+        print_line(proof.verify(document))
+        print_line(proof.encode(document).decode())
 
 
 def print_identities() -> None:
-    say("# identities")
-    say("run key", RUN.hex(), oncelog.run_key_v1("plan", 7, "mail", "request", 1, {"to": ["ann"]}).hex())
-    say("canonical", oncelog.canonical(TEA), oncelog.canonical_args({"b": [1, 2], "a": {"x": None}}))
-    say("scopes", ACME, VAULT, SHOP, oncelog.event_scope("acme"))
+    print_line("# identities")
+    print_line("run key", RUN.hex(), oncelog.run_key_v1("plan", 7, "mail", "request", 1, {"to": ["ann"]}).hex())
+    print_line("canonical", oncelog.canonical(TEA), oncelog.canonical_args({"b": [1, 2], "a": {"x": None}}))
+    print_line("scopes", ACME, VAULT, SHOP, oncelog.event_scope("acme"))
     for submission in (
         event(1),
         transaction(1, SET("a", b"b")),
@@ -183,7 +183,7 @@ def print_identities() -> None:
         message(1, "Hello"),
         note(1, "n"),
     ):
-        say(submission.policy.name, submission.key.hex(), submission.fingerprint.hex(), submission.body)
+        print_line(submission.policy.name, submission.key.hex(), submission.fingerprint.hex(), submission.body)
 
 
 async def main(place: str) -> None:

@@ -1,8 +1,8 @@
-"""Fork server whose commands have a clock that stands still and a fixed sequence of random bytes.
+"""Fork server whose commands have a frozen clock and a fixed sequence of random bytes.
 
-Timestamps, epochs, salts, generated ids and hashes are then the same in every run, and golden files can contain them.
-The sources are replaced in the standard library, before anything of Oncelog is imported. So this module depends on no
-name of the product, and must not import one.
+Timestamps, epochs, salts, generated ids and hashes are therefore the same in every run, and golden files can contain
+them. The module replaces the sources in the standard library before any Oncelog module is imported, so it must not
+import from Oncelog itself.
 """
 
 import os
@@ -15,11 +15,11 @@ from typing import Final
 NOW_MS: Final = 1_767_225_600_000
 """2026-01-01T00:00:00Z."""
 ELAPSED_MS: Final = 3_600_000
-"""The machine started an hour before."""
+"""The machine has been up for an hour."""
 
 
 class FixedRandom:
-    """Replaces `os.urandom`. Draws of different sizes are separate sequences, so that they do not shift each other."""
+    """Replacement for `os.urandom`. Each size has a separate sequence, so a new draw shifts only draws of its size."""
 
     def __init__(self) -> None:
         self.seed = ""
@@ -34,14 +34,14 @@ class FixedRandom:
 
 
 def fix_sources() -> None:
-    """Replace the clocks that show a time, and the source of random bytes. Monotonic clocks for waits go on."""
+    """Replace the wall and boot clocks and the source of random bytes, but not the monotonic clock."""
     real_clock_ns = time.clock_gettime_ns
     fixed_ns = {time.CLOCK_REALTIME: NOW_MS * 10**6, time.CLOCK_BOOTTIME: ELAPSED_MS * 10**6}
     time.time = lambda: NOW_MS / 1000
     time.time_ns = lambda: NOW_MS * 10**6
     time.clock_gettime_ns = lambda clock: fixed_ns[clock] if clock in fixed_ns else real_clock_ns(clock)
     os.urandom = FixedRandom()
-    # Modules that were imported before this one and have taken their own reference.
+    # These modules keep their own reference to `os.urandom` from the moment they are imported.
     for module in ("random", "secrets", "uuid", "tempfile"):
         if module in sys.modules:
             raise RuntimeError(f"{module} was imported before its source of random bytes could be replaced")

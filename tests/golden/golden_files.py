@@ -1,4 +1,4 @@
-"""Golden files: what the product did when they were written, compared with what it does now."""
+"""Golden files: recorded behaviour that tests compare with current behaviour."""
 
 from collections.abc import Mapping
 from difflib import unified_diff
@@ -8,7 +8,7 @@ from typing import Final
 
 FILES: Final = Path(__file__).parent / "files"
 DIFF_LINES_MAX: Final = 120
-"""Lines of a difference that a failed test shows, for each file."""
+"""Maximum diff lines per file in the message of a failed test."""
 REGENERATE: Final = (
     "Recorded behaviour has changed. If that is intended, run `make golden`, read "
     "`git diff tests/golden/files` and commit it. A commit that only renames or moves code does not change these files."
@@ -18,24 +18,24 @@ REGENERATE: Final = (
 def write(recorded: Mapping[str, str]) -> list[str]:
     """Write the files that differ, and return their names."""
     FILES.mkdir(exist_ok=True)
-    changed = [name for name, text in recorded.items() if _stored(name) != text]
+    changed = [name for name, text in recorded.items() if _read_stored(name) != text]
     for name in changed:
         (FILES / name).write_text(recorded[name], encoding="utf-8", newline="")
     return changed
 
 
 def differences(recorded: Mapping[str, str]) -> str:
-    """Return a readable difference between the golden files and the recorded texts; empty if they are the same."""
-    return "\n".join(_difference(name, text) for name, text in recorded.items() if _stored(name) != text)
+    """Return a unified diff of the golden files and the recorded texts, or an empty string if they are equal."""
+    return "\n".join(_diff_file(name, text) for name, text in recorded.items() if _read_stored(name) != text)
 
 
-def _stored(name: str) -> str | None:
+def _read_stored(name: str) -> str | None:
     path = FILES / name
     return path.read_bytes().decode() if path.exists() else None
 
 
-def _difference(name: str, text: str) -> str:
-    stored = _stored(name)
+def _diff_file(name: str, text: str) -> str:
+    stored = _read_stored(name)
     if stored is None:
         return f"tests/golden/files/{name} does not exist"
     before, after = (one.split("\n") for one in (stored, text))

@@ -17,7 +17,7 @@ _VOLATILE_METADATA: Final = ("date", "user-agent")
 
 
 class LedgerStub:
-    """Calls methods by name, with messages in JSON form."""
+    """Calls gRPC methods by name, with messages in JSON form."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -27,14 +27,14 @@ class LedgerStub:
         self.services: list[str] = sorted(database.get_services())
 
     def describe(self) -> str:
-        """Return the service names, and the server's description of the ledger's messages and methods."""
+        """Return the service names and the server's description of the ledger messages and methods."""
         found = self._service.file
         proto = _new_file_proto()
         found.CopyToProto(proto)
         return "".join(f"# service {name}\n" for name in self.services) + text_format.MessageToString(proto)
 
     def call(self, name: str, message: Any, metadata: Sequence[tuple[str, str]], count: int) -> tuple[str, list[str]]:
-        """Return the request as text, and lines that describe the answers, the status and the trailing metadata."""
+        """Call a method; return the request as text, and lines with answers, status and trailing metadata."""
         method = self._service.methods_by_name[name]
         request = json_format.ParseDict(message, GetMessageClass(method.input_type)())
         answer_type = GetMessageClass(method.output_type)
@@ -45,16 +45,16 @@ class LedgerStub:
             call = self._channel.unary_stream(path, *kinds)(request, metadata=metadata, timeout=WAIT_S)
             try:
                 for _ in range(count):
-                    lines += _text(next(call))
+                    lines += _format_lines(next(call))
                 call.cancel()
-                return _joined(request), [*lines, "(the client cancels the call)"]
+                return _format_line(request), [*lines, "(the client cancels the call)"]
             except grpc.RpcError as error:
-                return _joined(request), [*lines, *_status(error)]
+                return _format_line(request), [*lines, *_format_status(error)]
         try:
             answer, call = self._channel.unary_unary(path, *kinds).with_call(request, metadata=metadata, timeout=WAIT_S)
-            return _joined(request), [*_text(answer), *_status(call)]
+            return _format_line(request), [*_format_lines(answer), *_format_status(call)]
         except grpc.RpcError as error:
-            return _joined(request), _status(error)
+            return _format_line(request), _format_status(error)
 
 
 def _new_file_proto() -> Any:
@@ -67,15 +67,15 @@ def _serialize(message: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _joined(message: Any) -> str:
+def _format_line(message: Any) -> str:
     return text_format.MessageToString(message, as_utf8=True, as_one_line=True)
 
 
-def _text(message: Any) -> list[str]:
+def _format_lines(message: Any) -> list[str]:
     return text_format.MessageToString(message, as_utf8=True).splitlines() or ["(empty message)"]
 
 
-def _status(call: Any) -> list[str]:
+def _format_status(call: Any) -> list[str]:
     trailing = [
         f"{name}: {value!r}" for name, value in call.trailing_metadata() or () if name not in _VOLATILE_METADATA
     ]
@@ -84,6 +84,6 @@ def _status(call: Any) -> list[str]:
 
 @contextmanager
 def ledger_stub(address: str) -> Iterator[LedgerStub]:
-    """Connect to a server at `address`."""
+    """Connect to the server at `address`."""
     with grpc.insecure_channel(address) as channel:
         yield LedgerStub(channel)

@@ -7,11 +7,11 @@ from importlib import import_module
 
 import oncelog
 
-OPTIONAL = ("oncelog.__main__", "oncelog.testing")
-"""Running the command line, and tools for tests."""
+SKIPPED = ("oncelog.__main__", "oncelog.testing")
+"""Modules that are not imported: the command-line entry point, and the test tools."""
 
 for module in pkgutil.walk_packages(oncelog.__path__, "oncelog."):
-    if not module.name.startswith(OPTIONAL):
+    if not module.name.startswith(SKIPPED):
         import_module(module.name)
 loggers = logging.root.manager.loggerDict
 for name in sorted(loggers):

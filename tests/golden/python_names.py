@@ -1,7 +1,7 @@
 """Script: print the public names of Oncelog with their signatures and public attributes.
 
-Types of parameters that belong to Oncelog are shown as `oncelog.*`: where a class is defined, and the names of classes
-that are not public, may change.
+Oncelog's own types in signatures are shown as `oncelog.*`, because the module of a class and the names of private
+classes may change.
 """
 
 import enum
@@ -27,7 +27,7 @@ _QUOTED: Final = re.compile(r"(: |-> )'[^'>]*'(?=[,) ]|$)|ForwardRef\('[^']*'\)"
 
 
 def public_names(package: Any) -> list[str]:
-    """Return the names of `__all__`, or the classes and functions that a module without it defines."""
+    """Return the names in `__all__`, or, without `__all__`, the classes and functions that the module defines."""
     names = getattr(package, "__all__", None)
     if names is None:
         names = [name for name, value in vars(package).items() if _is_defined_in(value, package.__name__)]
@@ -39,7 +39,7 @@ def _is_defined_in(value: object, module: str) -> bool:
 
 
 def describe(name: str, value: Any) -> list[str]:
-    """Return lines about a public name."""
+    """Return the lines that describe a public name."""
     if inspect.isclass(value):
         if issubclass(value, enum.Enum):
             return [f"enum {name}", *(f"    {member.name} = {member.value!r}" for member in value)]
@@ -50,7 +50,7 @@ def describe(name: str, value: Any) -> list[str]:
 
 
 def _bases(value: type) -> str:
-    """Return the public base classes, by which a caller may catch or check it."""
+    """Return the public base classes, which callers may use in `except` and `isinstance`."""
     bases = [base.__name__ for base in value.__mro__[1:-1] if _is_known(base)]
     return f"[{', '.join(bases)}]" if bases else ""
 

@@ -1,4 +1,4 @@
-"""All recorders of golden files, by name. A recorder works in an empty directory and returns texts by file name."""
+"""All recorders of golden files, by name. A recorder gets an empty directory and returns file contents by file name."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

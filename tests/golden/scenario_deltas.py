@@ -12,7 +12,7 @@ EPOCH: Final = {"epoch": r'"epoch": ?"(\w+)"'}
 
 
 def delta(counter: int, op: str = "INSERT", row: str = "p1", ms: int = NOW_MS, **columns: Any) -> dict[str, Any]:
-    """Return a delta with its id: these values are the same in canonical JSON and in Python's."""
+    """Return a delta with its id. For these values Python's JSON encoder produces canonical JSON."""
     content = {
         "clientId": "till-1",
         "columns": [{"column": name, "value": value} for name, value in columns.items()],
@@ -107,7 +107,7 @@ DELTAS: Final[tuple[Step, ...]] = (
 )
 
 SCHEMAS: Final = {"shop": {"products": {"name": "text", "price": "number?", "tags": "json"}}}
-"""Of the server that DELTA_SCHEMAS speaks to."""
+"""Schemas of the server for the `DELTA_SCHEMAS` scenario."""
 DELTA_SCHEMAS: Final[tuple[Step, ...]] = (
     push(TEA),
     push(delta(2, "UPDATE", price=None)),

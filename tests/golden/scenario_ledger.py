@@ -120,7 +120,7 @@ HTTP: Final[tuple[Step, ...]] = (
 
 
 def call(sequence: int, *operations: Any, number: int = 0, **members: Any) -> dict[str, Any]:
-    """Return a write in the JSON form of protobuf. The key is a number of 16 bytes in base64."""
+    """Return a write in protobuf's JSON form. The key is a 16-byte number in base64."""
     return {
         "organization": "globex",
         "clientId": "till",

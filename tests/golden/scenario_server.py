@@ -1,4 +1,4 @@
-"""Scenarios of what all APIs share: health, documents, unknown paths, authentication, limits, stopping."""
+"""Scenarios of behaviour that all APIs share: health, documents, unknown paths, authentication, limits, shutdown."""
 
 from typing import Final
 
@@ -180,7 +180,7 @@ LIMITS: Final[tuple[Step, ...]] = (
     Receive("fast"),
 )  # fmt: skip
 
-# --- a server that takes no new writes ---------------------------------------------------------------------------
+# --- a read-only server ---------------------------------------------------------------------------
 
 FIRST_EVENT: Final = Http(f"POST {PATH}", {"events": [event(1)]})
 READ_ONLY: Final[tuple[Step, ...]] = (
@@ -243,7 +243,7 @@ STOPPING: Final[tuple[Step, ...]] = (
 # --- a reader that does not read --------------------------------------------------------------------------------------
 
 SLOW_FRAMES: Final = 100
-"""Frames of 60 KB: more than the socket buffers and the limit of the server hold."""
+"""60 KB each: more in total than the socket buffers and the server's send queue hold."""
 LARGE: Final = "x" * 60_000
 SLOW_READER: Final[tuple[Step, ...]] = (
     Open("cy", PATH, receive_buffer_bytes=4096),

@@ -5,23 +5,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Json = Any
-"""A value that is sent as JSON; a text is sent as it is."""
+"""A value that is sent as JSON. A string is sent as is."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the reader of the transcript."""
+    """Add a comment to the transcript."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Http:
-    """A request on a new connection, and its complete response.
+    """Send a request on a new connection and read the complete response.
 
     `to` is method and path. `by` is the credential, which is sent as a bearer token. `save` maps a name to a regular
-    expression whose group is found in the response; later steps use it as `{{name}}`. `hidden` replaces the body in the
-    transcript, and headers about its content have no value there.
+    expression; later steps use its group in the response as `{{name}}`. `hidden` replaces the body in the transcript,
+    which then omits the values of the content headers.
     """
 
     to: str
@@ -34,7 +34,7 @@ class Http:
 
 @dataclass(frozen=True)
 class Poll:
-    """Repeat a GET until the response has this text. The transcript does not show it."""
+    """Repeat a GET until the response contains the text. The transcript does not show the requests."""
 
     path: str
     text: str
@@ -42,7 +42,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Listen:
-    """Open a stream of server-sent events and read its first `events`."""
+    """Open a stream of server-sent events and read the first `events` of them."""
 
     name: str
     to: str
@@ -53,7 +53,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class More:
-    """Read further events of a stream; None reads to its end."""
+    """Read more events of a stream, or the rest of the stream if `events` is None."""
 
     name: str
     events: int | None = 1
@@ -83,7 +83,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """Wait for further frames. Pings are answered and not counted: they come whenever a connection is silent."""
+    """Wait for more frames. Pings, which arrive whenever a connection is idle, are answered and not counted."""
 
     name: str
     frames: int = 1
@@ -91,7 +91,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Wait for a ping of the server."""
+    """Wait for a ping from the server."""
 
     name: str
 
@@ -100,7 +100,7 @@ class Heartbeat:
 class Flood:
     """Send frames one after another. `{{number}}` becomes 1, 2, …; each frame waits for the answer to the previous one.
 
-    The transcript does not show them.
+    The transcript does not show the frames.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Flood:
 
 @dataclass(frozen=True)
 class Drain:
-    """Read frames to the end of the connection. The transcript shows those without this text."""
+    """Read frames until the connection closes. The transcript omits frames that contain the text."""
 
     name: str
     without: str
@@ -118,14 +118,14 @@ class Drain:
 
 @dataclass(frozen=True)
 class HangUp:
-    """Close the connection of a stream or a WebSocket without a word."""
+    """Close the connection of a stream or a WebSocket without a closing handshake."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Rpc:
-    """Call a method of the ledger with a message in JSON form. A client reads `messages` of a stream."""
+    """Call a ledger method with a message in JSON form. Of a response stream, read the first `messages`."""
 
     method: str
     message: Json
@@ -137,7 +137,7 @@ class Rpc:
 
 @dataclass(frozen=True)
 class Stop:
-    """Ask the server to stop, with SIGTERM, and do not wait for its end."""
+    """Send SIGTERM to the server, and do not wait until it exits."""
 
 
 Step = Note | Http | Poll | Listen | More | Open | Send | Receive | Heartbeat | Flood | Drain | HangUp | Rpc | Stop

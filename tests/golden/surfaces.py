@@ -1,4 +1,4 @@
-"""Recorders of what users, operators and other programs rely on besides the protocols."""
+"""Record the surfaces other than the protocols that users, operators and other programs rely on."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _TABLE_ROW: Final = re.compile(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", re.MULTILINE
 
 
 def record_openapi(directory: Path) -> dict[str, str]:
-    """Record `/openapi.json` with one member a line, and the hash of its bytes."""
+    """Record `/openapi.json` with one member per line, and the hash of its bytes."""
     with fixed_server(str(directory / "log.db"), *DEVELOPMENT) as server:
         body = _get(server.url + "/openapi.json")
     text = json.dumps(json.loads(body), indent=1, ensure_ascii=False)
@@ -31,7 +31,7 @@ def record_openapi(directory: Path) -> dict[str, str]:
 
 
 def record_metrics(directory: Path) -> dict[str, str]:
-    """Record names, types, help and labels of the metrics, without values."""
+    """Record the names, types, help texts and labels of the metrics, without values."""
     with fixed_server(str(directory / "log.db"), *DEVELOPMENT) as server:
         urlopen(server.url + "/v1/events?partition=a").read()  # noqa: S310 - counted below
         lines = _get(server.url + "/metrics").decode().splitlines()
@@ -40,13 +40,13 @@ def record_metrics(directory: Path) -> dict[str, str]:
 
 
 def record_settings(directory: Path) -> dict[str, str]:
-    """Record names and defaults of the settings. A test compares the generated page with the server."""
+    """Record the names and defaults of the settings, from the generated page, which a test compares with the server."""
     page = generate_page("settings")
     return {"settings.txt": _lines(f"{name} = {default}" for name, default in _TABLE_ROW.findall(page))}
 
 
 def record_python_names(directory: Path) -> dict[str, str]:
-    """Record the public names of the packages with their signatures, and the names of the loggers."""
+    """Record the public names of the packages with their signatures, and the logger names."""
     names = run_script(HERE / "python_names.py")
     loggers = run_script(HERE / "logger_names.py")
     return {"python-names.txt": names, "loggers.txt": loggers}
@@ -56,8 +56,8 @@ def record_python_names(directory: Path) -> dict[str, str]:
 
 
 def record_sqlite_schemas(directory: Path) -> dict[str, str]:
-    """Record the schema of a new log in a file, and those of the durable files of the clients."""
-    # With true clocks: a client of deltas compares its clock with the server's, and gRPC computes deadlines with it.
+    """Record the schemas of a new log file and of the clients' files."""
+    # Use real clocks: the deltas client compares its clock with the server's, and gRPC computes deadlines from it.
     with serving(directory, grpc=True) as server:
         clients = (server.url, server.rpc_address, directory, "first")
         with start_script(ROOT / "tests/previous/use_clients.py", *clients) as process:
@@ -103,7 +103,7 @@ POSTGRES_QUERIES: Final = {
 
 
 def record_postgres_schema(directory: Path) -> dict[str, str]:
-    """Record what PostgreSQL's catalogues say about the schema of a new log."""
+    """Record the schema of a new log from PostgreSQL's catalogs."""
     address = address_of(directory / "log.db")
     with fixed_server(address, *DEVELOPMENT) as server:
         _get(server.url + "/readyz")
@@ -124,16 +124,16 @@ def _cell(value: object, schema: str) -> str:
 
 
 def record_history(directory: Path) -> dict[str, str]:
-    """Record verdicts, hashes and proofs of a fixed history in memory and in a file."""
-    return _history({"memory": ":memory:", "sqlite": str(directory / "log.db")})
+    """Record verdicts, hashes and proofs of the fixed history in memory and in a file."""
+    return _record_histories({"memory": ":memory:", "sqlite": str(directory / "log.db")})
 
 
 def record_postgres_history(directory: Path) -> dict[str, str]:
-    """Record the same in a database."""
-    return _history({"postgres": address_of(directory / "history")})
+    """Record verdicts, hashes and proofs of the fixed history in PostgreSQL."""
+    return _record_histories({"postgres": address_of(directory / "history")})
 
 
-def _history(places: dict[str, str]) -> dict[str, str]:
+def _record_histories(places: dict[str, str]) -> dict[str, str]:
     return {f"history-{kind}.txt": run_script(HERE / "fixed_history.py", place) for kind, place in places.items()}
 
 
@@ -141,7 +141,7 @@ def _history(places: dict[str, str]) -> dict[str, str]:
 
 
 def record_help(directory: Path) -> dict[str, str]:
-    """Record `--help` of all commands, which are found in the help of their groups."""
+    """Record `--help` of all commands. The help of each group lists its commands."""
     found: list[str] = []
     waiting: list[tuple[str, ...]] = [()]
     while waiting:

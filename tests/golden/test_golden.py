@@ -1,4 +1,4 @@
-"""Behaviour that users and other programs can observe is the same as in the golden files."""
+"""Observable behaviour matches the golden files."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from golden.recorders import RECORDERS
 
 
 @pytest.mark.parametrize("name", RECORDERS)
-def test_behaviour_is_as_recorded(name: str, tmp_path: Path) -> None:
+def test_behaviour_matches_the_golden_files(name: str, tmp_path: Path) -> None:
     found = golden_files.differences(RECORDERS[name](tmp_path))
     if found:
         pytest.fail(f"{found}\n\n{REGENERATE}", pytrace=False)
 
 
-def test_difference_shows_the_changed_line_and_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_shows_the_file_and_the_changed_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden_files, "FILES", tmp_path)
     golden_files.write({"one.txt": "first\nsecond\n", "other.txt": "same\n"})
     found = golden_files.differences({"one.txt": "first\n2nd\n", "other.txt": "same\n", "new.txt": ""})
@@ -26,7 +26,7 @@ def test_difference_shows_the_changed_line_and_the_file(tmp_path: Path, monkeypa
     assert "new.txt does not exist" in found
 
 
-def test_long_difference_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_diff_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden_files, "FILES", tmp_path)
     golden_files.write({"one.txt": "a\n" * 1000})
     found = golden_files.differences({"one.txt": "b\n" * 1000}).split("\n")
@@ -34,7 +34,7 @@ def test_long_difference_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found[-1] == "… (one.txt: the rest is not shown)"
 
 
-def test_golden_files_are_text_with_line_ends_of_unix() -> None:
+def test_golden_files_have_unix_line_endings() -> None:
     for path in FILES.iterdir():
         data = path.read_bytes()
         assert b"\r\n" not in data, path

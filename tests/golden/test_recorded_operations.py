@@ -1,4 +1,4 @@
-"""Every operation, message and error code that is documented is in a recorded exchange."""
+"""Every documented operation, message and error code occurs in a recorded exchange."""
 
 import json
 import re
@@ -12,35 +12,35 @@ import pytest
 from golden.golden_files import FILES
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
-CODE: Final = {
+CODE_PATTERNS: Final = {
     "events": r'"code":"([a-z_]+)"',
     "chat": r'(?:"error":\{|"type":"error",)"code":"([A-Z_]+)"',
     "deltas": r'(?:"error":"[^\n"]*","code":"|"code":"(?=[A-Z_]+"[^\n]*"error":"))([A-Z_]+)"',
 }
-"""How the errors of an API look."""
+"""Patterns that find the error codes in the exchanges of each API."""
 NOT_RECORDED: Final[dict[str, set[str]]] = {
     "events": set(),
     "chat": {"BUSY", "UNAVAILABLE", "SERVER_STOPPING", "SLOW_CONSUMER"},
     "deltas": {"SERVER_BUSY", "SERVER_ERROR", "RATE_LIMITED"},
 }
-"""Codes of overload and of failing stores, which other tests provoke inside the server."""
+"""Codes for overload and store failures, which other tests provoke inside the server."""
 
 
 def exchanges(*names: str) -> str:
-    """Return the transcripts whose names begin with one of these."""
+    """Return the transcripts whose names begin with one of `names`."""
     paths = sorted(path for name in names for path in FILES.glob(f"exchange-{name}*.txt"))
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def section(page: str, heading: str) -> str:
-    """Return the text below a heading of a page, up to the next one of its level."""
+    """Return the text below a heading of a page, up to the next heading of the same level."""
     _, found, rest = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")
     assert found, f"docs/{page} has no section {heading!r}"
     return rest.partition("\n## ")[0]
 
 
 def codes(page: str, column: int) -> set[str]:
-    """Return the codes in a column of the table of errors of a page."""
+    """Return the codes in one column of a page's error table."""
     rows = section(page, "Errors").splitlines()
     return {code for row in rows if row.startswith("|") for code in re.findall(r"`(\w+)`", row.split("|")[column])}
 
@@ -102,7 +102,7 @@ def test_every_message_type_of_live_deltas_is_in_an_exchange() -> None:
 def test_every_error_code_is_in_an_exchange(api: str, column: int) -> None:
     wanted = codes(f"reference/{api}.md", column)
     assert len(wanted) > 8
-    assert wanted - set(re.findall(CODE[api], exchanges(""))) == NOT_RECORDED[api]
+    assert wanted - set(re.findall(CODE_PATTERNS[api], exchanges(""))) == NOT_RECORDED[api]
 
 
 def test_every_status_of_the_ledger_is_in_an_exchange() -> None:

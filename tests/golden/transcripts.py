@@ -31,7 +31,7 @@ from golden.wire_clients import Connection, ConnectionLostError, EventStream, js
 
 _CONTENT_HEADER: Final = re.compile(r"^(Content-Length|Etag|Last-Modified): .*$", re.MULTILINE)
 LINE_CHARACTERS_MAX: Final = 6000
-"""Longer texts that a client sends are cut in the transcript."""
+"""The transcript truncates longer texts that a client sends."""
 
 
 class Transcript:
@@ -89,7 +89,7 @@ class Transcript:
         self._write("", "(SIGTERM)")
 
     def _keep(self, name: str, connection: Connection) -> Connection:
-        """Give a connection its name, which an earlier one may have had."""
+        """Store a connection under its name, and replace an earlier connection of that name."""
         if name in self._connections:
             self._connections[name].close()
         self._connections[name] = connection
@@ -98,7 +98,7 @@ class Transcript:
     # --- HTTP
 
     def _request(self, step: Http) -> None:
-        body = b"" if step.body is None else self._filled(json_text(step.body)).encode()
+        body = b"" if step.body is None else self._fill_in(json_text(step.body)).encode()
         connection = Connection(self._server.port)
         try:
             head = self._exchange_heads(connection, step.to, step.by, step.headers, body, shows_content=not step.hidden)
@@ -122,18 +122,18 @@ class Transcript:
         *,
         shows_content: bool = True,
     ) -> str:
-        """Send a request, and return the head of the response."""
+        """Send a request and return the head of the response."""
         sent = {**headers}
         if token:
-            sent["Authorization"] = f"Bearer {self._filled(token)}"
+            sent["Authorization"] = f"Bearer {self._fill_in(token)}"
         if body:
             sent.setdefault("Content-Type", "application/json")
-        to = self._filled(to)
-        connection.send(wire_clients.request_bytes(to, {k: self._filled(v) for k, v in sent.items()}, body))
+        to = self._fill_in(to)
+        connection.send(wire_clients.request_bytes(to, {k: self._fill_in(v) for k, v in sent.items()}, body))
         shown = [to, *(f"{name}: {value}" for name, value in sent.items())]
         self._write("", *(f"> {line}" for line in shown))
         if body:
-            self._write(">", f"> {_cut(body.decode())}")
+            self._write(">", f"> {_truncate(body.decode())}")
         head = wire_clients.read_head(connection)
         shown_head = head if shows_content else _CONTENT_HEADER.sub(r"\1: <…>", head)
         self._write(*(f"< {line}" for line in shown_head.split("\n")))
@@ -174,16 +174,16 @@ class Transcript:
             self._keep(step.name, connection)
 
     def _send(self, step: Send) -> None:
-        text = self._filled(json_text(step.frame))
+        text = self._fill_in(json_text(step.frame))
         kind = {1: "", 2: "binary ", 8: "close ", 9: "ping ", 10: "pong "}[step.opcode]
-        shown = "1000" if step.opcode == wire_clients.CLOSE else _cut(text)
+        shown = "1000" if step.opcode == wire_clients.CLOSE else _truncate(text)
         self._write("", f"{step.name}: > {kind}{shown}")
         data = text.encode("latin-1" if step.opcode == wire_clients.CLOSE else "utf-8")
         self._connections[step.name].send(wire_clients.frame_bytes(data, step.opcode))
         self._save(step.save, self._receive(step.name, step.receive))
 
     def _receive(self, name: str, count: int) -> str:
-        """Read frames, and return the last one."""
+        """Read frames and return the last one."""
         shown = ""
         for _ in range(count):
             try:
@@ -200,7 +200,7 @@ class Transcript:
 
     def _flood(self, step: Flood) -> None:
         template = json_text(step.frame)
-        self._write("", f"{step.name}: > (a flood of {_cut(template)})")
+        self._write("", f"{step.name}: > (a flood of {_truncate(template)})")
         connection = self._connections[step.name]
         for number in range(1, step.count + 1):
             connection.send(wire_clients.frame_bytes(template.replace("{{number}}", f"{number:012x}").encode()))
@@ -222,25 +222,25 @@ class Transcript:
 
     def _call(self, step: Rpc) -> None:
         assert self._stub is not None
-        token = [("authorization", f"Bearer {self._filled(step.by)}")] if step.by else []
+        token = [("authorization", f"Bearer {self._fill_in(step.by)}")] if step.by else []
         metadata = [*token, *step.metadata]
-        message = self._filled_all(step.message)
+        message = self._fill_in_all(step.message)
         request, lines = self._stub.call(step.method, message, metadata, step.messages)
         shown = [f"{name}: {value}" for name, value in metadata]
-        self._write("", f"> rpc {step.method} {_cut(request)}", *(f"> {line}" for line in shown))
+        self._write("", f"> rpc {step.method} {_truncate(request)}", *(f"> {line}" for line in shown))
         self._write(*(f"< {line}" for line in lines))
         self._save(step.save, "\n".join(lines))
 
     # --- texts
 
-    def _filled_all(self, value: Any) -> Any:
+    def _fill_in_all(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._filled(value)
+            return self._fill_in(value)
         if isinstance(value, Mapping):
-            return {name: self._filled_all(one) for name, one in value.items()}
-        return [self._filled_all(one) for one in value] if isinstance(value, Sequence) else value
+            return {name: self._fill_in_all(one) for name, one in value.items()}
+        return [self._fill_in_all(one) for one in value] if isinstance(value, Sequence) else value
 
-    def _filled(self, text: str) -> str:
+    def _fill_in(self, text: str) -> str:
         return re.sub(r"\{\{(\w+)\}\}", lambda found: self._saved[found[1]], text)
 
     def _save(self, wanted: Mapping[str, str], text: str) -> None:
@@ -250,7 +250,7 @@ class Transcript:
             self._saved[name] = found[1]
 
     def save(self, name: str, value: str) -> None:
-        """Give a value, such as a credential, that steps use as `{{name}}` and the transcript shows so."""
+        """Define a value, such as a credential, that steps and the transcript show as `{{name}}`."""
         self._saved[name] = self._given[name] = value
 
     def _write(self, *lines: str) -> None:
@@ -267,5 +267,5 @@ def _get(url: str) -> str:
         return str(response.read().decode())
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= LINE_CHARACTERS_MAX else f"{text[:80]}… ({len(text)} characters)"

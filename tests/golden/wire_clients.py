@@ -1,4 +1,4 @@
-"""Clients that show every byte of an answer that a program can see: header order, chunks, frames, close codes."""
+"""Clients that expose every detail of an answer that a program can see: header order, chunks, frames, close codes."""
 
 import json
 import socket
@@ -13,11 +13,11 @@ TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 
 class ConnectionLostError(Exception):
-    """The server ended the connection without a close frame."""
+    """The server closed the connection without a close frame."""
 
 
 class Connection:
-    """A TCP connection to the server that reads with a deadline."""
+    """A TCP connection to the server whose reads time out."""
 
     def __init__(self, port: int, receive_buffer_bytes: int = 0) -> None:
         self._socket = socket.socket()
@@ -59,7 +59,7 @@ class Connection:
 
 
 def request_bytes(to: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return a request as it is sent."""
+    """Return the bytes of a request."""
     lines = [f"{to} HTTP/1.1", "Host: localhost", *(f"{name}: {value}" for name, value in headers.items())]
     if body:
         lines.append(f"Content-Length: {len(body)}")
@@ -67,12 +67,12 @@ def request_bytes(to: str, headers: Mapping[str, str], body: bytes) -> bytes:
 
 
 def read_head(connection: Connection) -> str:
-    """Return status line and headers of a response, without the empty line."""
+    """Return the status line and headers of a response, without the empty line."""
     return connection.read_until(b"\r\n\r\n")[:-4].decode().replace("\r\n", "\n")
 
 
 def read_body(connection: Connection, head: str, *, is_head: bool) -> bytes:
-    """Return the body of a response, without the marks of its chunks."""
+    """Return the body of a response with chunked encoding removed."""
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head.split("\n")[1:])}
     if is_head or head.split(" ")[1] in ("101", "204", "304"):
         return b""
@@ -82,7 +82,7 @@ def read_body(connection: Connection, head: str, *, is_head: bool) -> bytes:
 
 
 def read_chunk(connection: Connection) -> bytes:
-    """Return the next chunk; empty at the end of the body."""
+    """Return the next chunk, which is empty at the end of the body."""
     size = int(connection.read_until(b"\r\n"), 16)
     return connection.read(size + 2)[:-2]
 
@@ -95,7 +95,7 @@ class EventStream:
         self._text = ""
 
     def next(self) -> str | None:
-        """Return the lines of the next event or comment; None at the end of the stream."""
+        """Return the lines of the next event or comment, or None at the end of the stream."""
         while "\n\n" not in self._text:
             chunk = read_chunk(self.connection)
             if not chunk:
@@ -131,7 +131,7 @@ UPGRADE: Final = {
 
 
 def frame_bytes(data: bytes, opcode: int = TEXT) -> bytes:
-    """Return a frame of a client. The mask is zero, which the protocol allows."""
+    """Return a client frame. The mask is zero, which the protocol allows."""
     size = len(data)
     if size < 126:
         head = bytes([0x80 | opcode, 0x80 | size])
@@ -143,9 +143,9 @@ def frame_bytes(data: bytes, opcode: int = TEXT) -> bytes:
 
 
 def read_frame(connection: Connection) -> Frame:
-    """Return the next frame. The server does not divide messages."""
+    """Return the next frame. The server does not fragment messages."""
     first, second = connection.read(2)
-    assert first & 0x80, "a divided message"
+    assert first & 0x80, "fragmented message"
     size = second & 0x7F
     if size >= 126:
         size = int.from_bytes(connection.read(2 if size == 126 else 8), "big")
@@ -153,12 +153,12 @@ def read_frame(connection: Connection) -> Frame:
 
 
 def read_message(connection: Connection) -> Frame:
-    """Return the next frame that is not a ping. Pings are answered."""
+    """Return the next frame other than a ping; answer pings."""
     while (frame := read_frame(connection)).opcode == PING:
         connection.send(frame_bytes(frame.data, PONG))
     return frame
 
 
 def json_text(value: Any) -> str:
-    """Return a body or a frame: a text as it is, other values as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))

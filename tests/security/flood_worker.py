@@ -1,10 +1,10 @@
-"""Opens unauthenticated connections that never finish: `flood_worker.py PORT CONNECTIONS BYTES SHAPE PROTOCOL`.
+"""Open unauthenticated connections that never finish: `flood_worker.py PORT CONNECTIONS BYTES SHAPE PROTOCOL`.
 
-PROTOCOL is `plain` or `tls`. SHAPE is what stays unfinished after some BYTES: the first frame of a WebSocket (`frame`),
-the head of an HTTP request (`head`), a TLS handshake (`hello`), a TLS record behind an unfinished frame (`record`), or
-responses that the client does not read (`unread`). On the gRPC port: metadata (`metadata`), or the message of a call to
-the ledger (`call`) or to health (`health`).
-Prints the number of connections on which everything was sent, and keeps them open until it is killed.
+PROTOCOL is `plain` or `tls`. SHAPE is the part that remains unfinished after BYTES: the first frame of a WebSocket
+(`frame`), the head of an HTTP request (`head`), a TLS handshake (`hello`), a TLS record after an unfinished frame
+(`record`), or responses that the client does not read (`unread`). On the gRPC port: metadata (`metadata`), or the
+message of a ledger call (`call`) or a health call (`health`).
+The worker prints on how many connections it sent all data, and keeps them open until it is killed.
 """
 
 import resource
@@ -24,18 +24,18 @@ UPGRADE: Final = (
 DECLARED_BYTES: Final = 3 * 2**20
 HEADER_BYTES: Final = 8000
 HELLO_BYTES: Final = 131_000
-"""OpenSSL refuses a longer ClientHello when it reads the length."""
+"""OpenSSL refuses a longer ClientHello as soon as it has read the length."""
 RECORD_BYTES: Final = 16_000
-NOT_READ_BYTES: Final = 200_000
-"""A server stops reading before that, so sending more would wait until it closes the connection."""
+BLOCKING_BYTES_MAX: Final = 200_000
+"""The server stops reading before this limit, so sending more in blocking mode would hang until it disconnects."""
 GRPC_SHAPES: Final = ("metadata", "call", "health")
 UNREAD_BYTES: Final = 4096
-"""Buffer of the system for responses that the client does not read."""
+"""Kernel receive buffer for responses that the client does not read."""
 TIMEOUT_S: Final = 60
 
 
 def unfinished(shape: str, size: int) -> bytes:
-    """Return bytes that a server keeps while it waits for the rest."""
+    """Return incomplete input, which a server buffers while it waits for the rest."""
     if shape in GRPC_SHAPES:
         return unfinished_call(shape, size)
     if shape == "head":
@@ -52,7 +52,7 @@ def unfinished(shape: str, size: int) -> bytes:
 
 
 def send(connection: socket.socket, shape: str, data: bytes) -> None:
-    """Send everything. Raises OSError if the server refuses it."""
+    """Send all data. Raises OSError if the server refuses it."""
     if shape in ("frame", "record"):
         connection.sendall(UPGRADE)
         if b" 101 " not in connection.recv(4096):
@@ -61,10 +61,10 @@ def send(connection: socket.socket, shape: str, data: bytes) -> None:
         connection.sendall(OPENING)
         if not connection.recv(4096):
             raise ConnectionError("no HTTP/2")
-    if len(data) > NOT_READ_BYTES:
+    if len(data) > BLOCKING_BYTES_MAX:
         connection.setblocking(False)
     connection.sendall(data)
-    if shape == "record":  # below TLS: the header of a record, and all but its last byte
+    if shape == "record":  # below TLS: a record without its last byte
         with socket.socket(fileno=connection.detach()) as raw:
             raw.sendall(b"\x17\x03\x03" + RECORD_BYTES.to_bytes(2, "big") + bytes(RECORD_BYTES - 1))
             _kept.append(raw.dup())
@@ -74,7 +74,7 @@ _kept: Final[list[socket.socket]] = []
 
 
 def main(port: int, count: int, size: int, shape: str, protocol: str) -> None:
-    """Open the connections one after another."""
+    """Open the connections one by one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     context = ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as a gRPC client sends them, for calls that are never finished."""
+"""HTTP/2 frames of gRPC calls that never finish."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ CONTINUATION: Final = 9
 END_HEADERS: Final = 4
 FRAME_BYTES_MAX: Final = 16_384
 LONG_INTEGER: Final = 127
-"""A length from here on continues in further bytes, each with seven bits."""
+"""A string length of 127 or more continues in further bytes of seven bits each."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DECLARED_BYTES: Final = 3 * 2**20
 CALLS: Final = {
@@ -23,7 +23,7 @@ def frame(kind: int, payload: bytes, *, flags: int = 0, stream: int = 0) -> byte
 
 
 def header(name: str, value: str) -> bytes:
-    """Return a header that neither side keeps in its table."""
+    """Encode a header that is not added to the dynamic table."""
     return b"\0" + _string(name) + _string(value)
 
 
@@ -43,7 +43,7 @@ def _headers(path: str) -> bytes:
 
 
 def unfinished_call(shape: str, size: int) -> bytes:
-    """Return a call that lacks the rest: after about `size` bytes of headers (`metadata`), or of the message."""
+    """Return an unfinished call that has sent about `size` bytes of its headers (`metadata`) or of its message."""
     if shape == "metadata":
         block = _headers(CALLS["call"]) + header("authorization", "a" * size)
         parts = [block[at : at + FRAME_BYTES_MAX] for at in range(0, size, FRAME_BYTES_MAX)]

@@ -14,7 +14,7 @@ UPGRADE: Final = (
 
 
 def frame(payload: bytes, declared: int | None = None) -> bytes:
-    """Return a text frame with a mask of zeros; `declared` is the length in its header."""
+    """Return a text frame with an all-zero mask; `declared` is the length in its header."""
     length = len(payload) if declared is None else declared
     return b"\x81\xff" + length.to_bytes(8, "big") + bytes(4) + payload
 
@@ -25,7 +25,7 @@ def connect_frame(credential: str) -> bytes:
 
 
 async def upgrade(connection: RawConnection, path: str = "/v1/events", headers: str = "") -> None:
-    """Turn a raw connection into a WebSocket that is not authenticated."""
+    """Upgrade a raw connection to an unauthenticated WebSocket."""
     connection.send(UPGRADE.format(path=path, headers=headers).encode())
     head = await soon(connection.reader.readuntil(b"\r\n\r\n"))
     assert b" 101 " in head, head
@@ -42,5 +42,5 @@ async def is_closed(connection: RawConnection) -> bool:
 
 
 def refusals(served: Serving) -> dict[str, int]:
-    """Return the reasons for which connections were refused."""
+    """Return the number of refused connections by reason."""
     return {reason: count for reason, count in served.server.counts.connections_refused.items() if count}

@@ -1,4 +1,4 @@
-"""Failed authentication is throttled, and nothing else (CO-25)."""
+"""Only failed authentication is throttled (CO-25)."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ from server.raw_http import post, raw_connection, write
 from server.running_server import Serving, api_key, serving
 
 BURST = 150
-"""Requests in a burst; the default limit is 60 failures in a minute."""
+"""Requests in a burst. The default limit is 60 failures per minute."""
 OK, FAILED, LIMITED = "ok", "auth_failed", "rate_limited"
 
 Attempt = Callable[[Serving, str | None], Awaitable[str]]
-"""Authenticate with a credential, and return the outcome."""
+"""Authenticates with a credential and returns the outcome."""
 
 
 async def http(served: Serving, credential: str | None) -> str:
@@ -96,14 +96,14 @@ ATTEMPTS: dict[str, Attempt] = {
 
 @asynccontextmanager
 async def server_with_key(tmp_path: Path) -> AsyncIterator[tuple[Serving, str, str]]:
-    """Run a server with the default limits; also yield an API key and a token that are valid."""
+    """Run a server with the default limits; also yield a valid API key and a valid token."""
     async with serving(tmp_path, tokens=True, api_keys=True) as served:
         key = api_key(served, "ci", ["*"], ["*"])
         yield served, key.text, token(client_id="ci")
 
 
 async def burst(attempt: Attempt, served: Serving, credential: str | None) -> list[str]:
-    """Make the attempts, ten at a time."""
+    """Make `BURST` attempts, ten at a time."""
     found: list[str] = []
     for _ in range(BURST // 10):
         found += await asyncio.gather(*(attempt(served, credential) for _ in range(10)))
@@ -117,7 +117,7 @@ async def test_requests_without_a_credential_do_not_delay_valid_ones(tmp_path: P
     async with server_with_key(tmp_path) as (served, key, jwt):
         assert set(await burst(attempt, served, None)) == {FAILED}
         assert [await attempt(served, one) for one in (key, jwt)] == [OK, OK]
-        # The attempts used up nothing: a wrong credential is still answered as the first one.
+        # The attempts did not count against the limit: a wrong credential still gets the normal refusal.
         assert await attempt(served, "wrong") == FAILED
         assert (served.server.counts.auth_failures, served.server.counts.unauthenticated_requests) == (1, BURST)
 

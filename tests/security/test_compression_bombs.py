@@ -1,4 +1,4 @@
-"""Compressed input: the server unpacks nothing beyond its limits. See test_events_endpoints.py for bodies."""
+"""Compressed input: the server never inflates beyond its limits. test_events_endpoints.py tests compressed bodies."""
 
 import zlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from server.running_server import serving
 
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/chat"])
-async def test_websocket_does_not_agree_to_compression(tmp_path: Path, path: str) -> None:
+async def test_websocket_does_not_negotiate_compression(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path) as served:
         socket = await soon(served.session.ws_connect(served.url + path, compress=15))
         assert socket.compress == 0
@@ -30,7 +30,8 @@ async def test_compressed_frame_closes_the_connection(tmp_path: Path, path: str)
         socket: aiohttp.ClientWebSocketResponse = await soon(served.session.ws_connect(served.url + path))
         writer = socket._writer
         assert writer is not None
-        head = bytes((0xC1, 0x80 | 127)) + len(bomb).to_bytes(8, "big") + bytes(4)  # text, RSV1, masked with zeros
+        # A text frame with RSV1 set and an all-zero mask.
+        head = bytes((0xC1, 0x80 | 127)) + len(bomb).to_bytes(8, "big") + bytes(4)
         transport = socket._conn.transport  # type: ignore[union-attr]
         assert transport is not None
         transport.write(head + bomb)

@@ -1,7 +1,6 @@
-"""Anonymous connections from an address never keep out valid callers of the same address (CO-25).
+"""Anonymous connections never lock out valid callers from the same address (CO-25).
 
-The tests use no time: the clock of the server stands still, and a flood is a number of connections that the server has
-accepted.
+The tests do not depend on time: the server's clock stands still, and a flood is a number of accepted connections.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ from server.running_server import Serving, serving
 from server.test_server_app import make_certificate
 
 SLOTS: Final = 20
-"""Unauthenticated connections of the servers in these tests."""
-FEWER: Final = SLOTS // 2 - 1
-"""Connections after which one that was accepted before them is still open."""
+"""`unauthenticated_connections_max` of the servers in these tests."""
+NON_EVICTING_COUNT: Final = SLOTS // 2 - 1
+"""This many new connections do not evict one that was accepted before them."""
 ROUNDS: Final = 2
 ANY_CERTIFICATE: Final = ssl.create_default_context()
 ANY_CERTIFICATE.check_hostname, ANY_CERTIFICATE.verify_mode = False, ssl.CERT_NONE
@@ -40,11 +39,11 @@ SHAPES: Final = {
     "tls-unfinished-handshake": (unfinished("hello", 1000), False),
     "tls-unfinished-frame": (UPGRADE + unfinished("frame", 1000), True),
 }
-"""What each connection of a flood sends, and whether its TLS handshake is complete; None without TLS."""
+"""The data that each connection of a flood sends, and whether its TLS handshake completes (None without TLS)."""
 
 
 class Flood:
-    """Anonymous connections to a server, which stay open until the server closes them."""
+    """Anonymous connections to a server. They stay open until the server closes them."""
 
     def __init__(self, served: Serving, stack: AsyncExitStack, shape: str) -> None:
         self._served = served
@@ -55,12 +54,12 @@ class Flood:
 
     @property
     def accepted(self) -> int:
-        """The number of all connections that the server has accepted so far."""
+        """How many connections the server has accepted so far."""
         limiter = self._served.server._limiter
         return limiter.closed_count + len(limiter)
 
     async def add(self, count: int) -> None:
-        """Open connections, and wait until the server has accepted all of them."""
+        """Open connections and wait until the server has accepted all of them."""
         accepted = self.accepted
         for _ in range(count):
             made = await self._stack.enter_async_context(raw_connection(self._served, self._tls))
@@ -70,7 +69,7 @@ class Flood:
 
 
 Call = Callable[[Serving, Flood], Awaitable[None]]
-"""Connect with a valid credential while the flood goes on between two steps of the caller."""
+"""Makes a call with a valid credential, and adds to the flood between two steps of the call."""
 
 
 def _tls(served: Serving) -> ssl.SSLContext | None:
@@ -81,7 +80,7 @@ async def send_request(served: Serving, flood: Flood) -> None:
     async with raw_connection(served, _tls(served)) as connection:
         head = f"GET /v1/events?partition=a HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token()}\r\n\r\n"
         connection.send(head[:20].encode())
-        await flood.add(FEWER)
+        await flood.add(NON_EVICTING_COUNT)
         connection.send(head[20:].encode())
         status, _, answer = await connection.answer()
         assert status == 200, answer
@@ -89,7 +88,7 @@ async def send_request(served: Serving, flood: Flood) -> None:
 
 async def send_write(served: Serving, flood: Flood) -> None:
     async with raw_connection(served, _tls(served)) as connection:
-        await flood.add(FEWER)
+        await flood.add(NON_EVICTING_COUNT)
         connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
         assert await connection.written() == 1
 
@@ -97,7 +96,7 @@ async def send_write(served: Serving, flood: Flood) -> None:
 async def open_websocket(served: Serving, flood: Flood) -> None:
     async with raw_connection(served, _tls(served)) as connection:
         await upgrade(connection)
-        await flood.add(FEWER)
+        await flood.add(NON_EVICTING_COUNT)
         connection.send(connect_frame(token()))
         assert b'"connected"' in await soon(connection.reader.readuntil(b"}"))
 
@@ -106,7 +105,7 @@ async def open_websocket(served: Serving, flood: Flood) -> None:
 async def flooded_server(
     tmp_path: Path, shape: str = "silent", **settings: Any
 ) -> AsyncIterator[tuple[Serving, Flood]]:
-    """Run a server whose slots are all taken by a flood."""
+    """Run a server, and fill all slots for unauthenticated connections with a flood."""
     settings = {"unauthenticated_connections_max": SLOTS, **settings}
     if SHAPES[shape][1] is not None:
         settings["tls"] = make_certificate(tmp_path, "server")
@@ -118,7 +117,7 @@ async def flooded_server(
 
 @pytest.mark.rule("CO-25", "CO-27")
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_flood_from_the_same_address_does_not_keep_out_valid_callers(tmp_path: Path, shape: str) -> None:
+async def test_flood_does_not_lock_out_valid_callers_from_the_same_address(tmp_path: Path, shape: str) -> None:
     calls: tuple[Call, ...] = (send_request, send_write, open_websocket)
     async with flooded_server(tmp_path, shape) as (served, flood):
         for call in calls * ROUNDS:
@@ -138,8 +137,8 @@ async def test_flood_does_not_close_authenticated_keep_alive_connections(tmp_pat
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-async def test_flood_does_not_use_up_the_connections_of_its_address(tmp_path: Path) -> None:
-    """The limit of an address is lower than the number of unauthenticated connections."""
+async def test_flood_does_not_exhaust_the_connection_limit_of_its_address(tmp_path: Path) -> None:
+    """The limit per address is lower than the limit for unauthenticated connections."""
     authorization = f"Authorization: Bearer {token()}"
     async with flooded_server(tmp_path, connections_per_address_max=5) as (served, flood), AsyncExitStack() as stack:
         for number in range(1, 6):
@@ -147,13 +146,13 @@ async def test_flood_does_not_use_up_the_connections_of_its_address(tmp_path: Pa
             connection.send(post(write(number, client="user:ada"), authorization))
             assert await connection.written() == number
             await flood.add(1 if number < 5 else 0)
-        async with raw_connection(served) as refused:  # all of them are authenticated
+        async with raw_connection(served) as refused:  # all others are authenticated
             assert await is_closed(refused)
         assert set(refusals(served)) == {"evicted", "address"}
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-async def test_flood_through_a_proxy_does_not_use_up_the_streams_of_its_address(tmp_path: Path) -> None:
+async def test_flood_through_a_proxy_does_not_exhaust_the_stream_limit_of_its_address(tmp_path: Path) -> None:
     settings = {"trusted_proxies": ("127.0.0.0/8",), "connections_per_address_max": 5}
     client = "X-Forwarded-For: 192.0.2.1\r\n"
     async with serving(tmp_path, tokens=True, **settings) as served, AsyncExitStack() as stack:  # type: ignore[arg-type]
@@ -167,11 +166,11 @@ async def test_flood_through_a_proxy_does_not_use_up_the_streams_of_its_address(
 
 
 @pytest.mark.rule("CO-27")
-async def test_unauthenticated_connections_that_hold_much_are_closed(tmp_path: Path) -> None:
-    """All together hold at most `HELD_BYTES` for each that is allowed."""
+async def test_unauthenticated_connections_that_hold_the_most_data_are_closed(tmp_path: Path) -> None:
+    """In total they hold at most `HELD_BYTES` times the maximum number of unauthenticated connections."""
     async with flooded_server(tmp_path, "unfinished-head") as (served, flood):
         limiter = served.server._limiter
-        # Each header is valid: the server would refuse a longer one whenever it reads the whole of it at once.
+        # Each header is valid. The server would refuse a longer one if a single read returned all of it.
         headers = (b"X: " + b"a" * 1019 + b"\r\n") * (3 * HELD_BYTES // 1024)
         for one in flood.connections[-SLOTS:]:
             one.send(headers)
@@ -182,8 +181,8 @@ async def test_unauthenticated_connections_that_hold_much_are_closed(tmp_path: P
 
 @pytest.mark.rule("CO-27")
 @pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])
-async def test_responses_that_are_not_read_count_as_held_until_they_are_read(tmp_path: Path, *, with_tls: bool) -> None:
-    requests = 100  # with 120 KB each: more than the system takes
+async def test_unread_responses_count_as_held_until_the_client_reads_them(tmp_path: Path, *, with_tls: bool) -> None:
+    requests = 100  # The responses have 120 KB each, which is more than the kernel buffers.
     settings = {"tls": make_certificate(tmp_path, "server")} if with_tls else {}
     async with serving(tmp_path, tokens=True, **settings) as served:  # type: ignore[arg-type]
         with socket.socket() as small:
@@ -221,7 +220,7 @@ async def test_large_tls_handshake_is_refused(tmp_path: Path) -> None:
 
 
 class RawTls:
-    """A TLS client that sends and answers only what the test says."""
+    """A TLS client that sends only what the test tells it to send."""
 
     def __init__(self, connection: RawConnection) -> None:
         self._connection = connection
@@ -229,7 +228,7 @@ class RawTls:
         self._tls = ANY_CERTIFICATE.wrap_bio(self._incoming, self._outgoing)
 
     async def start(self) -> None:
-        """Do the handshake, and keep its last bytes until the next `send`."""
+        """Do the handshake, but hold back its last bytes until the next `send`."""
         for _ in range(2):
             try:
                 self._tls.do_handshake()
@@ -242,14 +241,14 @@ class RawTls:
             self._tls.write(data)
         self._connection.send(self._outgoing.read())
 
-    async def read_until(self, wanted: bytes) -> bytes:
-        """Return what the server sends, up to and with the wanted bytes."""
+    async def read_until(self, expected: bytes) -> bytes:
+        """Return received data up to and including the expected bytes."""
         received = b""
-        while wanted not in received:
+        while expected not in received:
             await self._receive()
             try:
                 received += self._tls.read()
-            except ssl.SSLWantReadError:  # tickets of the server come first
+            except ssl.SSLWantReadError:  # the server sends session tickets first
                 await asyncio.sleep(0)
         return received
 
@@ -258,7 +257,7 @@ class RawTls:
 
 
 @pytest.mark.rule("CO-27")
-async def test_connection_that_does_not_answer_the_end_of_tls_is_counted(tmp_path: Path) -> None:
+async def test_connection_that_does_not_answer_the_tls_close_is_still_counted(tmp_path: Path) -> None:
     async with flooded_server(tmp_path, "tls-silent") as (served, flood), raw_connection(served) as connection:
         client = RawTls(connection)
         await client.start()
@@ -272,7 +271,7 @@ async def test_connection_that_does_not_answer_the_end_of_tls_is_counted(tmp_pat
 
 @pytest.mark.rule("CO-27")
 async def test_large_request_right_after_the_tls_handshake_is_accepted(tmp_path: Path) -> None:
-    """The server reads the end of the handshake and the beginning of the request at once."""
+    """The server gets the end of the handshake and the start of the request in one read."""
     tls = make_certificate(tmp_path, "server")
     async with serving(tmp_path, tokens=True, tls=tls) as served, raw_connection(served) as connection:
         client = RawTls(connection)

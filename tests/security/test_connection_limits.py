@@ -1,4 +1,4 @@
-"""Connections without a credential cost little, and take no place from others (CO-27)."""
+"""Unauthenticated connections use little memory and do not take slots from authenticated ones (CO-27)."""
 
 import gc
 import json
@@ -64,9 +64,9 @@ async def test_unfinished_request_head_is_refused_above_its_limit(tmp_path: Path
 
 
 @pytest.mark.rule("CO-27")
-async def test_large_body_without_a_credential_is_answered_and_not_kept(tmp_path: Path) -> None:
+async def test_large_body_without_a_credential_is_refused_and_not_buffered(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
-        for _ in range(2):  # also on a connection that was refused before
+        for _ in range(2):  # the second time on a connection that was already refused
             connection.send(post(b" " * 3 * MIB, path="/v1/events"))
             assert (await connection.answer())[0] == 401
         connection.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -80,7 +80,7 @@ async def test_large_first_request_with_a_credential_is_accepted(tmp_path: Path)
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada") + b" " * 3 * MIB, authorization))
             assert await connection.written() == 1
-        async with raw_connection(served) as connection:  # the first message and a long one, in one go
+        async with raw_connection(served) as connection:  # the first message and a long one in one write
             await upgrade(connection)
             events = [item(number, event={"text": "x" * 10_000}) for number in range(1, 101)]
             submit = {"type": "submit_events", "protocol_version": "1.0", "payload": {"events": events}}
@@ -90,11 +90,11 @@ async def test_large_first_request_with_a_credential_is_accepted(tmp_path: Path)
         assert not any(served.server.counts.connections_refused.values())
 
 
-# --- number and time ------------------------------------------------------------------------------------------
+# --- number and duration ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-27")
-async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path) -> None:
+async def test_number_of_unauthenticated_connections_is_limited(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True, unauthenticated_connections_max=10) as served:
         served.credential = None
         async with unauthenticated_sockets(served, 10) as first:
@@ -109,14 +109,14 @@ async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path)
 
 
 @pytest.mark.rule("CO-27")
-async def test_connections_before_the_tls_handshake_are_counted_and_closed(
+async def test_connections_without_a_tls_handshake_are_counted_and_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "RENEW_S", 0.01)
     clock, tls = ManualClock(), make_certificate(tmp_path, "server")
     async with serving(tmp_path, clock=clock, tls=tls, connect_timeout_ms=1000) as served:
         async with raw_connection(served) as silent, raw_connection(served) as started:
-            started.send(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake
+            started.send(b"\x16\x03\x01\x02\x00\x01")  # the start of a handshake
             await until(lambda: served.server._limiter.unauthenticated_count == 2)
             clock.advance(1001)
             assert [await is_closed(one) for one in (silent, started)] == [True, True]
@@ -130,11 +130,11 @@ async def test_connections_before_the_tls_handshake_are_counted_and_closed(
         assert answer.status == 200
 
 
-# --- places of others -----------------------------------------------------------------------------------------
+# --- other principals -----------------------------------------------------------------------------------------
 
 
 async def streams(served: Serving, credential: str, count: int, **options: Any) -> list[int]:
-    """Open streams, which stay open, and return the status of each."""
+    """Open streams, leave them open, and return the status of each."""
     return [(await served.stream("a", credential=credential, **options)).response.status for _ in range(count)]
 
 
@@ -168,7 +168,7 @@ async def test_sockets_of_one_principal_are_limited_with_an_error(tmp_path: Path
 
 
 @pytest.mark.rule("CO-27")
-async def test_unauthenticated_sockets_do_not_use_up_the_connections(tmp_path: Path) -> None:
+async def test_unauthenticated_sockets_do_not_exhaust_the_connection_limit(tmp_path: Path) -> None:
     settings = {"connections_max": 3, "connections_per_address_max": 0}
     async with serving(tmp_path, tokens=True, **settings) as served, unauthenticated_sockets(served, 3):  # type: ignore[arg-type]
         for number in range(3):
@@ -180,14 +180,14 @@ async def test_unauthenticated_sockets_do_not_use_up_the_connections(tmp_path: P
 
 
 @pytest.mark.rule("CO-27")
-async def test_proxied_streams_are_limited_by_the_address_of_the_client(tmp_path: Path) -> None:
+async def test_proxied_streams_are_limited_by_client_address(tmp_path: Path) -> None:
     settings = {"trusted_proxies": ("127.0.0.0/8",), "connections_per_address_max": 2}
     connector = aiohttp.TCPConnector(limit=0)
     async with serving(tmp_path, tokens=True, connector=connector, **settings) as served:  # type: ignore[arg-type]
         for host in ("192.0.2.1", "192.0.2.2"):
             headers = {"X-Forwarded-For": host}
             assert await streams(served, token(), 3, headers=headers) == [200, 200, 503]
-        # The connections of a proxy are reused: the first message of a WebSocket is limited on each of them.
+        # A proxy reuses its connections, so the limit for the first message also applies to reused connections.
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
             assert await connection.written() == 1
@@ -231,7 +231,7 @@ async def test_grpc_streams_of_one_principal_are_limited(tmp_path: Path) -> None
 async def test_unfinished_frame_of_a_closed_socket_is_freed_without_the_garbage_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects of a closed connection refer to each other, and a full collection is rare."""
+    """The objects of a closed connection form reference cycles, and full collections are rare."""
     freed: list[bool] = []
 
     class Reader(WebSocketReader):

@@ -1,4 +1,4 @@
-"""Memory and file descriptors that connections cost a server process."""
+"""Memory and file descriptors that connections use in a server process."""
 
 import os
 import re
@@ -30,14 +30,14 @@ ANY_CERTIFICATE.check_hostname, ANY_CERTIFICATE.verify_mode = False, ssl.CERT_NO
 
 
 def memory_bytes(server: ServerProcess, name: str) -> int:
-    """Return the resident memory of the server: `VmRSS` now, `VmHWM` at its highest."""
+    """Return the resident memory of the server: current (`VmRSS`) or peak (`VmHWM`)."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """Return a metric. The flood has the address of the test, so the first attempt may be refused."""
+    """Return a metric. The flood comes from the test's address, so the server may refuse the first attempt."""
 
     def scrape() -> str:
         try:
@@ -65,7 +65,7 @@ def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProces
     ("protocol", "shape", "size"),
     [
         ("plain", "frame", 20_000),
-        ("plain", "frame", MIB),  # above the limit: each is closed soon
+        ("plain", "frame", MIB),  # above the limit, so each is closed quickly
         ("plain", "head", 120_000),
         ("tls", "record", 20_000),
         ("tls", "head", 120_000),
@@ -73,10 +73,10 @@ def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProces
         ("tls", "unread", 5000),
     ],
 )
-def test_unauthenticated_connections_cost_little_memory(
+def test_unauthenticated_connections_use_little_memory(
     tmp_path: Path, is_soak: bool, protocol: str, shape: str, size: int
 ) -> None:
-    """10,000 unfinished connections cost at most 256 MiB; without --soak fewer, with limits in proportion."""
+    """10,000 unfinished connections use at most 256 MiB. Without --soak both numbers are proportionally lower."""
     count, unauthenticated_max = (10_000, 1000) if is_soak else (500, 200)
     settings = [f"limits.unauthenticated_connections_max={unauthenticated_max}", "limits.connect_timeout_ms=60000"]
     if protocol == "tls":
@@ -92,19 +92,19 @@ def test_unauthenticated_connections_cost_little_memory(
             if size == MIB:
                 wait_until(lambda: metric(server, "oncelog_unauthenticated_connections") == 1)
             cost = memory_bytes(server, "VmHWM") - before
-            # The bound of 256 MiB for 1,000 of them; for a few, the heap of a process that starts matters too.
+            # 256 MiB per 1,000 open connections. With few connections, the heap growth at startup matters too.
             assert cost <= 256 * MIB * unauthenticated_max // 1000 + (0 if is_soak else 16 * MIB)
 
 
 @pytest.mark.rule("CO-27")
 @pytest.mark.parametrize("protocol", ["plain", "tls"])
 @pytest.mark.parametrize(("shape", "size"), [("metadata", 30_000), ("call", 60_000), ("health", 60_000)])
-def test_unfinished_grpc_calls_cost_little_memory(
+def test_unfinished_grpc_calls_use_little_memory(
     tmp_path: Path, is_soak: bool, protocol: str, shape: str, size: int
 ) -> None:
-    """10,000 connections to the gRPC port cost at most 256 MiB; without --soak fewer, with limits in proportion."""
+    """10,000 connections to the gRPC port use at most 256 MiB. Without --soak both numbers are proportionally lower."""
     count, limit = (10_000, 1000) if is_soak else (1000, 100)
-    settings = [] if is_soak else [f"limits.grpc_connections_max={limit}"]  # 1,000 is the default
+    settings = [] if is_soak else [f"limits.grpc_connections_max={limit}"]  # the default is 1,000
     if protocol == "tls":
         tls = make_certificate(tmp_path, "server")
         settings += [f"tls.certificate={tls.certificate}", f"tls.private_key={tls.private_key}"]
@@ -117,7 +117,7 @@ def test_unfinished_grpc_calls_cost_little_memory(
 
 
 @pytest.mark.rule("CO-27")
-def test_server_out_of_file_descriptors_logs_and_counts_it_and_recovers(tmp_path: Path) -> None:
+def test_server_logs_counts_and_survives_running_out_of_file_descriptors(tmp_path: Path) -> None:
     with server_process(tmp_path, *DEVELOPMENT) as server, ExitStack() as stack:
         with urlopen(f"{server.url}/healthz", timeout=WAIT_S):  # noqa: S310 - as above
             pass
@@ -132,7 +132,7 @@ def test_server_out_of_file_descriptors_logs_and_counts_it_and_recovers(tmp_path
 
 
 @pytest.mark.rule("CO-27")
-def test_low_limit_of_open_files_is_raised_and_reported_at_start(tmp_path: Path) -> None:
+def test_low_open_file_limit_is_raised_and_reported_at_startup(tmp_path: Path) -> None:
     program = (
         "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000)); "
         "os.execv(sys.executable, [sys.executable, '-m', 'oncelog', 'serve', *sys.argv[1:]])"
@@ -159,7 +159,7 @@ def test_low_limit_of_open_files_is_raised_and_reported_at_start(tmp_path: Path)
 @pytest.mark.parametrize(
     ("soft", "hard", "raised_to", "fitting"),
     [
-        (1024, 4096, 2200, (1000, 1000)),  # 1,000 connections, 1,000 of gRPC and 200 other files
+        (1024, 4096, 2200, (1000, 1000)),  # 1,000 HTTP connections, 1,000 gRPC connections and 200 other files
         (1024, resource.RLIM_INFINITY, 2200, (1000, 1000)),
         (1024, 1500, 1500, (1000, 300)),
         (1024, 1250, 1250, (945, 105)),

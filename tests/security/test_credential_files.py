@@ -1,4 +1,4 @@
-"""Polling of credential files: moved keys, loose permissions, files that hang, and unexpected errors (CO-28)."""
+"""Polling of credential files: moved keys, loose permissions, hanging reads, and unexpected errors (CO-28)."""
 
 import json
 import os
@@ -45,18 +45,18 @@ def watched(known: Authenticator) -> list[CredentialEvent]:
 
 
 def act_keys(events: list[CredentialEvent]) -> list[bytes]:
-    """Return the keys under which the log remembers these events."""
+    """Return the keys of the audit records for these events."""
     return [act.key for event in events if (act := to_record_act(event)) is not None]
 
 
 def modified(path: Path, content: bytes, at_s: int) -> None:
-    """Write a file and set its time: the clock of a file system may be too coarse to tell two writes apart."""
+    """Write a file and set its mtime, because file-system timestamps may be too coarse to distinguish two writes."""
     written(path, content)
     os.utime(path, (at_s, at_s))
 
 
 def signing_keys(count: int) -> list[dict[str, Any]]:
-    """Return members of key sets, with the ids 0, 1, …"""
+    """Return `count` keys as members of key sets, with ids 0, 1, …"""
     return [auth_material.public("ES256", str(number), number) for number in range(count)]
 
 
@@ -73,7 +73,7 @@ def verifies(known: Authenticator, number: int, key_id: str) -> bool:
 
 @pytest.mark.parametrize("is_poll", [True, False], ids=["poll", "reload"])
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_key_that_moves_between_files_is_not_reported_as_removed(tmp_path: Path, order: str, is_poll: bool) -> None:
+def test_key_moved_between_files_is_not_reported_as_removed(tmp_path: Path, order: str, is_poll: bool) -> None:
     one, two, three = signing_keys(3)
     auth_material.key_set(tmp_path / "a", one, two)
     auth_material.key_set(tmp_path / "b", three)
@@ -91,7 +91,7 @@ def test_key_that_moves_between_files_is_not_reported_as_removed(tmp_path: Path,
     assert all(verifies(known, number, str(number)) for number in range(3))
 
 
-def test_files_exchange_their_keys_in_one_change(tmp_path: Path) -> None:
+def test_files_can_exchange_keys_in_one_change(tmp_path: Path) -> None:
     one, two = signing_keys(2)
     sources = (auth_material.key_set(tmp_path / "a", one), auth_material.key_set(tmp_path / "b", two))
     known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
@@ -105,7 +105,7 @@ def test_files_exchange_their_keys_in_one_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a", "b", "c"])
-def test_conflict_of_one_file_does_not_keep_others_from_exchanging_keys(tmp_path: Path, wrong: str) -> None:
+def test_conflict_in_one_file_does_not_prevent_others_from_exchanging_keys(tmp_path: Path, wrong: str) -> None:
     """A third file, whatever its place, repeats an id."""
     members = signing_keys(4)
     paths = {name: tmp_path / name for name in "abc"}
@@ -122,7 +122,7 @@ def test_conflict_of_one_file_does_not_keep_others_from_exchanging_keys(tmp_path
     assert "two keys for ES256 have the id" in failures[0]
     assert verifies(known, int(kids[first]), kids[second])
     assert verifies(known, int(kids[second]), kids[first])
-    assert verifies(known, int(kids[wrong]), kids[wrong])  # as before
+    assert verifies(known, int(kids[wrong]), kids[wrong])  # still the previous assignment
 
 
 # --- audit records of removals ----------------------------------------------------------------------------
@@ -141,11 +141,11 @@ def test_every_removal_of_a_secret_with_one_id_is_recorded(tmp_path: Path) -> No
     assert [len(events) for events in noticed] == [3, 3]
     first, second = (act_keys(events) for events in noticed)
     assert len(set(first)) == 3
-    assert first == second  # all servers of a file record a removal once
+    assert first == second  # all servers that share a file record a removal once
 
 
 @pytest.mark.rule("CO-43")
-def test_key_that_is_restored_and_removed_again_is_recorded_twice(tmp_path: Path) -> None:
+def test_restored_key_that_is_removed_again_is_recorded_twice(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, auth_material.SetClock())
     removed, _ = (operator.create(name, name, ALL) for name in "ab")
@@ -161,7 +161,7 @@ def test_key_that_is_restored_and_removed_again_is_recorded_twice(tmp_path: Path
 
 
 @pytest.mark.rule("CO-43")
-def test_key_that_is_revoked_at_another_time_is_recorded_again(tmp_path: Path) -> None:
+def test_key_revoked_at_a_different_time_is_recorded_again(tmp_path: Path) -> None:
     path, clock = tmp_path / "keys.json", auth_material.SetClock()
     operator = ApiKeys(path, clock)
     key = operator.create("a", "a", ALL)
@@ -182,7 +182,7 @@ def test_key_that_is_revoked_at_another_time_is_recorded_again(tmp_path: Path) -
 
 
 def without(path: Path, removed: CreatedKey) -> bytes:
-    """Return the content of a file of API keys without one key."""
+    """Return the content of an API-key file without one key."""
     content = json.loads(path.read_bytes())
     return json.dumps({**content, "keys": [one for one in content["keys"] if one["id"] != removed.key.id]}).encode()
 
@@ -201,7 +201,7 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
         assert "no key is added" in caplog.text
         assert "chmod 600" in caplog.text
         assert all(accepts(served, key.text) for key in (kept, revoked, removed))
-        # What a text editor or another version of the command writes: the mode stays.
+        # A text editor or an older version of the command rewrites the file and keeps its mode.
         operator = ApiKeys(tmp_path / "other.json", auth_material.SetClock())
         added = operator.create("added", "added", ALL)
         content = json.loads(without(path, removed))
@@ -239,7 +239,7 @@ def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path
     assert found.expires_ms == auth_material.NOW_MS + 10
     with pytest.raises(AuthError):
         known.authenticate(other.text)
-    assert poll(known)[0] is False  # nothing more to take away
+    assert poll(known)[0] is False  # nothing is left to take away
     changed["expires_ms"] = auth_material.NOW_MS + 5
     written(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]
@@ -291,7 +291,7 @@ def test_loose_file_is_refused_at_start(tmp_path: Path) -> None:
 
 @contextmanager
 def hanging(path: Path) -> Iterator[None]:
-    """Let every read of the file block, as on a network file system whose server is gone."""
+    """Make every read of the file block, as on a network file system whose server is unreachable."""
     released, read = threading.Event(), secret_files.read_file
 
     def read_or_hang(name: str, bytes_max: int) -> secret_files.FileContents:
@@ -309,7 +309,7 @@ def hanging(path: Path) -> Iterator[None]:
             released.set()
 
 
-async def test_file_that_hangs_does_not_delay_a_revocation_in_another(
+async def test_hanging_file_does_not_delay_a_revocation_in_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "HS256-0.key"
@@ -326,7 +326,7 @@ async def test_file_that_hangs_does_not_delay_a_revocation_in_another(
             served.server.reload()
             polls = served.server._authenticator.files._polls
             await until(lambda: served.server._authenticator.files._polls > polls + 5)
-            assert threading.active_count() <= threads + 3  # one for a poll and one for a reload that hang
+            assert threading.active_count() <= threads + 3  # one hanging poll and one hanging reload
             assert caplog.text.count("the file system hangs") <= 2
             assert accepts(served, token())
         await until(lambda: not failed_files(served, "signing_keys"))
@@ -347,7 +347,7 @@ def raise_error(*_: object) -> NoReturn:
         (WebSocketSessions, "renew", "a periodic check failed"),
     ],
 )
-async def test_polling_goes_on_after_an_unexpected_error(
+async def test_polling_continues_after_an_unexpected_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -369,10 +369,10 @@ async def test_polling_goes_on_after_an_unexpected_error(
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 @pytest.mark.parametrize("name", ["use", "check", "restrict"])
-def test_change_that_fails_with_an_unexpected_error_is_tried_again(
+def test_change_is_retried_after_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ) -> None:
-    monkeypatch.setattr(credential_files, "SETTLE_NS", -1)  # a new file is not read a second time
+    monkeypatch.setattr(credential_files, "SETTLE_NS", -1)  # a new file is read only once
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, auth_material.SetClock())
     key = operator.create("a", "a", ALL)

@@ -1,4 +1,4 @@
-"""The documents about security: the tests that they name exist, and a reader finds what to report and to expect."""
+"""The security documents list existing tests and have the sections that readers need."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def test_readme_names_existing_tests() -> None:
+def test_readme_lists_existing_tests() -> None:
     named = re.findall(r"`([\w./]+\.py)(?:::(\w+))?`", (HERE / "README.md").read_text())
     assert len(named) > 40
     missing = [
@@ -27,7 +27,7 @@ def test_readme_names_existing_tests() -> None:
         ("docs/reference/security.md", ["Assets", "Actors", "Boundaries", "Threats and defences", "Not defended"]),
     ],
 )
-def test_security_policy_and_threat_model_have_their_parts(path: str, headings: list[str]) -> None:
+def test_security_policy_and_threat_model_have_their_sections(path: str, headings: list[str]) -> None:
     text = (ROOT / path).read_text()
     found = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert [one for one in found if one in headings] == headings

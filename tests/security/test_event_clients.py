@@ -1,4 +1,4 @@
-"""Client ids and actors of events: no credential can write as the client of another one, and readers see the actor."""
+"""Client ids and actors of events: no credential can write as another's client, and readers see the actor."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ WIRES = ("websocket", "http", "insieme")
 
 
 def user(sub: str, client_id: str | None = None) -> str:
-    """Return a token that may read and write everything."""
+    """Return a token with grants to read and write everything."""
     return token(sub=sub, client_id=client_id, grants=GRANTS)
 
 
 async def insieme_connect(socket: SocketClient, credential: str, client_id: str) -> Any:
-    """Connect in the dialect of the npm package and return the reply."""
+    """Connect in the npm package's dialect and return the reply."""
     payload = {"token": credential, "clientId": client_id, "projectId": "p"}
     await socket.socket.send_str(json.dumps({"type": "connect", "protocolVersion": "1.0", "payload": payload}))
     return (await socket.receive())["payload"]
@@ -37,7 +37,7 @@ def insieme_item(number: int, client_id: str) -> dict[str, Any]:
 
 
 async def write(served: Serving, wire: str, credential: str, client_id: str, number: int) -> str:
-    """Write an event over the wire with a chosen client id; return the status, or the code of the error."""
+    """Write an event with the given client id; return the status, or the error code."""
     if wire == "http":
         answer = await served.submit(item(number), client_id=client_id, credential=credential)
         return str(answer.json["results"][0]["status"] if answer.status == 200 else answer.error["code"])
@@ -85,14 +85,14 @@ async def test_bound_credential_cannot_use_another_client_id(tmp_path: Path, wir
 
 @pytest.mark.rule("EV-1")
 @pytest.mark.parametrize("wire", WIRES)
-async def test_development_mode_uses_client_ids_as_they_are(tmp_path: Path, wire: str) -> None:
+async def test_development_mode_uses_client_ids_unchanged(tmp_path: Path, wire: str) -> None:
     async with serving(tmp_path) as served:
         assert await write(served, wire, "ada", "svcA", 1) == "committed"
         (event,) = (await served.page("a")).json["events"]
     assert (event["client_id"], event["actor"]) == ("svcA", "user:ada")
 
 
-def test_client_ids_of_different_actors_never_meet() -> None:
+def test_client_ids_of_different_actors_never_collide() -> None:
     asked = [None, "x", "y/x", "user:ada", "user:ada/x", "user:ada%2Fx", "user:ada%2Fx/x", "user:ada/x/x", "/", "%2Fx"]
     found: dict[str, str] = {}
     for actor in ("user:ada", "user:ada/x", "user:ada%2Fx", "user:ada/", "user:ad", "user:ada/x/x"):
@@ -103,10 +103,10 @@ def test_client_ids_of_different_actors_never_meet() -> None:
             assert found.setdefault(client_id, actor) == actor
             assert (
                 principal.get_event_client(client_id) == client_id
-            )  # a client may send the id that the server returned
+            )  # a client may send back the id that the server returned
 
 
-def test_client_id_that_is_too_long_with_its_actor_is_refused() -> None:
+def test_client_id_and_actor_together_have_a_maximum_length() -> None:
     principal = Principal(actor="user:ada", client_id=None, grants=parse_grants())
     assert len(principal.get_event_client("x" * 503) or "") == 512
     with pytest.raises(CanonicalError, match="at most 512 characters together with the actor"):
@@ -115,7 +115,7 @@ def test_client_id_that_is_too_long_with_its_actor_is_refused() -> None:
 
 @pytest.mark.rule("EV-14", "EV-16", "CO-20")
 @pytest.mark.parametrize("is_shown", [True, False])
-async def test_every_way_of_reading_shows_the_actor_unless_disabled(tmp_path: Path, is_shown: bool) -> None:
+async def test_every_read_shows_the_actor_unless_disabled(tmp_path: Path, is_shown: bool) -> None:
     async with serving(tmp_path, tokens=True, show_actors=is_shown) as served:
         reader = await served.connected("reader", user("reader"))
         await reader.sync("a", "project/p")

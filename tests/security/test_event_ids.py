@@ -1,4 +1,4 @@
-"""Ids of events within a tenant: no tenant can take an id that another one is going to use."""
+"""Event ids are scoped to tenants: no tenant can claim an id that another tenant will use."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ OWN = (Tenant("a", own_ids=True), Tenant("b", own_ids=True))
 
 
 async def statuses(served: Serving, *writes: tuple[str, int, str]) -> list[str]:
-    """Submit an event for each token, number and partition, and return the status of each."""
+    """Submit one event per (token, number, partition) and return the status of each."""
     answers = [await served.submit(item(number, partition), credential=who) for who, number, partition in writes]
     return [answer.json["results"][0]["status"] if answer.status == 200 else answer.error["code"] for answer in answers]
 
@@ -38,7 +38,7 @@ async def test_tenant_cannot_squat_on_the_id_of_another(tmp_path: Path) -> None:
         again = await served.submit(item(1, "a/x"), credential=A)
         assert (
             numbers(first.json["results"]) == numbers(again.json["results"]) == [3]
-        )  # 1 is the audit record of the quotas
+        )  # position 1 is the audit record of the quotas
         assert await statuses(served, (A, 1, "a/other")) == ["rejected"]
         socket = await served.connected("laptop", A)
         assert numbers(await socket.submit(item(1, "a/x"))) == [3]
@@ -47,14 +47,14 @@ async def test_tenant_cannot_squat_on_the_id_of_another(tmp_path: Path) -> None:
         ] * 2
 
 
-async def test_without_own_ids_an_id_is_unique_in_the_whole_log(tmp_path: Path) -> None:
+async def test_id_is_unique_in_the_whole_log_without_own_ids(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True, tenants=(Tenant("a"), Tenant("b"))) as served:
         assert await statuses(served, (B, 1, "b/x"), (A, 1, "a/x")) == ["committed", "rejected"]
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-4")
-async def test_ids_from_before_the_switch_stay_known(tmp_path: Path) -> None:
+async def test_ids_from_before_the_switch_are_still_known(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         assert await statuses(served, (A, 1, "a/x"), (B, 2, "b/x")) == ["committed"] * 2
     async with serving(tmp_path, tokens=True, tenants=OWN) as served:
@@ -67,7 +67,7 @@ async def test_ids_from_before_the_switch_stay_known(tmp_path: Path) -> None:
             pass
 
 
-async def test_server_that_does_not_know_the_switch_asks_to_try_again(tmp_path: Path) -> None:
+async def test_server_that_has_not_seen_the_switch_asks_for_a_retry(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         assert await statuses(served, (A, 1, "a/x")) == ["committed"]
         await served.server.log.set_tenants(OWN)  # by another server
@@ -79,7 +79,7 @@ async def test_server_that_does_not_know_the_switch_asks_to_try_again(tmp_path: 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-4", "EV-5")
-async def test_event_of_two_tenants_stays_known_when_the_second_one_gets_own_ids(tmp_path: Path) -> None:
+async def test_event_of_two_tenants_is_still_known_after_the_second_gets_own_ids(tmp_path: Path) -> None:
     first, second = ({**item(number, "a/x"), "partitions": ["a/x", "b/x"]} for number in (1, 2))
     async with serving(tmp_path, tokens=True, tenants=OWN[:1]) as served:
         before = numbers((await served.submit(first, credential=BOTH)).json["results"])
@@ -129,13 +129,13 @@ async def test_id_without_a_scope_is_not_reported_as_unknown_if_a_tenant_may_hav
 
 
 @BOTH_STORES
-async def test_id_without_a_scope_is_unknown_where_no_tenant_has_separate_ids(tmp_path: Path) -> None:
+async def test_id_without_a_scope_is_unknown_if_no_tenant_has_separate_ids(tmp_path: Path) -> None:
     async with serving(tmp_path, tenants=(Tenant("a"),)) as served:
         assert (await served.server.log.lookup(event_id(1))).status is Status.UNKNOWN
         assert await served.server.log.erase(key=event_id(1)) == 0
 
 
-def test_own_ids_are_a_setting_of_a_tenant(tmp_path: Path) -> None:
+def test_own_ids_is_a_tenant_setting(tmp_path: Path) -> None:
     environment = {"ONCELOG_TENANTS": "acme own_ids=true records_max=5", "ONCELOG_DEVELOPMENT": "true"}
     assert load(None, environment, {}).tenants == (Tenant("acme", records_max=5, own_ids=True),)
     file = tmp_path / "oncelog.toml"

@@ -1,4 +1,4 @@
-"""Forged tokens over every API. tests/server/auth/test_tokens.py has more forgeries, against the verifier alone."""
+"""Every API refuses forged tokens. tests/server/auth/test_tokens.py tests more forgeries on the verifier alone."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ FORGED = {
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("forgery", FORGED)
-async def test_forged_token_is_refused_by_every_api(tmp_path: Path, forgery: str) -> None:
+async def test_every_api_refuses_forged_tokens(tmp_path: Path, forgery: str) -> None:
     forged = FORGED[forgery]
     async with opened(tmp_path, GRPC, tokens=True, auth_failures_per_minute_max=0) as door:
         served = door.served

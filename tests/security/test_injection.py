@@ -1,4 +1,4 @@
-"""Names and headers that try to become SQL or response headers. Log lines are in tests/server/test_log_format.py."""
+"""Injection of SQL and of response headers. tests/server/test_log_format.py tests injection into log lines."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -24,7 +24,7 @@ NAMES = [
 
 @BOTH_STORES
 @pytest.mark.rule("CO-30")
-async def test_names_with_sql_are_names(tmp_path: Path) -> None:
+async def test_names_that_contain_sql_are_stored_as_text(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         for name in NAMES:
             event = {"type": name, name: [name]}
@@ -37,7 +37,7 @@ async def test_names_with_sql_are_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-30")
-async def test_header_of_a_request_does_not_become_a_header_of_the_response(tmp_path: Path) -> None:
+async def test_request_header_cannot_inject_a_response_header(tmp_path: Path) -> None:
     path = "/v1/events?partition=%0d%0aX-Injected:%20yes"
     lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Origin: a%0d%0aX-Injected: yes"]
     async with serving(tmp_path, origins=("https://app.example.org",)) as served, raw_connection(served) as connection:

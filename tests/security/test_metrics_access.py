@@ -1,4 +1,4 @@
-"""Access to metrics: anonymous callers do not see the names and usage of tenants."""
+"""Access to metrics: anonymous callers see neither tenant names nor usage."""
 
 from asyncio import open_connection
 from contextlib import AsyncExitStack
@@ -32,7 +32,7 @@ async def test_metrics_need_a_credential_with_the_grant(tmp_path: Path) -> None:
             assert SHOWN in scraped.body
 
 
-async def test_metrics_are_open_in_development_mode_and_if_public(tmp_path: Path) -> None:
+async def test_metrics_are_public_in_development_mode_or_by_setting(tmp_path: Path) -> None:
     async with serving(tmp_path, tenants=TENANTS) as served:
         assert SHOWN in (await served.get("/metrics")).body
     async with serving(tmp_path, tokens=True, tenants=TENANTS, metrics_public=True) as served:
@@ -54,7 +54,7 @@ async def test_metrics_port_serves_metrics_and_health_only(tmp_path: Path) -> No
 
 
 @pytest.mark.rule("CO-27")
-async def test_metrics_port_bounds_its_connections(tmp_path: Path) -> None:
+async def test_metrics_port_limits_its_connections(tmp_path: Path) -> None:
     clock = ManualClock(0)
     async with serving(tmp_path, metrics_port=0, clock=clock) as served, AsyncExitStack() as stack:
         listener = served.server.metrics_listener

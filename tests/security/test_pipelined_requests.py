@@ -1,4 +1,4 @@
-"""Pipelined requests wait in the socket of the client and not in the memory of the server (CO-27)."""
+"""Pipelined requests wait in the client's socket and not in the server's memory (CO-27)."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from server.raw_http import post
 from server.running_server import serving
 
 READ_BYTES: Final = 256 * 1024
-"""uvloop reads that much at once."""
+"""Maximum size of one read in uvloop."""
 TURNS: Final = 20
 WAITING_BYTES_MAX: Final = 4 * READ_BYTES
 
@@ -67,7 +67,7 @@ class GreedyTransport(asyncio.Transport):
 @pytest.mark.rule("CO-27", "CO-30")
 @pytest.mark.parametrize("with_token", [False, True], ids=["anonymous", "authenticated"])
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/ledger/write"], ids=["aiohttp", "fast-path"])
-async def test_pipelined_requests_are_not_collected_in_memory(tmp_path: Path, path: str, *, with_token: bool) -> None:
+async def test_pipelined_requests_do_not_accumulate_in_memory(tmp_path: Path, path: str, *, with_token: bool) -> None:
     async with serving(tmp_path, tokens=True) as served:
         headers = [f"Authorization: Bearer {token()}"] if with_token else []
         request = post(b"[]", *headers, path=path)

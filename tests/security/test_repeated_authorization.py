@@ -1,4 +1,4 @@
-"""Requests with several `Authorization` headers are refused by every API, whichever of the credentials is valid."""
+"""Every API refuses requests with several `Authorization` headers, whichever of the credentials is valid."""
 
 from pathlib import Path
 from typing import Any

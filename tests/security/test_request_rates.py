@@ -1,4 +1,4 @@
-"""Rates that are on by default: requests of an actor, and frames of a connection."""
+"""Rate limits that are enabled by default: requests per actor, and frames per connection."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from server.running_server import item, serving
 
 
 @pytest.mark.rule("CO-25", "CO-30")
-async def test_requests_of_an_actor_are_limited_by_default(tmp_path: Path) -> None:
+async def test_requests_per_actor_are_limited_by_default(tmp_path: Path) -> None:
     limits = ApiLimits()
     assert (limits.requests_per_second_max, limits.frames_per_second_max) == (2000, 5000)
     clock = ManualClock()
     async with opened(tmp_path, clock=clock, requests_per_second_max=2) as door:
-        for _ in range(10):  # five seconds' worth at once
+        for _ in range(10):  # the burst is five seconds' worth of requests
             assert (await door.http("GET", "/v1/chats", "ann")).status == 200
         late = await door.http("GET", "/v1/chats", "ann")
         assert (late.status, late.json["error"]["code"]) == (429, "RATE_LIMITED")
@@ -39,7 +39,7 @@ async def test_request_over_the_rate_writes_nothing_and_is_accepted_later(tmp_pa
         assert (await served.submit(item(6))).status == 200
 
 
-async def test_zero_switches_the_rate_of_requests_off(tmp_path: Path) -> None:
+async def test_zero_disables_the_request_rate_limit(tmp_path: Path) -> None:
     async with serving(tmp_path, clock=ManualClock(), requests_per_second_max=0) as served:
         for number in range(1, 20):
             assert (await served.submit(item(number))).status == 200

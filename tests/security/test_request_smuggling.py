@@ -1,4 +1,4 @@
-"""Requests whose length two HTTP parsers could read differently: none of them carries a second request."""
+"""Request smuggling: the server executes no request hidden in a body whose length HTTP parsers may disagree on."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ CHUNKED = b"0\r\n\r\n"
 
 
 def smuggling(path: str, *headers: bytes, body: bytes) -> bytes:
-    """Return a POST request with exactly these headers for the length of its body."""
+    """Return a POST request with the given length headers."""
     lines = [b"POST %b HTTP/1.1" % path.encode(), b"Host: 127.0.0.1", b"Content-Type: application/json", *headers]
     return b"\r\n".join([*lines, b"", b""]) + body
 
@@ -57,4 +57,4 @@ async def test_smuggled_request_is_not_executed(tmp_path: Path, path: str, attac
         statuses = [line.split()[1] for line in answers.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
         assert b"200" not in statuses
         assert len(statuses) <= 1
-        assert not await served.server.log.heads()  # nothing was committed in any lane
+        assert not await served.server.log.heads()  # no lane has a commit

@@ -1,4 +1,4 @@
-"""Headers of HTTP responses, answers to malformed HTTP, and the cached OpenAPI document."""
+"""Response headers, answers to malformed HTTP, and caching of the OpenAPI document."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Serving]:
         pytest.param(post(b"{"), 400, id="fast-path-error"),
     ],
 )
-async def test_every_response_names_no_version_and_forbids_sniffing(
+async def test_no_response_reveals_a_version_or_allows_sniffing(
     served: Serving, request_bytes: bytes, status: int
 ) -> None:
     async with raw_connection(served) as connection:
@@ -45,7 +45,7 @@ async def test_every_response_names_no_version_and_forbids_sniffing(
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-async def test_streams_and_websockets_name_no_version(served: Serving) -> None:
+async def test_streams_and_websockets_reveal_no_version(served: Serving) -> None:
     await served.commit(item(1))
     stream = await served.stream("a")
     socket = await served.socket()
@@ -84,7 +84,7 @@ async def test_openapi_document_is_built_once_and_revalidated(served: Serving, m
     ],
 )
 @pytest.mark.parametrize("is_metrics_port", [False, True], ids=["port", "metrics-port"])
-async def test_answer_to_malformed_http_quotes_nothing_of_the_request(
+async def test_answer_to_malformed_http_does_not_quote_the_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, request_bytes: bytes, is_metrics_port: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -115,7 +115,7 @@ async def test_answer_to_malformed_http_quotes_nothing_of_the_request(
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"a" * (HEADER_BYTES_MAX + 1), id="header"),
     ],
 )
-async def test_too_long_line_of_a_request_is_named(served: Serving, head: bytes) -> None:
+async def test_answer_to_an_overlong_line_says_which_line_it_was(served: Serving, head: bytes) -> None:
     async with raw_connection(served) as connection:
         connection.send(head + b"\r\n\r\n")
         status, _, body = await connection.answer()

@@ -1,4 +1,4 @@
-"""Credentials that end while a server runs: polled files, open connections, expiry and lifetimes (CO-28)."""
+"""Credentials that expire or are revoked at runtime: polled files, open connections, token lifetimes (CO-28)."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def accepts(served: Serving, credential: str) -> bool:
 
 
 async def create(served: Serving, client_id: str) -> CreatedKey:
-    """Create a key that may do everything, and wait until the server has noticed it."""
+    """Create a key with all grants and wait until the server has loaded it."""
     assert served.api_keys is not None
     key = served.api_keys.create(client_id, client_id, ALL)
     await until(lambda: accepts(served, key.text))
@@ -52,7 +52,7 @@ async def create(served: Serving, client_id: str) -> CreatedKey:
 
 
 async def check_ended(client: SocketClient) -> None:
-    """Check that the server closes the connection because of its credential."""
+    """Check that the server closes the connection because its credential is no longer valid."""
     assert (await client.receive())["payload"]["code"] == "auth_failed"
     assert await client.closed() == 1008
 
@@ -64,7 +64,7 @@ def failed_files(served: Serving, kind: str) -> bool:
 # --- revocation -------------------------------------------------------------------------------------------
 
 
-async def test_revoked_key_ends_its_websocket_and_stream_without_a_signal(tmp_path: Path) -> None:
+async def test_revoked_key_closes_its_websocket_and_stream_without_a_signal(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True) as served:
         gone, kept = await create(served, "gone"), await create(served, "kept")
         socket, staying = await served.connected("gone", gone.text), await served.connected("kept", kept.text)
@@ -76,11 +76,11 @@ async def test_revoked_key_ends_its_websocket_and_stream_without_a_signal(tmp_pa
         message = await stream.next()
         assert message is not None
         assert (message.kind, message.json["code"]) == ("error", "auth_failed")
-        assert len(numbers(await staying.submit(item(1)))) == 1  # the audit record of the key has a number too
+        assert len(numbers(await staying.submit(item(1)))) == 1  # the audit record of the key takes a committed id too
         assert (await served.page("a", credential=gone.text)).status == 401
 
 
-async def test_revoked_key_ends_its_grpc_stream_without_a_signal(tmp_path: Path) -> None:
+async def test_revoked_key_closes_its_grpc_stream_without_a_signal(tmp_path: Path) -> None:
     async with opened(tmp_path, GRPC, api_keys=True) as door:
         key = await create(door.served, "gone")
         watching = await door.ledger(credential=key.text).watch_blocks()
@@ -92,7 +92,7 @@ async def test_revoked_key_ends_its_grpc_stream_without_a_signal(tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["written in place", "renamed over"])
-async def test_replaced_signing_key_ends_connections_of_its_tokens(tmp_path: Path, how: str) -> None:
+async def test_replaced_signing_key_closes_connections_of_its_tokens(tmp_path: Path, how: str) -> None:
     path = tmp_path / "HS256-0.key"
     async with serving(tmp_path, tokens=True) as served:
         text = token(grants=ALL.to_claim())
@@ -107,7 +107,7 @@ async def test_replaced_signing_key_ends_connections_of_its_tokens(tmp_path: Pat
         assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
 
 
-async def test_touched_or_rewritten_signing_key_keeps_connections(
+async def test_rewriting_an_unchanged_signing_key_keeps_connections_open(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "HS256-0.key"
@@ -136,7 +136,7 @@ async def test_changed_grants_apply_without_a_signal(tmp_path: Path) -> None:
 # --- bad files --------------------------------------------------------------------------------------------
 
 
-async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
+async def test_bad_file_keeps_the_loaded_content_and_is_counted_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, api_keys=True) as served:
@@ -145,7 +145,8 @@ async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
         path = tmp_path / "keys.json"
         content = path.read_bytes()
         assert not failed_files(served, "api_keys")
-        written(tmp_path / "bad.json", b"{").replace(path)  # as a whole: a poll may read in between
+        # Replace the file atomically, because a poll may read it at any time.
+        written(tmp_path / "bad.json", b"{").replace(path)
         await until(lambda: failed_files(served, "api_keys"))
         files = served.server._authenticator.files
         polls = files._polls
@@ -160,7 +161,7 @@ async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
         assert caplog.text.count("not reloaded; its previous content stays in use: ") == 2
 
 
-def test_failure_of_a_complete_reload_is_not_reported_again_by_a_poll(tmp_path: Path) -> None:
+def test_poll_does_not_report_a_failed_reload_again(tmp_path: Path) -> None:
     path = tmp_path / "HS256-0.key"
     known = Authenticator(auth_material.tokens(tmp_path))
     path.write_bytes(b"short")
@@ -189,7 +190,7 @@ async def test_bad_file_does_not_delay_the_reload_of_others(tmp_path: Path, capl
 # --- expiry and lifetime ----------------------------------------------------------------------------------
 
 
-async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
+async def test_expired_api_key_closes_its_connection(tmp_path: Path) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     async with serving(tmp_path, api_keys=True, clock=clock) as served:
         assert served.api_keys is not None
@@ -215,9 +216,7 @@ async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
         ({"exp": NOW_S + 3601}, False),
     ],
 )
-def test_token_that_lives_longer_than_the_maximum_is_refused(
-    tmp_path: Path, claims: dict[str, Any], is_good: bool
-) -> None:
+def test_token_above_the_maximum_lifetime_is_refused(tmp_path: Path, claims: dict[str, Any], is_good: bool) -> None:
     tokens = auth_material.tokens(tmp_path, lifetime_max_ms=3_600_000)
     if is_good:
         tokens.authenticate(token(**claims))
@@ -227,7 +226,7 @@ def test_token_that_lives_longer_than_the_maximum_is_refused(
     assert caught.value.reason == "token: valid for longer than tokens.lifetime_max_ms"
 
 
-def test_default_lifetime_is_30_days_and_0_is_no_maximum(tmp_path: Path) -> None:
+def test_maximum_lifetime_defaults_to_30_days_and_0_disables_it(tmp_path: Path) -> None:
     month_s = 30 * 86_400
     auth_material.tokens(tmp_path).authenticate(token(exp=NOW_S + month_s))
     with pytest.raises(AuthError):
@@ -241,10 +240,10 @@ def fail(_: CredentialEvent) -> NoReturn:
     raise RuntimeError("the listener is broken")
 
 
-# --- events -----------------------------------------------------------------------------------------------
+# --- listeners -----------------------------------------------------------------------------------------------
 
 
-async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
+async def test_listeners_are_told_which_keys_have_ended(tmp_path: Path) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
     early, revoked, expiring, removed = (keys.create(name, name, ALL) for name in ("early", "a", "b", "c"))
@@ -253,7 +252,7 @@ async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
     events: list[CredentialEvent] = []
     async with serving(tmp_path, tokens=True, api_keys=True, clock=clock) as served:
         served.server.subscribe_credentials(events.append)
-        served.server.subscribe_credentials(fail)  # it keeps nothing from being reported
+        served.server.subscribe_credentials(fail)  # a failing listener does not prevent reports to the others
         keys.revoke(revoked.key.id)
         await until(lambda: len(events) == 1)
         clock.advance(1000)
@@ -273,7 +272,7 @@ async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
     assert not any(one.is_initial for one in events)
 
 
-def test_keys_that_ended_before_the_first_load_are_initial(tmp_path: Path) -> None:
+def test_keys_that_ended_before_the_first_load_are_reported_as_initial(tmp_path: Path) -> None:
     clock = auth_material.SetClock()
     keys = ApiKeys(tmp_path / "keys.json", clock)
     revoked, expired = keys.create("a", "a", ALL), keys.create("b", "b", ALL, expires_ms=auth_material.NOW_MS - 1)
@@ -315,7 +314,7 @@ def test_key_may_move_from_one_file_to_another(tmp_path: Path) -> None:
     known.reload()
     auth_material.key_set(tmp_path / "a", one, two)
     known.files.apply(known.files.load_changes())
-    assert known.files.count_failed() == {"signing_keys": 1}  # the other file still has the key
+    assert known.files.count_failed() == {"signing_keys": 1}  # the other file still contains the key
     auth_material.key_set(tmp_path / "b", three)
     assert known.files.apply(known.files.load_changes()) == (True, [])
     assert known.files.count_failed() == {"signing_keys": 0}
@@ -338,13 +337,13 @@ def test_poll_that_began_before_a_complete_reload_changes_nothing(tmp_path: Path
         known.authenticate(key.text)
 
 
-def test_second_change_within_the_resolution_of_the_clock_is_noticed(tmp_path: Path) -> None:
+def test_second_change_within_the_clock_resolution_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "HS256-0.key"
     known = Authenticator(auth_material.tokens(tmp_path))
     known.reload()
     version = credential_files._get_version(str(path))
     assert version is not None
-    path.write_bytes(SECOND_SECRET + b"\n")  # of the same size, in the same inode
+    path.write_bytes(SECOND_SECRET + b"\n")  # same size, same inode
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(credential_files, "_get_version", lambda _: version)
         assert known.files.apply(known.files.load_changes()) == (True, [])

@@ -1,4 +1,4 @@
-"""Permissions of secret files: PostgreSQL's rule, checked on the opened file (CO-26)."""
+"""Permissions of secret files follow PostgreSQL's rule and are checked on the opened file (CO-26)."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ SERVER, OTHER, ROOT = 1000, 1001, 0
         *((OTHER, mode, False) for mode in (0o600, 0o400, 0o640)),
     ],
 )
-def test_owner_has_at_most_0600_and_root_at_most_0640(
+def test_owned_file_allows_0600_and_file_of_root_allows_0640(
     owner: int, mode: int, is_good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: SERVER)
@@ -45,7 +45,7 @@ def test_owner_has_at_most_0600_and_root_at_most_0640(
         check_secret_file("key.pem", owner, mode, "a private key", SecretCheck.SERVER)
 
 
-def test_server_of_root_refuses_files_of_other_users_and_commands_of_root_use_them(
+def test_root_server_refuses_files_of_other_users_but_root_commands_use_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: ROOT)
@@ -57,7 +57,7 @@ def test_server_of_root_refuses_files_of_other_users_and_commands_of_root_use_th
 
 
 @pytest.mark.parametrize(("owner", "mode"), [(ROOT, 0o444), (OTHER, 0o644), (SERVER, 0o660)])
-def test_provided_secrets_are_used_with_one_warning_where_the_setting_allows_it(
+def test_loose_secret_files_are_used_with_one_warning_if_the_setting_allows_them(
     owner: int, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: SERVER)
@@ -67,15 +67,13 @@ def test_provided_secrets_are_used_with_one_warning_where_the_setting_allows_it(
     assert caplog.records[0].getMessage().startswith(f"{tmp_path}/key has a secret, and ")
 
 
-def test_secret_that_every_user_may_change_is_refused_though_the_setting_allows_loose_files() -> None:
+def test_world_writable_secret_is_refused_even_if_loose_files_are_allowed() -> None:
     with pytest.raises(SettingsError, match="its mode is 0666"):
         check_secret_file("key", os.geteuid(), 0o666, "a secret", SecretCheck.WARN)
 
 
-def test_owner_of_the_opened_file_is_checked_and_not_of_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that takes the place of the opened one is not the one that was checked, and not the one that is used."""
+def test_owner_of_the_opened_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that replaces the opened one under its name is neither checked nor used."""
     path = written(tmp_path / "secret", b"a" * 40)
     fake = written(tmp_path / "fake", b"b" * 40, 0o666)
     real = secret_files.check_secret_file
@@ -107,7 +105,7 @@ async def test_server_does_not_start_with_a_tls_key_that_others_may_read(tmp_pat
             pytest.fail("the server started")
 
 
-async def test_setting_allows_a_tls_key_of_a_container_runtime(
+async def test_setting_allows_a_tls_key_mounted_by_a_container_runtime(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = make_certificate(tmp_path, "first")
@@ -151,7 +149,7 @@ def test_commands_refuse_loose_secret_files_unless_the_environment_allows_them(t
     assert "must be true or false" in invoked(*sign, check="maybe").stderr
 
 
-def test_token_can_come_from_a_pipe() -> None:
+def test_token_can_be_read_from_a_pipe() -> None:
     program = "import os; from oncelog.cli.files import read_token_file; print(read_token_file('/dev/stdin', 100))"
     done = subprocess.run([sys.executable, "-c", program], input="abc", capture_output=True, text=True, check=True)  # noqa: S603
     assert done.stdout == "abc\n"

@@ -177,7 +177,7 @@ def test_delete_of_the_last_clock_reading_is_never_dropped(gateway: Gateway) -> 
         (DropTombstones(GATEWAY, (Tombstone("t", "r", (0, b"", b""), 1, 1),) * 501, 0, ()), "tombstones"),
     ],
 )
-def test_malformed_drop_is_refused(gateway: Gateway, item: DropTombstones, field: str) -> None:
+def test_malformed_drop_request_is_refused(gateway: Gateway, item: DropTombstones, field: str) -> None:
     verdict = gateway(item)
     assert isinstance(verdict, Refused)
     assert (verdict.reason, verdict.field) == (Reason.MALFORMED, field)

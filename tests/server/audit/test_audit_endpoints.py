@@ -1,4 +1,4 @@
-"""`GET /v1/audit`: the grant, filters and pages, and the acts that a server itself records (CO-43)."""
+"""`GET /v1/audit`: the grant, filters and pages, and the acts that the server itself records (CO-43)."""
 
 import logging
 from pathlib import Path
@@ -29,7 +29,7 @@ async def record(served: Serving, *targets: str, scope: str = "") -> None:
         await served.server.log.submit(RecordAct(act="erase", actor="user:ada", target=target, scope=scope))
 
 
-async def test_reading_acts_needs_a_grant_of_its_own(tmp_path: Path) -> None:
+async def test_reading_acts_requires_a_separate_grant(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True) as served:
         assert served.api_keys is not None
         everything = served.api_keys.create("all", "all", parse_grants(["*"], ["*"])).text
@@ -50,7 +50,7 @@ async def test_reading_acts_needs_a_grant_of_its_own(tmp_path: Path) -> None:
         assert [one["target"] for one in body["acts"]] == ["member"]
 
 
-async def test_pages_and_filters(tmp_path: Path) -> None:
+async def test_acts_are_paged_and_filtered(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await record(served, "a", "b", "c")
         status, first = await read(served, limit=2)
@@ -84,7 +84,7 @@ async def test_pages_and_filters(tmp_path: Path) -> None:
         ({"after": "0" * EPOCH_DIGITS}, "after", 409),
     ],
 )
-async def test_bad_parameters_are_named(
+async def test_bad_parameters_are_refused_by_name(
     parameters: dict[str, str], field: str, status: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as served:
@@ -95,7 +95,7 @@ async def test_bad_parameters_are_named(
     assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
-async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) -> None:
+async def test_revoked_api_key_is_recorded_once_across_restarts(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True) as served:
         assert served.api_keys is not None
         created = served.api_keys.create("shop", "shop", parse_grants(["*"]))
@@ -110,7 +110,7 @@ async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) 
         assert act["details"]["client_id"] == "shop"
         assert created.text not in str(body)
         served.server._authenticator.subscribe(lambda _: None)
-        # Another server of the same file notices it again, at its start.
+        # Another server with the same file detects the revocation again at startup.
         noticed = served.server.log
         before = (await noticed.audit()).after
         for _ in range(2):
@@ -119,7 +119,7 @@ async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) 
         assert (await noticed.audit()).after == before
 
 
-async def test_start_with_a_revoked_key_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_startup_with_a_revoked_key_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tmp_path, api_keys=True) as served:
         assert served.api_keys is not None
         key_id = served.api_keys.create("shop", "shop", parse_grants(["*"])).key.id
@@ -130,7 +130,7 @@ async def test_start_with_a_revoked_key_logs_no_warning(tmp_path: Path, caplog: 
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_read_only_mode_of_the_settings_is_recorded(tmp_path: Path) -> None:
+async def test_read_only_mode_from_the_settings_is_recorded(tmp_path: Path) -> None:
     async with serving(tmp_path, read_only=True) as served:
         await until(lambda: not served.server.log._act_queue.waiting)
         _, body = await read(served)
@@ -138,7 +138,7 @@ async def test_read_only_mode_of_the_settings_is_recorded(tmp_path: Path) -> Non
 
 
 async def revoked_keys(*servers: Serving) -> list[str]:
-    """Return the ids of revoked keys that the log of these servers has records of, when none of them waits."""
+    """Wait until the servers have recorded all revocations, and return the ids of the recorded keys."""
     for served in servers:
         await until(lambda served=served: not served.server.log._act_queue.waiting)  # type: ignore[misc]
     page = await servers[0].server.log.audit(wanted=AuditFilter(act="key_revoked"))
@@ -146,7 +146,7 @@ async def revoked_keys(*servers: Serving) -> list[str]:
 
 
 @BOTH_STORES
-async def test_two_servers_record_a_revoked_key_once_also_after_a_restart(tmp_path: Path) -> None:
+async def test_two_servers_record_a_revoked_key_once_even_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True) as one, serving(tmp_path, api_keys=True) as other:
         assert one.api_keys is not None
         keys = [one.api_keys.create(name, name, parse_grants(["*"])).key.id for name in ("shop", "till")]
@@ -156,7 +156,7 @@ async def test_two_servers_record_a_revoked_key_once_also_after_a_restart(tmp_pa
         for served in (one, other):
             served.server.reload()
         assert await revoked_keys(one, other) == keys[:1]
-    # This one is revoked while no server runs: both notice it at their start.
+    # This key is revoked while no server is running. Both servers detect that at startup.
     one.api_keys.revoke(keys[1])
     async with serving(tmp_path, api_keys=True) as one, serving(tmp_path, api_keys=True) as other:
         assert await revoked_keys(one, other) == keys

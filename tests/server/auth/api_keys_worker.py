@@ -1,4 +1,4 @@
-"""Creates API keys in a file and revokes every second one: FILE NAME COUNT."""
+"""Create API keys in a file and revoke every second one: `api_keys_worker.py FILE NAME COUNT`."""
 
 import sys
 

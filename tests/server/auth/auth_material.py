@@ -1,4 +1,4 @@
-"""Keys, claims and tokens for tests. Tokens are built by hand, so that any part of them can be wrong."""
+"""Keys, claims and tokens for tests. Tokens are assembled here, so that tests can make any part of them invalid."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
 
 
 def key_of(algorithm: str, number: int = 0) -> Key:
-    """Return a key for the algorithm. Each number has its own key."""
+    """Return a key for the algorithm. Each number has a separate key."""
     return _key_of(algorithm, number)
 
 
@@ -44,7 +44,7 @@ def _key_of(algorithm: str, number: int) -> Key:
 
 
 class SetClock:
-    """A clock that a test sets."""
+    """A clock that shows the time that a test sets."""
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
@@ -58,7 +58,7 @@ def encoded(data: bytes) -> str:
 
 
 def signed(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
-    """Return a token of exactly these bytes, with a valid signature."""
+    """Return a validly signed token with exactly these header and payload bytes."""
     signed_part = f"{encoded(header)}.{encoded(payload)}"
     return f"{signed_part}.{encoded(JWSRegistry.algorithms[algorithm].sign(signed_part.encode(), key))}"
 
@@ -66,7 +66,7 @@ def signed(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
 def token(
     algorithm: str = "HS256", key: Key | None = None, header: Mapping[str, Any] | None = None, **claims: Any
 ) -> str:
-    """Return a valid token with these claims instead of the defaults; None omits a claim."""
+    """Return a valid token. The given claims replace the defaults; None omits a claim."""
     said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     head = {"alg": algorithm, "typ": "JWT", **(header or {})}
     return signed(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
@@ -79,7 +79,7 @@ def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
 
 
 def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | None = None) -> KeyFile:
-    """Write the key that verifies tokens of this algorithm to a file."""
+    """Write the key that verifies the algorithm's tokens to a file."""
     key = key_of(algorithm, number)
     path = directory / f"{algorithm}-{number}.key"
     if isinstance(key, OctKey):
@@ -88,7 +88,7 @@ def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | Non
 
 
 def key_set(path: Path, *members: Mapping[str, Any]) -> KeyFile:
-    """Replace the file atomically by a key set."""
+    """Replace the file atomically with a key set."""
     unfinished = written(path.with_suffix(".new"), json.dumps({"keys": list(members)}).encode())
     os.replace(unfinished, path)  # noqa: PTH105
     return KeyFile(str(path), KeyKind.JWKS)
@@ -106,7 +106,7 @@ def reload(user: CredentialUser) -> None:
 
 
 def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **settings: Any) -> Tokens:
-    """Return a verifier with one key for each of the algorithms."""
+    """Return a verifier with one key per algorithm."""
     chosen = algorithms or ("HS256",)
     sources = settings.pop("key_files", None) or tuple(key_file(directory, one) for one in chosen)
     made = Tokens(TokenSettings(algorithms=chosen, key_files=sources, **settings), clock or SetClock())
@@ -117,7 +117,7 @@ def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **s
 def load_keys(
     sources: Sequence[KeyFile], algorithms: Sequence[str] = ALGORITHMS, check: SecretCheck = SecretCheck.SERVER
 ) -> list[SigningKey]:
-    """Return the keys of the files that are for one of these algorithms."""
+    """Return the keys in the files that can be used with the given algorithms."""
     found = [
         key
         for source in sources
@@ -128,7 +128,7 @@ def load_keys(
 
 
 def all_texts(error: BaseException | None) -> str:
-    """Return everything that an error could show: its texts, reprs and attributes, and those of its causes."""
+    """Return all texts that could leak from an error and its causes: messages, reprs and attributes."""
     found = []
     while error is not None:
         found += [str(error), repr(error), repr(error.args), repr(vars(error))]

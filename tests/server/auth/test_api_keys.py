@@ -1,4 +1,4 @@
-"""API keys: shown once, stored as hashes, revoked permanently, and changed by several processes."""
+"""API keys: shown once, stored as hashes, revoked permanently, and safe to change from several processes."""
 
 import base64
 import errno
@@ -61,7 +61,7 @@ def test_key_yields_the_principal_of_its_client(keys: ApiKeys) -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_file_has_the_hash_and_no_repr_shows_the_secret(path: Path, keys: ApiKeys) -> None:
+def test_file_contains_the_hash_and_no_repr_shows_the_secret(path: Path, keys: ApiKeys) -> None:
     created = keys.create("billing", "größe", GRANTS)
     secret = created.text[-43:]
     text = path.read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_file_has_the_hash_and_no_repr_shows_the_secret(path: Path, keys: ApiKey
     assert sha256(raw).hexdigest() not in repr(keys.list())
 
 
-def test_other_process_sees_changes_after_a_reload(path: Path, keys: ApiKeys) -> None:
+def test_another_process_sees_changes_after_a_reload(path: Path, keys: ApiKeys) -> None:
     other = ApiKeys(path, SetClock())
     created = keys.create("a", "a", GRANTS)
     assert refusal(other, created.text) == "API key: unknown"
@@ -100,7 +100,7 @@ def test_other_process_sees_changes_after_a_reload(path: Path, keys: ApiKeys) ->
 
 
 @pytest.mark.rule("CO-21")
-def test_revoked_key_stays_in_the_file_and_is_refused(path: Path) -> None:
+def test_revoked_key_is_refused_and_kept_in_the_file(path: Path) -> None:
     clock = SetClock()
     keys = ApiKeys(path, clock)
     created, other = keys.create("a", "first", GRANTS), keys.create("b", "second", Grants())
@@ -132,7 +132,7 @@ def test_key_is_refused_from_its_expiry_on(path: Path) -> None:
 
 
 @pytest.mark.rule("CO-28")
-def test_file_without_expiry_is_readable_by_versions_that_do_not_know_it(path: Path, keys: ApiKeys) -> None:
+def test_file_without_expiry_is_readable_by_older_versions(path: Path, keys: ApiKeys) -> None:
     keys.create("a", "a", GRANTS)
     before = json.loads(path.read_bytes())
     assert before["version"] == 1
@@ -181,7 +181,7 @@ def test_malformed_or_unknown_key_is_refused(keys: ApiKeys) -> None:
 
 @pytest.mark.rule("CO-21")
 def test_secret_has_exactly_one_spelling(keys: ApiKeys) -> None:
-    """The last letter has unused bits: other values of these bits must not name the same key."""
+    """The last letter has unused bits. Other values of these bits must not be accepted for the same key."""
     good = keys.create("a", "a", GRANTS).text
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     for letter in set(alphabet) - {good[-1]}:
@@ -222,7 +222,7 @@ def test_invalid_client_id_or_name_is_refused(path: Path, keys: ApiKeys, client_
 
 @pytest.mark.rule("LG-22")
 @pytest.mark.parametrize("kind", ["user", "client", "system"])
-def test_client_id_with_the_prefix_of_a_principal_is_refused(path: Path, keys: ApiKeys, kind: str) -> None:
+def test_client_id_with_a_principal_prefix_is_refused(path: Path, keys: ApiKeys, kind: str) -> None:
     with pytest.raises(CanonicalError, match=f"must not begin with `{kind}:`") as caught:
         keys.create(f"{kind}:789", "n", GRANTS)
     assert caught.value.path == "$.client_id"
@@ -232,7 +232,7 @@ def test_client_id_with_the_prefix_of_a_principal_is_refused(path: Path, keys: A
 
 
 @pytest.mark.rule("LG-22")
-def test_existing_client_id_with_the_prefix_of_a_principal_causes_one_warning(
+def test_existing_client_id_with_a_principal_prefix_is_logged_once(
     path: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
     created = [keys.create(f"user-{number}", "n", GRANTS) for number in (1, 2, 3)]
@@ -250,7 +250,7 @@ def test_existing_client_id_with_the_prefix_of_a_principal_causes_one_warning(
 
 
 @pytest.mark.rule("CO-20")
-def test_names_of_maximum_length_are_accepted(keys: ApiKeys) -> None:
+def test_names_of_the_maximum_length_are_accepted(keys: ApiKeys) -> None:
     created = keys.create("x" * (NAME_CHARACTERS_MAX - 7), "x" * NAME_CHARACTERS_MAX, GRANTS)
     auth_material.reload(keys)
     assert len(keys.authenticate(created.text).actor) == NAME_CHARACTERS_MAX
@@ -325,7 +325,7 @@ def test_file_accessible_to_others_is_refused(path: Path, keys: ApiKeys, mode: i
         with pytest.raises(SettingsError, match=rf"keys\.json has API keys.*{mode:04o}.*chmod 600"):
             use()
     assert path.read_bytes() == before
-    keys.authenticate(created.text)  # the loaded keys stay valid
+    keys.authenticate(created.text)  # the loaded keys remain valid
     path.chmod(0o400)
     auth_material.reload(keys)
 
@@ -405,7 +405,7 @@ def test_missing_file_is_reported(path: Path, keys: ApiKeys) -> None:
         nowhere.create("a", "a", GRANTS)
 
 
-def test_symbolic_link_to_the_file_is_kept(tmp_path: Path, path: Path) -> None:
+def test_symbolic_link_to_the_file_is_preserved(tmp_path: Path, path: Path) -> None:
     (tmp_path / "real").mkdir()
     real = tmp_path / "real" / "keys.json"
     path.symlink_to(real)
@@ -415,15 +415,15 @@ def test_symbolic_link_to_the_file_is_kept(tmp_path: Path, path: Path) -> None:
     linked = ApiKeys(path, SetClock())
     assert len(linked.list()) == 2
     assert not Path(f"{path}.lock").exists()
-    # A container changes its secrets by changing the link.
+    # Container runtimes replace secrets by changing the link.
     auth_material.written(tmp_path / "other.json", b'{"version":1,"keys":[]}')
     path.unlink()
     path.symlink_to(tmp_path / "other.json")
     assert linked.list() == []
 
 
-def test_change_keeps_the_owner_of_the_file(path: Path, keys: ApiKeys) -> None:
-    """Only root can change the owner of a file; for other users the file keeps its owner."""
+def test_change_preserves_the_owner_of_the_file(path: Path, keys: ApiKeys) -> None:
+    """Only root can test this with a different owner. Other users test it with their own files."""
     owner = (1234, 4321) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     keys.create("a", "a", GRANTS)
     os.chown(path, *owner)
@@ -474,7 +474,7 @@ def test_failed_write_changes_nothing(path: Path, keys: ApiKeys, monkeypatch: py
     keys.authenticate(first.text)
 
 
-def test_unfinished_file_of_a_killed_process_is_replaced(path: Path, keys: ApiKeys) -> None:
+def test_partial_file_of_a_killed_process_is_replaced(path: Path, keys: ApiKeys) -> None:
     Path(f"{path}.unfinished").write_bytes(b"half of")
     created = keys.create("a", "a", GRANTS)
     assert keys.list() == [created.key]

@@ -40,7 +40,7 @@ def test_every_invalid_credential_has_the_same_error(tmp_path: Path, api_keys: A
     assert issubclass(AuthError, OncelogError)
 
 
-def test_credential_kind_that_is_not_configured_is_refused(tmp_path: Path, api_keys: ApiKeys) -> None:
+def test_unconfigured_credential_kind_is_refused(tmp_path: Path, api_keys: ApiKeys) -> None:
     key = api_keys.create("a", "a", parse_grants())
     with pytest.raises(AuthError) as caught:
         Authenticator(auth_material.tokens(tmp_path)).authenticate(key.text)
@@ -61,7 +61,7 @@ def test_token_is_current_until_it_expires(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-22")
-def test_api_key_is_current_until_revoked_and_has_its_newest_grants(tmp_path: Path) -> None:
+def test_api_key_is_current_until_revoked_and_has_its_latest_grants(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     operator, served = ApiKeys(path, SetClock()), ApiKeys(path, SetClock())
     key = operator.create("a", "a", parse_grants(["old"]))
@@ -76,7 +76,7 @@ def test_api_key_is_current_until_revoked_and_has_its_newest_grants(tmp_path: Pa
     assert current.grants == parse_grants(["new"])
     path.write_text(path.read_text().replace('"client_id": "a"', '"client_id": "b"'))
     known.reload()
-    assert known.refresh_principal(found, NOW_MS) is None  # the key belongs to another client now
+    assert known.refresh_principal(found, NOW_MS) is None  # the key now belongs to another client
     assert known.authenticate(key.text).actor == "client:b"
     operator.revoke(key.key.id)
     known.reload()
@@ -85,7 +85,7 @@ def test_api_key_is_current_until_revoked_and_has_its_newest_grants(tmp_path: Pa
 
 @pytest.mark.rule("CO-28")
 @pytest.mark.parametrize("bad", ["tokens", "API keys"])
-def test_bad_file_keeps_its_content_and_the_other_is_reloaded(tmp_path: Path, bad: str) -> None:
+def test_bad_file_keeps_its_loaded_content_and_the_other_is_reloaded(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, SetClock())
     old = operator.create("a", "a", parse_grants())

@@ -13,7 +13,7 @@ from oncelog.errors import CanonicalError
 from oncelog.server.auth.principal import EVERYTHING, Grants, decode_grants, parse_grants
 from oncelog.server.limits import GRANTS_MAX
 
-# Few letters, so that names collide, with the asterisk and letters that NFC combines.
+# A small alphabet makes collisions likely. It includes the asterisk and letters that NFC combines.
 NAMES = st.text(alphabet="ae/*\u0301\u00e9\u1100\u1161", min_size=1, max_size=6)
 
 
@@ -78,7 +78,7 @@ def test_base_letter_is_not_a_prefix_of_its_accented_form() -> None:
 
 
 @given(read=st.lists(NAMES, max_size=6), write=st.lists(NAMES, max_size=6), asked=NAMES)
-def test_grants_match_their_definition(read: list[str], write: list[str], asked: str) -> None:
+def test_grants_match_the_definition(read: list[str], write: list[str], asked: str) -> None:
     (normal,) = normal_partitions([asked])
 
     def says(texts: list[str]) -> bool:
@@ -153,11 +153,11 @@ def test_values_at_the_limits_are_accepted() -> None:
 
 
 @pytest.mark.rule("EV-9")
-def test_copies_of_a_grant_count_once() -> None:
+def test_duplicates_of_a_grant_count_once() -> None:
     grants = parse_grants(["caf\u00e9", "cafe\u0301", "x*"] * GRANTS_MAX)
     assert grants.to_claim()["read"] == ["caf\u00e9", "x*"]
 
 
 def test_length_limit_applies_to_the_nfc_form() -> None:
-    # The maximum number of letters, in twice as many code points.
+    # The maximum number of letters in NFC, written with twice as many code points.
     assert parse_grants(["e\u0301" * PARTITION_CHARACTERS_MAX]).may_read("\u00e9" * PARTITION_CHARACTERS_MAX)

@@ -18,7 +18,7 @@ from server.auth.auth_material import ALGORITHMS, SetClock, encoded, key_file, k
 from server.auth.token_refusals import refusal
 
 
-def test_no_key_is_known_before_the_first_reload(tmp_path: Path) -> None:
+def test_no_token_is_accepted_before_the_first_reload(tmp_path: Path) -> None:
     tokens = Tokens(TokenSettings(algorithms=("HS256",), key_files=(key_file(tmp_path, "HS256"),)), SetClock())
     refusal(tokens, token())
     auth_material.reload(tokens)
@@ -50,7 +50,7 @@ def test_token_with_the_id_of_another_key_is_refused(tmp_path: Path) -> None:
     assert refusal(tokens, token("ES256", key_of("ES256", 0))) == "token: no kid"
 
 
-def test_several_key_files_are_valid_at_the_same_time(tmp_path: Path) -> None:
+def test_keys_of_several_files_are_valid_at_the_same_time(tmp_path: Path) -> None:
     sources = (key_file(tmp_path, "RS256"), key_file(tmp_path, "RS256", 1), key_file(tmp_path, "HS256", 2, "named"))
     tokens = auth_material.tokens(tmp_path, "RS256", "HS256", key_files=sources)
     for number in (0, 1):
@@ -75,7 +75,7 @@ def test_reload_of_a_bad_file_keeps_the_previous_keys(tmp_path: Path, bad: bytes
     tokens.authenticate(token())
 
 
-def test_reload_with_one_bad_file_of_two_replaces_the_keys_of_the_other(tmp_path: Path) -> None:
+def test_reload_with_one_bad_file_replaces_the_keys_of_the_other(tmp_path: Path) -> None:
     sources = (key_file(tmp_path, "HS256"), key_file(tmp_path, "ES256"))
     tokens = auth_material.tokens(tmp_path, "HS256", "ES256", key_files=sources)
     Path(sources[0].path).write_bytes(b"another secret that is long enough, really")

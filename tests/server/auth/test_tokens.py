@@ -1,4 +1,4 @@
-"""Verification of tokens: every check can fail, and only the server's log has the reason."""
+"""Verification of tokens: every check can fail, and only the server's log shows the reason."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ from server.auth.token_refusals import refusal
 
 @pytest.fixture
 def known(tmp_path: Path) -> Tokens:
-    """Accepts HS256."""
+    """Verifier that accepts HS256."""
     return auth_material.tokens(tmp_path)
 
 
@@ -69,7 +69,7 @@ def test_client_and_grants_are_optional(known: Tokens) -> None:
     assert found.get_event_client("anyone") == "user:ada/anyone"
 
 
-def test_grants_claim_has_the_configured_name(tmp_path: Path) -> None:
+def test_name_of_the_grants_claim_is_configurable(tmp_path: Path) -> None:
     tokens = auth_material.tokens(tmp_path, grants_claim="https://example.org/rights")
 
     def text(right: Any) -> str:
@@ -108,7 +108,7 @@ def test_algorithm_none_is_always_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize(("pinned", "used"), list(itertools.permutations(ALGORITHMS, 2)))
-def test_algorithm_that_is_not_configured_is_refused(tmp_path: Path, pinned: str, used: str) -> None:
+def test_unconfigured_algorithm_is_refused(tmp_path: Path, pinned: str, used: str) -> None:
     assert "algorithm" in refusal(auth_material.tokens(tmp_path, pinned), token(used))
 
 
@@ -116,13 +116,13 @@ def test_algorithm_that_is_not_configured_is_refused(tmp_path: Path, pinned: str
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
 @pytest.mark.parametrize("encoding", ["PEM", "DER"])
 def test_public_key_used_as_hmac_secret_is_refused(tmp_path: Path, algorithm: str, encoding: Any) -> None:
-    """An attacker signs with HS256 and the public key as the secret; the server accepts both algorithms."""
+    """An attacker signs with HS256 and uses the public key as the secret. The server accepts both algorithms."""
     tokens = auth_material.tokens(tmp_path, algorithm, "HS256")
     key = key_of(algorithm)
     assert not isinstance(key, OctKey)
     public = key.as_bytes(encoding=encoding, private=False)
     for secret in (public, public.strip()):
-        forged = OctKey(secret, secret)  # which `import_key` refuses
+        forged = OctKey(secret, secret)  # `import_key` refuses such a secret
         assert "signature" in refusal(tokens, token("HS256", forged))
         assert "signature" in refusal(tokens, token("HS256", forged, {"kid": algorithm}))
 
@@ -130,7 +130,7 @@ def test_public_key_used_as_hmac_secret_is_refused(tmp_path: Path, algorithm: st
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
 def test_key_is_used_for_its_own_algorithm_only(tmp_path: Path, algorithm: str) -> None:
-    """All algorithms are configured and all keys have the same id: the key type decides."""
+    """All algorithms are configured and all keys have the same id, so only the key type tells them apart."""
     members = [auth_material.public(one, "same") for one in ALGORITHMS]
     tokens = auth_material.tokens(tmp_path, *ALGORITHMS, key_files=(auth_material.key_set(tmp_path / "set", *members),))
     for one in ALGORITHMS:
@@ -158,7 +158,7 @@ def test_key_embedded_in_the_token_is_not_used(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_any_changed_character_is_refused(known: Tokens, part: int) -> None:
+def test_token_with_a_changed_character_is_refused(known: Tokens, part: int) -> None:
     good = token()
     known.authenticate(good)
     parts = good.split(".")
@@ -236,7 +236,7 @@ def test_malformed_claims_are_refused(known: Tokens, payload: bytes) -> None:
     assert "claims" in refusal(known, signed("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
 
 
-def test_oversized_token_is_refused_before_it_is_parsed(known: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_token_is_refused_before_parsing(known: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.server.auth.signing_keys.parse_token", None)
     for text in ("a" * 10_000_000, "." * (TOKEN_CHARACTERS_MAX + 1), token(x="y" * TOKEN_CHARACTERS_MAX)):
         assert "longer than" in refusal(known, text)
@@ -345,7 +345,7 @@ def test_subject_must_be_a_valid_name(known: Tokens, sub: Any) -> None:
 
 
 @pytest.mark.rule("CO-20")
-def test_longest_subject_makes_an_actor_of_maximum_length(known: Tokens) -> None:
+def test_longest_subject_gives_an_actor_of_maximum_length(known: Tokens) -> None:
     found = known.authenticate(token(sub="é" * (NAME_CHARACTERS_MAX - 5)))
     assert len(found.actor) == NAME_CHARACTERS_MAX
 
@@ -357,7 +357,7 @@ def test_client_id_must_be_a_valid_name(known: Tokens, client_id: Any) -> None:
 
 @pytest.mark.rule("CO-20")
 @pytest.mark.parametrize("client_id", ["user:ada/laptop", "user:eve", "client:ci", "system:server"])
-def test_client_id_that_names_a_principal_is_refused(known: Tokens, client_id: str) -> None:
+def test_client_id_with_a_principal_prefix_in_a_token_is_refused(known: Tokens, client_id: str) -> None:
     reason = refusal(known, token(sub="eve", client_id=client_id))
     assert reason.startswith("token: claim $.client_id: must not begin with")
     key = SigningKey("HS256", None, key_of("HS256"))
@@ -425,7 +425,7 @@ def test_issued_token_is_accepted(tmp_path: Path, algorithm: str) -> None:
     )
 
 
-def test_token_that_would_be_refused_is_not_issued(tmp_path: Path) -> None:
+def test_unacceptable_token_is_not_issued(tmp_path: Path) -> None:
     (key,) = load_keys([key_file(tmp_path, "HS256")], ["HS256"])
     good: dict[str, Any] = {"subject": "a", "grants": Grants(), "issued_ms": NOW_MS, "expires_ms": NOW_MS + 1}
     many = parse_grants([f"{number:0200}" for number in range(100)])

@@ -1,4 +1,4 @@
-"""Refusals of tokens, as the client and the server's log see them."""
+"""Token refusals as the client and the server's log see them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from server.auth import auth_material
 
 
 def refusal(tokens: Tokens, text: str) -> str:
-    """Return the logged reason. The client sees the same message for every reason, without parts of the token."""
+    """Return the logged reason. The client always gets the same message, which contains no part of the token."""
     with pytest.raises(AuthError) as caught:
         tokens.authenticate(text)
     assert str(caught.value) == "authentication failed"

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 MESSAGE: Final = {
     *("message_id", "chat_id", "sequence", "sender_id", "client_message_id", "content", "content_type", "created_at"),
 }
-"""The members of a message (CH-10)."""
+"""The JSON members of a message (CH-10)."""
 
 
 def message_uuid(number: int) -> str:
@@ -28,7 +28,7 @@ def message_uuid(number: int) -> str:
 
 
 class Device:
-    """A WebSocket connection of a user. Frames that are not answers are kept until a test takes them."""
+    """A user's WebSocket connection. Frames other than answers are queued until a test takes them."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         self.socket = socket
@@ -49,7 +49,7 @@ class Device:
         return found
 
     async def take(self, **wanted: Any) -> Json:
-        """Return the next frame that has all of these members, and keep the frames before it."""
+        """Wait for a frame that has all of these members and return it. Earlier frames remain queued."""
         for place, frame in enumerate(self.frames):
             if wanted.items() <= frame.items():
                 return self.frames.pop(place)
@@ -63,7 +63,7 @@ class Device:
         return [await self.take(type=kind) for _ in range(number)]
 
     async def ask(self, kind: str, **members: Any) -> Json:
-        """Send a request and return the answer with its request_id."""
+        """Send a request and return the answer with the same request_id."""
         request_id = f"r{next(self._requests)}"
         await self.tell(kind, request_id=request_id, **members)
         return await self.take(request_id=request_id)
@@ -78,7 +78,7 @@ class Device:
         )
 
     async def sent(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
-        """Send a message that must be committed or known, and return its sequence."""
+        """Send a message, which must be committed or known, and return its sequence."""
         answer = await self.send(chat_id, number, content, **members)
         assert answer["type"] == "send_message_ack", answer
         sequence: int = answer["sequence"]
@@ -103,7 +103,7 @@ class Device:
         await self.tell("ack", chat_id=chat_id, last_acked_sequence=sequence)
 
     async def refused(self, kind: str, **members: Any) -> str:
-        """Send a request that must be refused, and return the code of the error."""
+        """Send a request, which must be refused, and return the error code."""
         answer = await self.ask(kind, **members)
         assert answer["type"] == "error", answer
         assert answer["message"]
@@ -111,13 +111,13 @@ class Device:
         return code
 
     async def quiet(self) -> list[Json]:
-        """Return the kept frames up to now. A pong follows all frames that the server sent before."""
+        """Return all frames sent so far: the server answers a ping after the frames that it sent before."""
         await self.ask("ping")
         frames, self.frames = self.frames, []
         return frames
 
     async def closed(self) -> int | None:
-        """Wait until the server closes the connection, keep the frames before, and return the close code."""
+        """Wait until the server closes the connection and return the close code. Earlier frames remain queued."""
         while True:
             message = await soon(self.socket.receive())
             if message.type is not WSMsgType.TEXT:
@@ -129,7 +129,7 @@ class Device:
 
 
 class Door:
-    """A server and the devices that are connected to it."""
+    """A server and the devices connected to it."""
 
     def __init__(self, served: Serving) -> None:
         self.served = served
@@ -141,7 +141,7 @@ class Door:
         return await self.served.request(method, path, credential=name, **options)
 
     async def create(self, chat_id: str, name: str, *members: str) -> Json:
-        """Create a chat as the given user, with further members by name."""
+        """Create a chat as the user `name`, with the given other members."""
         body = {"chat_id": chat_id, "members": [f"user:{one}" for one in members]}
         answer = await self.http("POST", "/v1/chats", name, body)
         assert answer.status in (200, 201), answer.body
@@ -158,13 +158,13 @@ class Door:
         return {one["user_id"]: one["last_acked_sequence"] for one in answer.json["members"]}
 
     async def watermark(self, chat_id: str, name: str, sequence: int) -> None:
-        """Wait until the watermark of the user has reached the sequence, because an ack has no answer."""
+        """Wait until the user's watermark has reached the sequence. An ack has no answer to wait for."""
         async with asyncio.timeout(WAIT_S):
             while (await self.watermarks(chat_id, name))[f"user:{name}"] != sequence:
                 pass
 
     async def socket(self, name: str) -> Device:
-        """Open a connection without sending a connect frame."""
+        """Open a connection but send no connect frame."""
         device = await device_at(self.served.session, self.served.url, name)
         self._devices.append(device)
         return device
@@ -199,7 +199,7 @@ async def opened(directory: Path, **settings: Any) -> AsyncIterator[Door]:
 
 
 class SharedServer:
-    """A running server that many tests use. Each test has unique chats."""
+    """A running server that many tests share. Each test uses separate chats."""
 
     def __init__(self, door: Door, name: str) -> None:
         self.door = door

@@ -1,4 +1,4 @@
-"""A client that sends the message of a file: python chat_worker.py URL FILE silent|on
+"""A client that sends a message from a file: python chat_worker.py URL FILE silent|on
 
 With `silent` it prints "sent" after sending and waits to be killed; with `on` it prints the answer.
 """

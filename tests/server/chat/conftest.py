@@ -1,4 +1,4 @@
-"""Fixtures of the chat tests: a server that the tests share."""
+"""Fixtures of the chat tests: a shared server."""
 
 from collections.abc import AsyncIterator
 
@@ -15,7 +15,7 @@ server_pool = pool_fixture(opened)
 async def shared_server(
     session_loop: None, server_pool: ServerPool[Door], store_kind: str, request: pytest.FixtureRequest
 ) -> AsyncIterator[SharedServer]:
-    """A server in development mode that other tests use too, with chats that only this test has."""
+    """A development-mode server shared with other tests, with chats that only this test uses."""
     server = SharedServer(await server_pool.get(store_kind), unique_name(request))
     yield server
     await server.wait_until_idle()

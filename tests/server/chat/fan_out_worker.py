@@ -1,7 +1,7 @@
-"""A server that ends in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
+"""A server that dies in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
 
-It prints its URL. When it has written messages with the content `the end` to WRITTEN connections and is about to write
-the next one, it kills itself.
+It prints its URL. After it has written messages with the content `the end` to WRITTEN connections, it kills itself
+before the next write.
 """
 
 import asyncio

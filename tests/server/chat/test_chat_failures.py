@@ -1,4 +1,4 @@
-"""Failures of clients, servers and networks: the rows of the specification's appendix B, kills, and a storm."""
+"""Failures of clients, servers and networks: the specification's appendix B, killed servers, and faulty networks."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ CLIENT: Final = str(server.chat.chat_worker.__file__)
 FAN_OUT: Final = str(server.chat.fan_out_worker.__file__)
 WITHHELD: Final = str(server.ledger.hanging_commit_worker.__file__)
 LOST: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
-"""Errors of a client whose server or network is gone."""
+"""Errors that a client sees when its server or network fails."""
 
 
 process_pool = pool_fixture(server_process)
@@ -53,7 +53,7 @@ process_pool = pool_fixture(server_process)
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shared_process(process_pool: ServerPool[ServerProcess], store_kind: str) -> AsyncIterator[ServerProcess]:
-    """A server process that other tests use too. If it does not run after a test, it is started again."""
+    """A server process shared with other tests. It is restarted after a test that has stopped it."""
     server = await process_pool.get(store_kind)
     yield server
     if server.process.poll() is not None:
@@ -62,7 +62,7 @@ async def shared_process(process_pool: ServerPool[ServerProcess], store_kind: st
 
 @pytest.fixture
 def chat(request: pytest.FixtureRequest) -> str:
-    """The name of a chat that only this test has."""
+    """The id of a chat that only this test uses."""
     return unique_name(request)
 
 
@@ -73,7 +73,7 @@ async def people_at(url: str) -> AsyncIterator["Place"]:
 
 
 class Place:
-    """A client side of a server: in this or another process, or behind a proxy."""
+    """Client access to a server: in this or another process, or behind a proxy."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.session = session
@@ -93,7 +93,7 @@ class Place:
 
 
 class Relay:
-    """A proxy between a client and a server that can drop all further answers."""
+    """A proxy between a client and a server that can start to drop all answers."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -144,7 +144,7 @@ async def test_retry_after_a_network_timeout_during_send_is_a_duplicate(
         relay.is_mute = True
         await ann.tell("send_message", client_message_id=message_uuid(1), chat_id=chat, content="hello")
         assert (await bob.take(type="message"))["sequence"] == 1
-        await soon(relay.swallowed.wait())  # the answer was sent and is lost
+        await soon(relay.swallowed.wait())  # the server has sent the answer, and the proxy has dropped it
         again = await place.device("ann")
         answer = await again.send(chat, 1)
         assert (answer["sequence"], answer["duplicate"], "content_mismatch" in answer) == (1, True, False)
@@ -176,7 +176,7 @@ async def test_retry_after_a_client_crash_before_the_ack_is_a_duplicate(
 
 @pytest.mark.rule("CH-14", "CH-1", "CO-10", "CO-11")
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_server_crash_around_the_commit_stores_a_message_or_nothing(tmp_path: Path, moment: str) -> None:
+async def test_server_crash_around_the_commit_stores_the_message_or_nothing(tmp_path: Path, moment: str) -> None:
     async with opened(tmp_path) as door:
         await door.create("c", "ann", "bob")
         await (await door.device("ann")).sent("c", 1)
@@ -188,7 +188,7 @@ async def test_server_crash_around_the_commit_stores_a_message_or_nothing(tmp_pa
             assert await asyncio.to_thread(read_line, process) == "there"
             process.kill()
             process.wait()
-            assert await _live(ann) == ann.frames == []  # the commit was not confirmed to the server
+            assert await _live(ann) == ann.frames == []  # the server received no confirmation of the commit
             # The server may have read the committed message from its log.
             assert sequences(await _live(bob)) in ([[], [2]] if moment == "after" else [[]])
     async with opened(tmp_path) as door:
@@ -201,7 +201,7 @@ async def test_server_crash_around_the_commit_stores_a_message_or_nothing(tmp_pa
 
 
 @pytest.mark.rule("CH-14", "CH-6")
-async def test_client_that_was_offline_over_a_server_crash_syncs_everything(tmp_path: Path, is_soak: bool) -> None:
+async def test_client_that_was_offline_during_a_server_crash_syncs_all_messages(tmp_path: Path, is_soak: bool) -> None:
     crash, end = (500, 700) if is_soak else (200, 300)
     async with server_process(tmp_path) as process:
         async with people_at(process.url) as place:
@@ -231,8 +231,10 @@ async def send_many(device: Device, numbers: range) -> None:
 
 
 @pytest.mark.rule("CH-14", "CH-4")
-async def test_reused_id_with_other_content_gets_the_original_answer(shared_process: ServerProcess, chat: str) -> None:
-    """Also from a server that was killed and started again, which knows the first message from the log alone."""
+async def test_reused_id_with_different_content_gets_the_original_answer(
+    shared_process: ServerProcess, chat: str
+) -> None:
+    """A server that was killed and restarted gives the same answer, from the log alone."""
     async with people_at(shared_process.url) as place:
         await place.create(chat, "ann", "bob")
         first = await (await place.device("ann")).send(chat, 1, "original")
@@ -253,11 +255,11 @@ async def check_mismatch(place: Place, chat: str, first: Json) -> None:
 # --- server killed during a fan-out ------------------------------------------------------------------------------
 
 BEFORE: Final = 5
-"""Messages that all members receive before the kill."""
+"""Messages that all members receive before the server is killed."""
 
 
 async def _live(device: Device) -> list[Json]:
-    """Return the messages received until the server is gone."""
+    """Return the messages received until the server dies."""
     messages = []
     try:
         while True:
@@ -277,7 +279,7 @@ async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, i
             devices = await asyncio.gather(*[place.device(name) for name in names])
             for number in range(1, BEFORE + 1):
                 await sender.sent("c", number)
-            for number in range(BEFORE + 1, BEFORE + 4):  # in one commit, or in several
+            for number in range(BEFORE + 1, BEFORE + 4):  # in one or several commits
                 message = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "the end"}
                 await sender.tell("send_message", **message)
             seen = await asyncio.gather(*map(_live, devices))
@@ -298,11 +300,11 @@ async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, i
             await device.close()
 
 
-# --- storm ---------------------------------------------------------------------------------------------------------
+# --- faulty network -----------------------------------------------------------------------------------------------
 
 
 class Writer:
-    """Sends messages one after another over a faulty network, each until it is answered."""
+    """Sends messages one by one over a faulty network, and retries each until it is answered."""
 
     def __init__(self, name: str, seed: int, place: Place, chats: Sequence[str]) -> None:
         self.name = name
@@ -333,7 +335,7 @@ class Writer:
                     assert answer["type"] == "send_message_ack", answer
                     assert "content_mismatch" not in answer
                     self.acked.append((chat, uuid, answer["sequence"], answer["duplicate"]))
-                    # An answered message is readable at once.
+                    # An answered message can be read immediately.
                     page = await device.sync(chat, answer["sequence"] - 1, limit=1)
                     assert page["messages"][0]["client_message_id"] == uuid
                     await device.acknowledge(chat, answer["sequence"])
@@ -387,7 +389,7 @@ async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Pat
 
 
 async def _check_invariants(door: Door, writers: list[Writer], syncs: list[ObservedSync]) -> None:
-    """Check the invariants of the specification and of commits on the stored and the answered messages (CH-13)."""
+    """Check the invariants of the specification and of commits on the stored and answered messages (CH-13)."""
     log = door.served.server.log
     records = []
     for lane in await log.heads():

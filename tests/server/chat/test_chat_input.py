@@ -1,4 +1,4 @@
-"""Malformed frames, messages, syncs and chats; and the fast decoder agrees with the full one."""
+"""Malformed frames, messages, syncs and chats, and agreement of the fast decoder with the full one."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ MESSAGES = ChatMessages(ApiLimits(message_bytes_max=4096))
         ({"type": None}, "INVALID_REQUEST", "$.type"),
     ],
 )
-async def test_invalid_message_is_refused_by_its_field_and_not_stored(
+async def test_invalid_message_is_refused_with_its_field_and_not_stored(
     shared_server: SharedServer, members: dict[str, Any], code: str, field: str
 ) -> None:
     chat = shared_server.chat()
@@ -74,11 +74,11 @@ async def test_invalid_message_is_refused_by_its_field_and_not_stored(
 @pytest.mark.parametrize(
     "frame", [b"", b"{", b"[]", b"7", b'{"type":"ping","type":"ping"}', b"\xff", b"{}", b"[" * 9999]
 )
-async def test_malformed_frame_is_refused_and_the_connection_stays_open(
+async def test_malformed_frame_is_refused_and_keeps_the_connection_open(
     shared_server: SharedServer, frame: bytes
 ) -> None:
     ann = await shared_server.door.device("ann")
-    if frame != b"\xff":  # aiohttp closes the connection for it, as RFC 6455 demands
+    if frame != b"\xff":  # aiohttp closes the connection, as RFC 6455 requires
         await ann.socket.send_str(frame.decode())
         assert (await ann.receive())["code"] == "INVALID_REQUEST"
     await ann.socket.send_bytes(frame)
@@ -131,7 +131,7 @@ async def test_invalid_sync_is_refused(shared_server: SharedServer, members: dic
         ([], "$"),
     ],
 )
-async def test_invalid_chat_is_refused_by_its_field(shared_server: SharedServer, body: Any, field: str) -> None:
+async def test_invalid_chat_is_refused_with_its_field(shared_server: SharedServer, body: Any, field: str) -> None:
     answer = await shared_server.door.http("POST", "/v1/chats", "ann", body)
     error = answer.json["error"]
     assert (answer.status, error["code"], error["field"]) == (400, "INVALID_REQUEST", field)

@@ -1,4 +1,4 @@
-"""The four invariants of the specification on a log that a server has filled: `oncelog verify` finds violations.
+"""`oncelog verify` finds violations of the specification's four invariants in a log that a server has filled.
 
 test_chat_failures.py checks the invariants on recorded histories.
 """
@@ -28,7 +28,7 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 
 
 def execute(path: Path, statement: str) -> None:
-    """Execute a statement in the database of the log."""
+    """Execute a statement in the log's database."""
     if is_postgres():
         query(log_at(path), statement)
         return
@@ -53,7 +53,7 @@ async def fill(directory: Path) -> None:
 
 
 class FilledStores(dict[str, Path]):
-    """The directories of logs that a server has filled, by store; each is filled when the first test needs it."""
+    """Directories of logs that a server has filled, by store. Each is filled when the first test needs it."""
 
     def __init__(self, paths: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def filled_stores(tmp_path_factory: pytest.TempPathFactory) -> FilledStores:
 
 @contextmanager
 def restored(path: Path, table: str) -> Iterator[None]:
-    """Restore the rows of a table at the end of the block."""
+    """Restore the table's rows at the end of the block."""
     execute(path, f"CREATE TABLE kept AS SELECT * FROM {table}")  # noqa: S608
     try:
         yield
@@ -156,7 +156,7 @@ def _message(position: int, number: int, log_time_ms: int) -> Record:
 
 
 @pytest.mark.rule("CH-13", "CH-5")
-def test_id_may_be_stored_twice_only_after_it_has_expired() -> None:
+def test_id_may_be_stored_again_only_after_it_has_expired() -> None:
     rules = LogState(Settings(), {policy.name: policy for policy in BUILT_IN_POLICIES})
     first = _message(1, 1, 1000)
     check_uniqueness([first, _message(2, 2, 1000), _message(3, 1, 1000 + WEEK_MS)], rules, lambda *_: 0)
@@ -167,7 +167,7 @@ def test_id_may_be_stored_twice_only_after_it_has_expired() -> None:
 @BOTH_STORES
 @pytest.mark.rule("CH-13", "CH-9")
 async def test_members_of_an_older_schema_version_are_migrated(tmp_path: Path) -> None:
-    """In the older schema the members are in no table of changes, and empty streams in no table of streams."""
+    """The older schema has no table of member changes and no rows for empty streams."""
     async with opened(tmp_path) as door:
         await door.create("old", "ann", "bob")
     await asyncio.to_thread(_downgrade, tmp_path / "events.db")
@@ -199,7 +199,7 @@ def _downgrade(path: Path) -> None:
             "DROP TABLE oncelog_floors",
             "ALTER TABLE oncelog_state DROP COLUMN leaps",
             "DROP TABLE oncelog_horizons",
-            "DROP TABLE oncelog_key_runs",  # which is empty
+            "DROP TABLE oncelog_key_runs",  # empty in this log
             "CREATE TABLE oncelog_keys (segment INTEGER, hash INTEGER, place INTEGER)",
         ]
     for statement in statements:

@@ -1,4 +1,4 @@
-"""Limits of the Chat API: rates, a full queue, slow readers, connections; shutdown; and expiry of message ids."""
+"""Limits of the Chat API (rates, a full queue, slow readers, connections), shutdown, and expiry of message ids."""
 
 import asyncio
 from pathlib import Path
@@ -22,14 +22,14 @@ from server.running_server import api_key
 pytestmark = BOTH_STORES
 
 SHUTDOWN_MS = 600_000
-"""Longer than a test waits for anything, so that a shutdown never ends at its deadline."""
+"""Longer than any wait in a test, so a shutdown that only ends at this deadline fails the test."""
 
 
 # --- rates ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CH-11", "CO-15", "CO-30")
-async def test_rate_limit_of_a_user_in_a_chat_applies_to_new_messages_only(tmp_path: Path) -> None:
+async def test_user_rate_limit_applies_only_to_new_messages(tmp_path: Path) -> None:
     clock = ManualClock()
     async with opened(tmp_path, clock=clock, user_messages_per_second_max=3) as door:
         await door.create("c", "ann", "bob")
@@ -57,7 +57,7 @@ async def test_rate_limit_of_a_user_in_a_chat_applies_to_new_messages_only(tmp_p
 
 
 @pytest.mark.rule("CH-11", "CO-15")
-async def test_rate_limit_of_a_chat_applies_to_all_users_together(tmp_path: Path) -> None:
+async def test_chat_rate_limit_applies_to_all_users_together(tmp_path: Path) -> None:
     clock = ManualClock()
     async with opened(tmp_path, clock=clock, chat_messages_per_second_max=4) as door:
         await door.create("c", "ann", "bob")
@@ -116,7 +116,7 @@ async def test_full_queue_refuses_new_messages_and_answers_retries(
             "send_message", request_id="stranger", client_message_id=message_uuid(1), chat_id="no", content="hello"
         )
         for device in (ann, bob):
-            await device.ask("ping")  # the server has read the frames before
+            await device.ask("ping")  # the server has read the frames before this one
         gate.open()
         answers = {number: await ann.take(request_id=number) for number in ("2", "3", "5", "4", "1")}
         assert [answers[number]["type"] for number in ("2", "3", "5")] == ["send_message_ack"] * 3
@@ -127,9 +127,7 @@ async def test_full_queue_refuses_new_messages_and_answers_retries(
 
 
 @pytest.mark.rule("CO-30")
-async def test_number_of_messages_in_flight_is_limited_per_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_in_flight_are_limited_per_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, events_in_flight_max=2) as door:
         await door.create("c", "ann")
         ann = await door.device("ann")
@@ -147,10 +145,10 @@ async def test_number_of_messages_in_flight_is_limited_per_connection(
 
 
 @pytest.mark.rule("CH-11", "CO-31")
-async def test_slow_consumer_is_closed_and_can_resume_without_loss(
+async def test_slow_consumer_is_disconnected_and_can_resume_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket, "CLOSE_WAIT_S", WAIT_S)  # the server must not abort before bob has read
+    monkeypatch.setattr(websocket, "CLOSE_WAIT_S", WAIT_S)  # do not abort before bob has read
     async with opened(tmp_path, outbox_bytes_max=200_000) as door:
         await door.create("c", "ann", "bob")
         ann, bob = await door.device("ann", live=False), await door.device("bob")
@@ -205,7 +203,7 @@ async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeyp
         await until(lambda: door.served.server.is_closing)
         error = await ann.send("c", 2)
         assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
-        with pytest.raises(ApiError) as refused:  # a request that arrived before the listener was closed
+        with pytest.raises(ApiError) as refused:  # a request that arrived before the listener closed
             await soon(door.served.server.apis.chat_service.create("chat/d", [], session.principal))
         assert refused.value.code == error_codes.SERVER_STOPPING
         gate.open()
@@ -253,7 +251,7 @@ async def test_unreadable_log_closes_all_connections_with_an_error(tmp_path: Pat
 
 @pytest.mark.rule("CO-30")
 async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> None:
-    """A server without live devices follows no lane, so an entry that waited for its lane would stay forever."""
+    """A server without live devices follows no lane, so an entry that waits for its lane would never be freed."""
     async with opened(tmp_path) as door:
         await door.create("c", "ann")
         senders = door.served.server.apis.chat_hub._senders
@@ -264,7 +262,7 @@ async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> 
         ann = await door.device("ann")
         for number in range(21, 41):
             await ann.sent("c", number)
-        await until(lambda: not senders)  # the lane may be read after the answer is sent
+        await until(lambda: not senders)  # the server may read the lane after it has sent the answer
 
 
 @pytest.mark.rule("CO-30")
@@ -309,7 +307,7 @@ async def test_connection_without_a_connect_frame_is_closed(tmp_path: Path) -> N
 
 
 @pytest.mark.rule("CO-30")
-async def test_number_of_connections_and_frames_is_limited(tmp_path: Path) -> None:
+async def test_connections_and_frames_are_limited(tmp_path: Path) -> None:
     async with opened(tmp_path, connections_max=1, frames_per_second_max=3, clock=ManualClock()) as door:
         ann = await door.device("ann")
         answer = await door.http("GET", "/v1/chat", "ann", headers={"Upgrade": "websocket", "Connection": "Upgrade"})

@@ -1,4 +1,4 @@
-"""Live delivery to connected devices: messages, acknowledgements, changes of members."""
+"""Live delivery to connected devices: messages, acknowledgements and membership changes."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = BOTH_STORES
 
 
 @pytest.mark.rule("CH-7")
-async def test_message_reaches_all_devices_of_all_members_except_the_sending_one(
+async def test_message_reaches_all_devices_of_all_members_except_the_sender(
     shared_server: SharedServer,
 ) -> None:
     chat = shared_server.chat()
@@ -67,7 +67,7 @@ async def test_broadcast_is_encoded_once(shared_server: SharedServer, monkeypatc
 
 @pytest.mark.rule("CH-7", "CH-12")
 async def test_sync_after_connecting_misses_nothing(shared_server: SharedServer) -> None:
-    """Another user sends all the time: messages that the sync does not return are delivered live."""
+    """Another user sends continuously. Messages that the sync does not return are delivered live."""
     chat, door = shared_server.chat(), shared_server.door
     await door.create(chat, "ann", "bob")
     ann = await door.device("ann", live=False)
@@ -82,7 +82,7 @@ async def test_sync_after_connecting_misses_nothing(shared_server: SharedServer)
     sending = asyncio.ensure_future(send())
     for _ in range(10):
         bob = await door.device("bob")
-        # A message that is delivered live before the end of the sync may be in both.
+        # A message delivered live before the end of the sync may also be in the sync.
         seen = {*sequences(await bob.synced(chat)), *sequences(await bob.takes(3, "message"))}
         assert seen == set(range(1, max(seen) + 1))
         await bob.close()
@@ -103,7 +103,7 @@ async def test_ack_only_moves_forward_and_is_delivered_to_members(shared_server:
     await bob.acknowledge(chat, 2)
     delivery = {"type": "delivery", "chat_id": chat, "user_id": "user:bob", "last_acked_sequence": 2}
     assert await ann.take(type="delivery") == delivery
-    assert await bob.take(type="delivery") == delivery  # also to the devices of the user
+    assert await bob.take(type="delivery") == delivery  # other devices of the same user get it too
     await bob.acknowledge(chat, 1)
     await bob.acknowledge(chat, 2)
     await bob.acknowledge(chat, 3)
@@ -117,7 +117,7 @@ async def test_ack_only_moves_forward_and_is_delivered_to_members(shared_server:
 
 @pytest.mark.rule("CH-8", "CO-30")
 @pytest.mark.parametrize("valid", [0, 150])
-async def test_each_refused_ack_of_many_is_reported(shared_server: SharedServer, valid: int) -> None:
+async def test_each_refused_ack_is_reported(shared_server: SharedServer, valid: int) -> None:
     chat = shared_server.chat(valid)
     await shared_server.door.create(chat, "ann", "bob")
     ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
@@ -176,7 +176,9 @@ async def test_many_acks_are_combined_into_few_commits(tmp_path: Path, monkeypat
 
 
 @pytest.mark.rule("CH-8", "CO-30")
-async def test_lowest_acks_are_refused_when_too_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lowest_acks_are_refused_when_too_many_are_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ack_queue, "PENDING_ACKS_MAX", 3)
     async with opened(tmp_path) as door:
         await door.create("c", "ann", "bob")
@@ -184,9 +186,9 @@ async def test_lowest_acks_are_refused_when_too_many_wait(tmp_path: Path, monkey
         for number in range(1, 9):
             await ann.sent("c", number)
         gate = door.served.hold_commits(monkeypatch)
-        for number in (1, 4, 8, 3, 9, 2, 7):  # the first is already being committed
+        for number in (1, 4, 8, 3, 9, 2, 7):  # the first ack is already being committed
             await bob.tell("ack", chat_id="c", last_acked_sequence=number, request_id=f"a{number}")
-        await bob.ask("ping")  # the connection is not blocked meanwhile
+        await bob.ask("ping")  # meanwhile the connection is not blocked
         for number in (3, 2, 4):
             error = await bob.take(type="error")
             assert (error["request_id"], error["code"]) == (f"a{number}", "BUSY")
@@ -218,7 +220,7 @@ async def test_new_member_is_notified_and_receives_later_messages(shared_server:
 
 
 @pytest.mark.rule("CH-7", "CH-9", "CO-22")
-async def test_removed_member_receives_nothing_more(shared_server: SharedServer) -> None:
+async def test_removed_member_receives_no_more_messages(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
     await shared_server.door.create(chat, "ann", "bob")
     ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")

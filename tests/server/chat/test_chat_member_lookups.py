@@ -1,4 +1,4 @@
-"""Live delivery to users with more chats than the server keeps in memory, whatever other users do."""
+"""Live delivery to users with more chats than the server keeps in memory, regardless of other users."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ pytestmark = BOTH_STORES
 
 
 class HeldLookups:
-    """Look-ups of members in the store that wait until a test lets them go on."""
+    """Holds member look-ups in the store until a test releases them."""
 
     def __init__(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[set[MemberIdentity]] = []
@@ -39,7 +39,7 @@ class HeldLookups:
         monkeypatch.setattr(books, "members_among", held)
 
     async def begin(self, number: int) -> None:
-        """Wait until the query of that number has read the store and is held."""
+        """Wait until query `number` has read the store and is held."""
         await until(lambda: len(self.asked) >= number)
 
     def release(self, number: int = 1) -> None:
@@ -48,7 +48,7 @@ class HeldLookups:
 
 
 async def create_large_users(door: Door, *names: str) -> None:
-    """Make the users members of `own`, and of more chats than the server keeps (`live_chats_max=2`)."""
+    """Make the users members of `own` and of more chats than the server keeps in memory (`live_chats_max=2`)."""
     for chat in ("own", "x1", "x2"):
         await door.create(chat, "ann", *names)
 
@@ -79,9 +79,7 @@ async def test_large_messages_in_unrelated_chats_disconnect_no_one(
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
-async def test_user_that_connects_again_and_again_delays_no_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_user_that_reconnects_repeatedly_delays_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, live_chats_max=2) as door:
         await create_large_users(door, "bob", "eve")
         ann, bob = await door.device("ann", live=False), await door.device("bob")
@@ -90,17 +88,17 @@ async def test_user_that_connects_again_and_again_delays_no_one(
         await held.begin(1)
         eve = await door.device("eve")
         await ann.sent("own", 2)
-        held.release()  # the answer counts for bob, although eve connected meanwhile
+        held.release()  # the result is used for bob, although eve has connected meanwhile
         assert sequences(await bob.takes(2, "message")) == [1, 2]
         await held.begin(2)
         assert held.asked == [{("chat/own", "user:bob")}, {("chat/own", "user:eve")}]
         await eve.close()
         eve = await door.device("eve")
-        await ann.sent("own", 3)  # bob follows the chat, and eve has to be looked up
+        await ann.sent("own", 3)  # bob follows the chat already; eve must be looked up
         assert (await bob.take(type="message"))["sequence"] == 3
         held.release(100)
         assert (await eve.take(type="message", sequence=3))["chat_id"] == "own"
-        second = await door.device("bob")  # follows what the first device follows
+        second = await door.device("bob")  # follows the same chats as the first device
         asked = len(held.asked)
         await ann.sent("own", 4)
         for device in (bob, second, eve):
@@ -109,7 +107,7 @@ async def test_user_that_connects_again_and_again_delays_no_one(
 
 
 @pytest.mark.rule("CH-19", "CH-9")
-async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_everything(
+async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_gets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, live_chats_max=2) as door:
@@ -134,7 +132,7 @@ async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_ever
 
 
 @pytest.mark.rule("CH-19", "CH-7")
-async def test_missed_messages_come_in_pages_once_and_not_to_their_sender(
+async def test_missed_messages_are_delivered_once_in_pages_and_not_to_the_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, live_chats_max=2) as door:
@@ -158,7 +156,7 @@ async def test_missed_messages_come_in_pages_once_and_not_to_their_sender(
 
 
 @pytest.mark.rule("CH-19", "CH-7")
-async def test_message_is_encoded_once_and_chats_without_large_users_are_remembered(
+async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, live_chats_max=2) as door:

@@ -1,7 +1,7 @@
-"""The chat hub against a store that answers late, with users above and below the limit that come, go and are moved.
+"""Simulate the chat hub with a slow store, and with users above and below the limit who connect, leave and join chats.
 
-Every device of a member gets all messages that are delivered after it has joined, once and in order. A removed member
-gets nothing that is sent after its removal. The hub keeps no more chats than the limit.
+Each device of a member gets all messages that are delivered after it has joined, once and in order. A removed member
+gets no message that is sent after its removal. The hub keeps at most as many chats as the limit allows.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Page:
 
 
 class SlowStore:
-    """A log in memory that answers after a random number of turns of the event loop. Pages have two rows."""
+    """An in-memory log that answers after a random number of event-loop iterations. Pages have two rows."""
 
     lanes = 1
 
@@ -82,7 +82,7 @@ class SlowStore:
             await asyncio.sleep(0)
 
     async def listen(self, *_: object) -> None:
-        """The simulation calls the hub itself."""
+        """Do nothing: the simulation calls the hub directly."""
 
     listen_members = listen
 
@@ -107,13 +107,13 @@ class SlowStore:
 
 
 class Reader:
-    """A device that records the messages that it gets."""
+    """A device that records the messages it receives."""
 
     def __init__(self, name: str) -> None:
         self.user_id = name
         self.received: dict[str, list[int]] = {scope: [] for scope in CHATS}
         self.begin: dict[str, int] | None = None
-        """The last message of each chat that was delivered before the device had joined; None before that."""
+        """The last message of each chat that was delivered before the device joined, or None until it has joined."""
 
     def may_follow(self, _: str) -> bool:
         return True
@@ -123,7 +123,7 @@ class Reader:
 
 
 class RecordingCoalescer:
-    """Gives frames to readers at once."""
+    """Delivers frames to readers immediately."""
 
     def broadcast(self, frame: Any, readers: Iterable[Reader], but: Collection[Reader] = ()) -> int:
         reached = [reader for reader in readers if reader not in but]
@@ -133,7 +133,7 @@ class RecordingCoalescer:
 
 
 class World:
-    """A hub, its store and devices. Messages and changes of members reach the hub late, each in their order."""
+    """A hub, its store and devices. Messages and membership changes reach the hub late but in order."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
@@ -209,7 +209,7 @@ class World:
             self.readers.remove(reader)
 
     def check(self, reader: Reader, scope: str) -> int:
-        """Check what a device got of a chat, and return how many messages it had to get."""
+        """Check the messages that a device got of a chat, and return how many it must have got."""
         received, identity = reader.received[scope], (scope, reader.user_id)
         assert received == sorted(set(received)), (identity, received)
         assert reader.begin is not None

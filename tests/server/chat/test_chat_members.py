@@ -1,4 +1,4 @@
-"""Chats and members: creation, rights, and refusals that reveal nothing to non-members."""
+"""Chats and members: creation, permissions, and refusals that reveal nothing to non-members."""
 
 import asyncio
 from pathlib import Path
@@ -34,7 +34,7 @@ async def test_creator_becomes_a_member_and_a_missing_id_is_generated(shared_ser
 
 
 @pytest.mark.rule("CH-9", "CO-14")
-async def test_one_of_many_concurrent_creators_gets_the_chat(
+async def test_one_of_many_concurrent_creators_creates_the_chat(
     shared_server: SharedServer,
 ) -> None:
     chat = shared_server.chat()
@@ -97,7 +97,7 @@ async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer
 
 
 async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]:
-    """Send every kind of request for a chat and return the answers as bytes, without the ids of the test."""
+    """Send every kind of request for a chat and return the answers as bytes, with the test's ids removed."""
     found = []
     device = await door.device(name)
     uuid = message_uuid(number)
@@ -136,7 +136,7 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
 
 @pytest.mark.rule("CH-9", "CO-18", "CO-22")
 async def test_answers_to_a_non_member_reveal_nothing(shared_server: SharedServer) -> None:
-    """The answers are byte for byte the same for an active chat, one the user was removed from, and a missing one."""
+    """Answers are byte-for-byte equal for an active chat, a chat that removed the user, and a nonexistent chat."""
     door = shared_server.door
     full, left, none = (shared_server.chat(suffix) for suffix in ("full", "left", "none"))
     for chat in (full, left):

@@ -1,4 +1,4 @@
-"""Messages are stored once and in one order, whatever a client sends again."""
+"""Messages are stored once and in one order, even if clients send them repeatedly."""
 
 import asyncio
 import re

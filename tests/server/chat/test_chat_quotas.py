@@ -1,4 +1,4 @@
-"""Limits of chats and members: quotas and rates of tenants, read-only mode. Names of partitions count too."""
+"""Limits on chats and members: tenant quotas and rates, read-only mode. Partition names count too."""
 
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ def error_of(answer: Any) -> tuple[int, str, str, str, int, int]:
 
 
 @pytest.mark.rule("CO-30")
-async def test_chats_and_members_count_against_the_quota_of_a_tenant(tmp_path: Path) -> None:
+async def test_chats_and_members_count_against_the_tenant_quota(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         log = door.served.server.log
-        # Each member counts with the audit record of its addition.
+        # Each member counts together with the audit record of its addition.
         await log.set_tenants([Tenant("chat", records_max=6)])
         members = [f"user:{number}" for number in range(499)]
         large = await door.http("POST", "/v1/chats", "ann", {"chat_id": "large", "members": members})
@@ -70,7 +70,7 @@ async def set_role(door: Door, role: str) -> Answer:
 
 
 async def member_refusals(door: Door) -> list[tuple[int, str, int]]:
-    """Request an addition, a new role and a new chat. Return status, code and delay of the errors."""
+    """Request a new member, a new role and a new chat. Return status, code and retry delay of the errors."""
     answers = [
         await door.set_member("c", "ann", "eve"),
         await set_role(door, "owner"),
@@ -109,11 +109,11 @@ async def test_read_only_server_refuses_new_chats_members_and_roles_but_no_remov
 
 
 @pytest.mark.rule("CO-18", "CO-30")
-async def test_members_and_roles_take_of_the_rate_of_a_tenant(tmp_path: Path) -> None:
+async def test_members_and_roles_count_against_the_tenant_rate(tmp_path: Path) -> None:
     async with opened(tmp_path, clock=ManualClock()) as door:
         log = door.served.server.log
         await log.set_tenants([Tenant("chat", new_writes_per_second_max=1)])
-        # A new chat is admitted as a whole, also with more members than new writes are allowed at once.
+        # A new chat is admitted as a whole, even with more members than the rate allows in one burst.
         await door.create("c", "ann", "bob", "cyd")
         refusals = await member_refusals(door)
         assert {(status, code) for status, code, _ in refusals} == {(429, "RATE_LIMITED")}
@@ -139,7 +139,7 @@ async def test_clock_jump_refuses_members_and_answers_repeated_requests(tmp_path
 
 
 @pytest.mark.rule("CO-30")
-async def test_names_of_partitions_count_against_the_quota_of_a_tenant(tmp_path: Path) -> None:
+async def test_partition_names_count_against_the_tenant_quota(tmp_path: Path) -> None:
     async with serving(tmp_path, tenants=(Tenant("acme", bytes_max=2000),)) as served:
         partitions = [f"acme/{number:02}{'x' * 240}" for number in range(64)]
         late = await served.submit({**item(1), "partitions": partitions})

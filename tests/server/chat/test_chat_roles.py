@@ -1,4 +1,4 @@
-"""Roles in chats: owners and members over HTTP and WebSocket, the limit of new chats, and chats from before roles."""
+"""Chat roles: owners and members over HTTP and WebSocket, the limit on new chats, and chats older than roles."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ async def roles_of(door: Door, chat: str, name: str) -> dict[str, str]:
 
 
 async def set_role(door: Door, chat: str, name: str, member: str, role: object) -> tuple[int, str]:
-    """Return the status, and the new role or the code of the error."""
+    """Return the status and the new role, or the status and the error code."""
     answer = await door.http("PUT", f"/v1/chats/{chat}/members/user:{member}", name, {"role": role})
     return answer.status, answer.json["role"] if answer.status == 200 else answer.json["error"]["code"]
 
@@ -53,12 +53,12 @@ async def test_guest_cannot_remove_the_creator_or_change_members(shared_server: 
 
 
 @pytest.mark.rule("CH-19", "CO-43")
-async def test_changes_of_members_are_recorded_and_invisible_in_the_chat(shared_server: SharedServer) -> None:
+async def test_membership_changes_are_recorded_but_invisible_in_the_chat(shared_server: SharedServer) -> None:
     door, chat = shared_server.door, shared_server.chat()
     await door.create(chat, "ann", "bob")
     ann = await door.device("ann")
     assert await ann.sent(chat, 1) == 1
-    for _ in range(2):  # the repeated request changes nothing, and is not recorded
+    for _ in range(2):  # the repeated request changes nothing and is not recorded
         assert (await door.set_member(chat, "ann", "cyn")).status == 200
         assert await set_role(door, chat, "ann", "bob", "owner") == (200, "owner")
     assert (await refusal_of(door, chat, "cyn", "bob", present=False)) == (403, "NOT_AN_OWNER")
@@ -67,7 +67,7 @@ async def test_changes_of_members_are_recorded_and_invisible_in_the_chat(shared_
     assert sequences(await ann.synced(chat)) == [1, 2]
     assert {frame["type"] for frame in await ann.quiet()} <= {"membership", "message", "watermark"}
     await ann.close()
-    # The last owner leaves, and the oldest member inherits.
+    # The last owner leaves, and the longest-standing member becomes owner.
     assert (await door.set_member(chat, "ann", "ann", present=False)).status == 200
     page = await door.served.server.log.audit(wanted=AuditFilter(stream=f"chat/{chat}"))
     assert [(one.act, one.actor, one.target, one.details.get("role")) for one in page.entries] == [
@@ -82,7 +82,7 @@ async def test_changes_of_members_are_recorded_and_invisible_in_the_chat(shared_
 
 
 @pytest.mark.rule("CH-19")
-async def test_owners_add_and_remove_members_and_name_owners(shared_server: SharedServer) -> None:
+async def test_owners_add_and_remove_members_and_appoint_owners(shared_server: SharedServer) -> None:
     door, chat = shared_server.door, shared_server.chat()
     await door.create(chat, "ann", "bob")
     added = await door.set_member(chat, "ann", "cyn")
@@ -90,11 +90,11 @@ async def test_owners_add_and_remove_members_and_name_owners(shared_server: Shar
     assert await set_role(door, chat, "ann", "dan", "owner") == (200, "owner")  # added as an owner
     assert await set_role(door, chat, "ann", "bob", "owner") == (200, "owner")
     assert await set_role(door, chat, "ann", "bob", "owner") == (200, "owner")  # a retry
-    assert (await door.set_member(chat, "ann", "bob")).json["role"] == "owner"  # names no role
+    assert (await door.set_member(chat, "ann", "bob")).json["role"] == "owner"  # without a role
     assert await set_role(door, chat, "bob", "ann", "member") == (200, "member")
     assert await refusal_of(door, chat, "ann", "bob", present=False) == (403, "NOT_AN_OWNER")
     assert (await door.set_member(chat, "bob", "dan", present=False)).status == 200
-    assert (await door.set_member(chat, "bob", "dan")).json["role"] == "member"  # returns without the role
+    assert (await door.set_member(chat, "bob", "dan")).json["role"] == "member"  # rejoins without the role
     assert await set_role(door, chat, "bob", "bob", "member") == (409, "LAST_OWNER")
     assert await roles_of(door, chat, "dan") == {"ann": "member", "bob": "owner", "cyn": "member", "dan": "member"}
     listed = (await door.http("GET", f"/v1/chats?after={chat}-", "ann")).json["chats"]
@@ -146,7 +146,7 @@ async def test_unknown_role_is_refused_with_the_known_ones(shared_server: Shared
 
 
 @pytest.mark.rule("CH-19")
-async def test_oldest_member_inherits_and_devices_are_told(shared_server: SharedServer) -> None:
+async def test_oldest_member_becomes_owner_and_devices_are_notified(shared_server: SharedServer) -> None:
     door, chat = shared_server.door, shared_server.chat()
     await door.create(chat, "ann", "zoe", "bob")
     zoe, bob = await door.device("zoe"), await door.device("bob")
@@ -165,11 +165,11 @@ async def test_oldest_member_inherits_and_devices_are_told(shared_server: Shared
     assert await door.watermarks(chat, "bob") == {"user:bob": 0, "user:zoe": 1}
 
 
-# --- chats from before roles ---------------------------------------------------------------------------------
+# --- chats older than roles ---------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CH-19")
-async def test_members_of_an_older_chat_are_owners_until_one_is_named(tmp_path: Path) -> None:
+async def test_members_of_an_older_chat_are_owners_until_one_is_appointed(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         await door.create("old", "ann", "zoe", "bob", "eve")
         await door.create("left", "ann")
@@ -184,7 +184,7 @@ async def test_members_of_an_older_chat_are_owners_until_one_is_named(tmp_path: 
         expected = {"ann": "owner", "bob": "member", "dan": "member", "zoe": "member"}
         assert await roles_of(door, "old", "bob") == expected
         assert await refusal_of(door, "old", "zoe", "ann", present=False) == (403, "NOT_AN_OWNER")
-        # The migration kept the order of joining: members of one request joined in the order of their names.
+        # The migration preserved the join order: members of one request joined in the order of their names.
         await door.set_member("old", "ann", "ann", present=False)
         assert await roles_of(door, "old", "bob") == {"bob": "owner", "dan": "member", "zoe": "member"}
         assert (await door.http("POST", "/v1/chats", "ann", {"chat_id": "left"})).status == 403
@@ -220,11 +220,11 @@ async def test_verify_finds_a_roster_that_does_not_match(tmp_path: Path, stateme
     assert (verified.exit_code, "the stream 'chat/c'" in verified.output) == (1, True), verified.output
 
 
-# --- the limit of new chats ----------------------------------------------------------------------------------
+# --- the limit on new chats ----------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CH-19", "CO-30")
-async def test_new_chats_of_a_user_are_limited_and_retries_are_not(tmp_path: Path) -> None:
+async def test_new_chats_per_user_are_limited_but_retries_are_not(tmp_path: Path) -> None:
     clock = ManualClock()
     limits = {"user_chats_per_second_max": 1, "user_chats_burst_max": 2, "clock": clock}
     async with opened(tmp_path, **limits) as door, opened(tmp_path, **limits) as other:
@@ -246,7 +246,7 @@ async def test_new_chats_of_a_user_are_limited_and_retries_are_not(tmp_path: Pat
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
-async def test_foreign_chats_take_no_live_delivery_away(tmp_path: Path) -> None:
+async def test_chats_created_by_others_do_not_stop_live_delivery(tmp_path: Path) -> None:
     async with opened(tmp_path, live_chats_max=5) as door:
         await door.create("z-own", "ann", "bob")
         for number in range(6):
@@ -283,7 +283,7 @@ async def test_chats_joined_while_connected_beyond_the_limit_are_delivered(tmp_p
         hub = door.served.server.apis.chat_hub
         user = hub._users["user:bob"]
         assert len(user.chats) <= 2
-        for chat in chats:  # removed from all: nothing that is sent after that comes
+        for chat in chats:  # removed from all chats, so no later message arrives
             await door.set_member(chat, "mallory", "bob", present=False)
             assert not (await bob.take(type="membership", chat_id=chat, user_id="user:bob", present=False))["present"]
             await mallory.sent(chat, 9)

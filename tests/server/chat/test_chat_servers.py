@@ -1,4 +1,4 @@
-"""The Chat API on two servers with one log: it makes no difference which of them a user is connected to."""
+"""The Chat API on two servers with one log behaves the same whichever server a user is connected to."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ pair_pool = pool_fixture(opened_pair)
 
 
 class Pair:
-    """Two servers on one log that many tests use. Each test has a unique chat and unique users."""
+    """Two servers on one log that many tests share. Each test uses a separate chat and separate users."""
 
     def __init__(self, doors: tuple[Door, Door], name: str) -> None:
         self.doors = doors
@@ -87,11 +87,11 @@ async def test_message_sent_on_both_servers_is_stored_once(pair: Pair) -> None:
 @pytest.mark.rule("CH-4", "CH-7")
 @pytest.mark.parametrize("name", ["ann", "bob"])
 async def test_device_whose_id_was_taken_on_the_other_server_receives_the_stored_message(pair: Pair, name: str) -> None:
-    """Of two users, and of two devices of one user: the second gets an answer, but not to the text it sent."""
+    """With two users, and with two devices of one user: the second gets an answer, but for the other's text."""
     (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     devices = (await one.device(users[0]), await other.device(*pair.users(name)))
-    for number in range(1, 11):  # either the answer or the message may be sent first
+    for number in range(1, 11):  # the answer and the message may arrive in either order
         texts = ("here", "there")
         sends = (device.send(chat, number, text) for device, text in zip(devices, texts, strict=True))
         answers = await asyncio.gather(*sends)
@@ -121,7 +121,7 @@ async def test_member_removed_on_the_other_server_is_notified_and_receives_nothi
     await pair.create(*users)
     ann, bob, cyn = await one.device(users[0]), await other.device(users[1]), await other.device(users[2])
     await one.set_member(chat, users[0], users[1], present=False)
-    # Requests are checked against the log and not against the members that the server follows.
+    # Requests are checked against the log and not against the member lists that the server has in memory.
     assert await bob.refused("sync_request", chat_id=chat, last_acked_sequence=0) == "NOT_A_MEMBER"
     gone = {"type": "membership", "chat_id": chat, "user_id": f"user:{users[1]}", "present": False}
     assert await bob.take(type="membership") == await cyn.take(type="membership") == gone
@@ -132,7 +132,7 @@ async def test_member_removed_on_the_other_server_is_notified_and_receives_nothi
 
 @pytest.mark.rule("CH-9", "CO-22")
 async def test_message_sent_right_after_a_removal_does_not_reach_the_removed_member(pair: Pair) -> None:
-    """The server that the removed member is connected to reads the removal and the message together."""
+    """The removed member's server reads the removal and the message together."""
     (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob", "cyn")
     await pair.create(*users)
     ann, bob, cyn = await one.device(users[0]), await other.device(users[1]), await other.device(users[2])
@@ -196,7 +196,7 @@ async def test_chat_created_on_both_servers_at_once_has_one_creator(pair: Pair) 
 
 
 @pytest.mark.rule("CH-7")
-async def test_many_concurrent_changes_of_members_reach_the_other_server(pair: Pair) -> None:
+async def test_many_concurrent_membership_changes_reach_the_other_server(pair: Pair) -> None:
     """The changes fill more than one page, in all lanes."""
     (one, other), users = pair.doors, pair.users("ann", "bob")
     bob = await other.device(users[1])

@@ -1,4 +1,4 @@
-"""Sync and history, page by page, forwards and backwards; and cursors of another chat or history."""
+"""Sync and history: pages forwards and backwards, and cursors of another chat or history."""
 
 import pytest
 
@@ -132,7 +132,7 @@ async def test_cursor_of_an_empty_page_misses_nothing(shared_server: SharedServe
 
 @pytest.mark.rule("CH-6")
 async def test_pages_of_long_messages_are_complete_in_both_directions(shared_server: SharedServer) -> None:
-    """Pages of the log are limited in bytes, and each byte of these messages takes six in JSON."""
+    """Pages of the log are limited in bytes, and each byte of these messages takes six bytes in JSON."""
     chat = shared_server.chat()
     await shared_server.door.create(chat, "ann")
     ann = await shared_server.door.device("ann", live=False)

@@ -1,4 +1,4 @@
-"""Servers and a plain client for the tests of the Deltas API."""
+"""Servers and a plain client for tests of the Deltas API."""
 
 import asyncio
 import io
@@ -24,7 +24,7 @@ MS: Final = 2**16
 
 
 def change(hlc: int = 1, row: str = "r1", /, **members: Any) -> Json:
-    """Return a delta with its id. Keyword arguments other than `client`, `op` and `table` are columns."""
+    """Return a delta with its id. Keyword arguments other than `client`, `op` and `table` set columns."""
     client, op, table = members.pop("client", "c1"), members.pop("op", "UPDATE"), members.pop("table", "t")
     listed = [{"column": name, "value": value} for name, value in members.items()]
     made = {"op": op, "table": table, "rowId": row, "clientId": client, "hlc": str(hlc), "columns": listed}
@@ -32,7 +32,7 @@ def change(hlc: int = 1, row: str = "r1", /, **members: Any) -> Json:
 
 
 class Live:
-    """A WebSocket at `live`."""
+    """A WebSocket connection to `live`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
@@ -51,7 +51,7 @@ class Live:
         return await self.receive()
 
     async def deltas(self, count: int) -> list[Json]:
-        """Return the next deltas, from one or several frames."""
+        """Receive `count` deltas from one or several frames."""
         found: list[Json] = []
         while len(found) < count:
             frame = await self.receive()
@@ -68,7 +68,7 @@ class Live:
 
 
 class Gateway:
-    """A client of one gateway, with a credential."""
+    """A client of one gateway that sends a credential."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str, credential: str | None = None) -> None:
         self.session = session
@@ -83,7 +83,7 @@ class Gateway:
                 return Answer(response, await response.read())
 
     async def ok(self, method: str, path: str, **options: Any) -> Any:
-        """Return the JSON of a request that must succeed."""
+        """Send a request, which must succeed, and return the JSON of the answer."""
         answer = await self.request(method, path, **options)
         assert answer.status == 200, answer.body
         assert answer.content_type == "application/json"
@@ -94,10 +94,11 @@ class Gateway:
 
     async def push_body(self, body: bytes, **headers: str) -> Answer:
         shown = {"Content-Type": "application/json", **headers}
-        return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)  # the body may be long
+        # aiohttp warns about long bodies that are `bytes`.
+        return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)
 
     async def pushed(self, *deltas: Json) -> list[tuple[int, bool]]:
-        """Push deltas, which must succeed; return for each its sequence and whether it was known."""
+        """Push deltas, which must succeed; return the sequence of each and whether it was known."""
         response = await self.push(*deltas)
         assert response.status == 200, response.body
         answer = response.json
@@ -112,7 +113,7 @@ class Gateway:
         return answer
 
     async def pull_all(self, since: int = 0, **given: Any) -> list[Json]:
-        """Pull all pages. None of them may demand a snapshot."""
+        """Pull all pages, none of which may require a snapshot."""
         found: list[Json] = []
         while True:
             page = await self.pull(since, **given)
@@ -123,7 +124,7 @@ class Gateway:
                 return found
 
     async def rows(self, table: str = "t", limit: int = 500) -> dict[str, Any]:
-        """Read all pages of a table and return the columns by row id."""
+        """Read all pages of a table and return columns by row id."""
         found: dict[str, Any] = {}
         after = ""
         while True:
@@ -134,7 +135,7 @@ class Gateway:
                 return found
 
     async def snapshot(self, limit: int = 500) -> tuple[list[Json], int]:
-        """Read all pages of a snapshot; return the rows with their stamps, and the cursor to pull from."""
+        """Read all pages of a snapshot; return the rows with their stamps and the cursor to pull from."""
         page = await self.ok("GET", "snapshot", params={"limit": limit})
         rows, cursor = page["rows"], page["cursor"]
         while page["next"]:
@@ -158,7 +159,7 @@ class Gateway:
 
 
 def compacted(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 0, following: str = "") -> Json:
-    """Return the answer to a compaction that no consumer holds back."""
+    """Return the expected answer to a compaction that no consumer holds back."""
     return {
         "compacted": deltas,
         "upto": upto,
@@ -170,7 +171,7 @@ def compacted(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 
 
 
 def refusal(answer: Answer) -> tuple[int, str]:
-    """Return status and code of an error, and check its members."""
+    """Check the members of an error and return its status and code."""
     assert answer.content_type == "application/problem+json"
     error = answer.json
     assert {"type", "title", "status", "detail", "error", "code"} <= set(error) <= {
@@ -183,7 +184,7 @@ def refusal(answer: Answer) -> tuple[int, str]:
 
 
 async def streamed(stream: EventStream, count: int) -> list[Json]:
-    """Return the next deltas of a stream; the event id of each must be its sequence."""
+    """Return the next deltas of a stream, and check that the event id of each is its sequence."""
     found = []
     for _ in range(count):
         message = await stream.next()
@@ -194,7 +195,7 @@ async def streamed(stream: EventStream, count: int) -> list[Json]:
 
 
 def delivered(delta: Json, sequence: int) -> Json:
-    """Return a delta as readers get it."""
+    """Return a delta in the form that readers get."""
     return {"sequence": sequence, **delta}
 
 
@@ -216,34 +217,35 @@ class Door:
 
 @asynccontextmanager
 async def opened(directory: Path, *, force_close: bool = False, **options: Any) -> AsyncIterator[Door]:
-    """Run a server on the log in the directory; the options are those of `serving`."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=force_close)  # tests send many requests at the same time
+    """Run a server on the log in the directory, with the options of `serving`."""
+    # No connection limit, because tests send many requests at the same time.
+    connector = aiohttp.TCPConnector(limit=0, force_close=force_close)
     async with serving(directory, connector=connector, **{"grpc": False, **options}) as served:
         yield Door(served)
 
 
 def server_pool_with(**options: Any) -> Any:
-    """Return a fixture for a pool of servers that run with these options.
+    """Return a fixture for a pool of servers with these options.
 
-    A malformed request may close its connection, which the next test must not reuse.
+    A malformed request may close its connection, so the next test must not reuse it.
     """
     return pool_fixture(lambda directory: opened(directory, **{"force_close": True, **options}))
 
 
 class SharedServer:
-    """A running server that many tests use. Each test has unique gateways."""
+    """A running server that many tests share. Each test uses separate gateways."""
 
     def __init__(self, door: Door, name: str) -> None:
         self.door = door
         self.name = name
 
     def gateway(self, suffix: object = "", credential: str | None = None) -> Gateway:
-        """Return a client of a gateway that no other test uses."""
+        """Return a client of a gateway that only this test uses."""
         return self.door.gateway(f"{self.name}{suffix}", credential)
 
     @property
     def scope(self) -> str:
-        """The scope of the test's gateway, as grants name it."""
+        """The scope of the test's gateway, as in grants."""
         return f"deltas/{self.name}"
 
 
@@ -251,7 +253,7 @@ class SharedServer:
 
 
 async def stored(directory: Path) -> dict[str, int]:
-    """Return the number of rows of each table of the log."""
+    """Return the row count of each table of the log."""
     return await asyncio.to_thread(_stored, directory / "events.db")
 
 
@@ -274,7 +276,7 @@ def rows_of(model: dict[tuple[str, str], Any], table: str = "t") -> dict[str, An
 
 
 def merged_of(rows: Sequence[Json], deltas: Sequence[Json]) -> list[Json]:
-    """Return what a client merges: a snapshot in the form of deltas, and the deltas that follow it."""
+    """Merge a snapshot, converted to deltas, with the deltas that follow it, as a client does."""
     found = []
     for row in rows:
         place = {"table": row["table"], "rowId": row["rowId"]}

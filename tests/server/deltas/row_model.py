@@ -1,15 +1,15 @@
-"""A model of merged rows by the text of rule DE-7, which compares all deltas and does not use `core.merge`."""
+"""A model of merged rows that follows the text of rule DE-7: it compares all deltas and does not use `core.merge`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 Json = dict[str, Any]
 Rows = dict[tuple[str, str], dict[str, Any]]
-"""The columns of the rows that exist, by table and row id."""
+"""The columns of existing rows, by table and row id."""
 
 
-def beats(one: Json, other: Json) -> bool:
-    """Compare two deltas: higher HLC, then higher clientId by UTF-16 code unit, then higher deltaId."""
+def wins_over(one: Json, other: Json) -> bool:
+    """Whether a delta wins over another: by HLC, then by clientId in UTF-16 code units, then by deltaId."""
     if one["hlc"] != other["hlc"]:
         return int(one["hlc"]) > int(other["hlc"])
     if one["clientId"] != other["clientId"]:
@@ -22,8 +22,8 @@ def _code_units(text: str) -> list[int]:
     return [int.from_bytes(raw[place : place + 2], "little") for place in range(0, len(raw), 2)]
 
 
-def modelled(deltas: Iterable[Json]) -> Rows:
-    """Return the rows that exist after all deltas. Of several deltas with one id the first counts."""
+def merge_model(deltas: Iterable[Json]) -> Rows:
+    """Return the rows that exist after all deltas. Of several deltas with the same id, the first counts."""
     taken: dict[tuple[str, str], Json] = {}
     for delta in deltas:
         taken.setdefault((delta["deltaId"], delta.get("part", "")), delta)  # a snapshot splits a delta into parts
@@ -38,7 +38,7 @@ def modelled(deltas: Iterable[Json]) -> Rows:
 def _row(deltas: Sequence[Json]) -> dict[str, Any] | None:
     deletes = [delta for delta in deltas if delta["op"] == "DELETE"]
     alive = [
-        delta for delta in deltas if delta["op"] != "DELETE" and all(beats(delta, deletion) for deletion in deletes)
+        delta for delta in deltas if delta["op"] != "DELETE" and all(wins_over(delta, deletion) for deletion in deletes)
     ]
     if not alive:
         return None
@@ -50,7 +50,7 @@ def _row(deltas: Sequence[Json]) -> dict[str, Any] | None:
                 for other in alive
                 if other["deltaId"] != delta["deltaId"] and column["column"] in map(_name, other["columns"])
             ]
-            if all(beats(delta, rival) for rival in rivals):
+            if all(wins_over(delta, rival) for rival in rivals):
                 row[column["column"]] = column["value"]
     return row
 

@@ -35,7 +35,7 @@ READS: Final = ("pull", "rows/t", "rows/t?rowId=r1", "snapshot", "live")
 
 
 server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
-"""Servers that require credentials, at a standing clock."""
+"""Servers that require credentials, with a clock that stands still."""
 
 
 def token(read: Sequence[str] = (), write: Sequence[str] = (), **claims: Any) -> str:
@@ -50,7 +50,7 @@ def mine(hlc: int = 1, row: str = "r1", **columns: Any) -> Any:
 
 
 async def asked(gateway: Gateway) -> list[Answer]:
-    """Send every kind of request to a gateway; no stream may start."""
+    """Send every kind of request to a gateway, none of which may start a stream."""
     return [
         await gateway.push(mine(1)),
         await gateway.request("POST", "compact", json={"keep": 0}),
@@ -59,7 +59,7 @@ async def asked(gateway: Gateway) -> list[Answer]:
 
 
 @pytest.mark.rule("CO-21", "CO-22")
-async def test_invalid_credentials_are_refused_with_one_answer(shared_server: SharedServer) -> None:
+async def test_all_invalid_credentials_get_the_same_answer(shared_server: SharedServer) -> None:
     await shared_server.gateway(credential=token(write=[shared_server.scope], **ADA)).pushed(mine(1))
     expired = token(read=["*"], write=["*"], exp=auth_material.NOW_S - 3600)
     for credential in (None, "nonsense", expired):
@@ -99,7 +99,7 @@ async def test_unauthorized_push_does_not_reveal_known_deltas(shared_server: Sha
         assert {refusal(answer) for answer in answers} == {(403, "FORBIDDEN")}
     elsewhere = shared_server.gateway("-nowhere", token(**ADA))
     assert (await elsewhere.push(mine(1))).body == known.body
-    # A client that may push must not learn what another client has pushed either.
+    # A client with a write grant must not learn which deltas another client has pushed, either.
     other = shared_server.gateway(credential=token(write=[scope], client_id="till-2"))
     known, unknown = await other.push(mine(1)), await other.push(mine(99))
     assert known.body == unknown.body
@@ -127,7 +127,7 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
     }
     assert await gateway.pull_all() == []
     assert await gateway.pushed(mine(1)) == [(1, False)]
-    # The client id of a credential without one is its actor, including the prefix.
+    # Without a client id, a credential's client id is its actor, including the prefix.
     user = shared_server.gateway(credential=token([scope], [scope]))
     assert refusal(await user.push(change(1, client="ada", a=1))) == (403, "FORBIDDEN")
     assert await user.pushed(change(1, client="user:ada", a=1)) == [(2, False)]
@@ -147,7 +147,7 @@ async def test_compaction_records_the_principal_of_the_request(shared_server: Sh
 
 
 @pytest.mark.rule("CO-22", "DE-12")
-async def test_reading_writing_and_compacting_need_separate_grants(shared_server: SharedServer) -> None:
+async def test_reading_writing_and_compacting_require_separate_grants(shared_server: SharedServer) -> None:
     scope = shared_server.scope
     reader, writer, compacter, all_of_it = (
         shared_server.gateway(credential=token(read, write, **ADA))
@@ -181,7 +181,7 @@ async def test_reading_writing_and_compacting_need_separate_grants(shared_server
 
 
 @pytest.mark.rule("CO-22")
-async def test_push_is_refused_if_the_key_is_revoked_while_the_body_is_read(
+async def test_push_is_refused_if_its_key_is_revoked_while_the_body_is_read(
     shared_server: SharedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = shared_server.door
@@ -242,13 +242,13 @@ async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path)
 
 
 @pytest.mark.rule("CO-15", "DE-4")
-async def test_rate_limit_applies_to_new_deltas_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rate_limit_applies_only_to_new_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.server.deltas.service.PUSH_DELTAS_MAX", 100)
     clock = ManualClock()
     async with opened(tmp_path, clock=clock, new_events_per_second_max=10) as door:
         gateway = door.gateway()
         many = [change(number, a=number) for number in range(1, 101)]
-        assert len(await gateway.pushed(*many)) == 100  # a push is accepted as a whole, whatever the rate
+        assert len(await gateway.pushed(*many)) == 100  # a push is accepted as a whole, even above the rate
         answer = await gateway.push(many[0], change(0, a=0))
         assert refusal(answer) == (429, "RATE_LIMITED")
         assert 0 < answer.json["retryAfterMs"] <= 1000
@@ -274,7 +274,7 @@ async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-16")
-async def test_requests_during_a_store_failure_have_an_unknown_outcome(
+async def test_requests_during_a_store_failure_are_answered_with_server_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as door:

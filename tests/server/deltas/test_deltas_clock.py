@@ -1,4 +1,4 @@
-"""Client clocks that are ahead of the log (DE-8), at a manual clock."""
+"""Client clocks that run ahead of the log (DE-8). The log's clock is manual."""
 
 from pathlib import Path
 
@@ -37,12 +37,12 @@ async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_pat
 
 
 @pytest.mark.rule("DE-4", "DE-8", "CO-18")
-async def test_known_delta_is_acknowledged_whatever_its_clock(tmp_path: Path) -> None:
+async def test_known_delta_is_acknowledged_regardless_of_its_clock(tmp_path: Path) -> None:
     clock = ManualClock()
     ahead = change((clock.wall_ms() + 5000) * MS, a=1)
     async with opened(tmp_path, clock=clock) as door:
         await door.gateway().pushed(ahead)
-    # After a restart the delta is known from the store alone.
+    # After a restart only the store knows the delta.
     async with opened(tmp_path, clock=clock) as door:
         assert await door.gateway().pushed(ahead) == [(1, True)]
         largest = change(2**64 - 1, a=2)

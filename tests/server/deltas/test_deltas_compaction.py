@@ -1,4 +1,4 @@
-"""Compaction removes bodies only, and a client that syncs from a snapshot gets the same rows (DE-12, DE-4)."""
+"""Compaction removes only bodies, and a client that syncs from a snapshot gets the same rows (DE-12, DE-4)."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ from server.deltas.delta_servers import (
     rows_of,
     stored,
 )
-from server.deltas.row_model import modelled
+from server.deltas.row_model import merge_model
 
 pytestmark = BOTH_STORES
 
@@ -34,13 +34,13 @@ DELTAS = [
 
 
 async def caught_up(gateway: Gateway, limit: int = 2) -> list[Json]:
-    """Return what a new client merges: a snapshot, then the pull from its cursor."""
+    """Return the rows of a new client, which merges a snapshot and then the pull from its cursor."""
     rows, cursor = await gateway.snapshot(limit)
     return merged_of(rows, await gateway.pull_all(cursor, limit=limit))
 
 
 @pytest.mark.rule("DE-12")
-async def test_pull_from_before_the_compaction_demands_a_snapshot(shared_server: SharedServer) -> None:
+async def test_pull_from_before_the_compaction_requires_a_snapshot(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     await gateway.pushed(*DELTAS)
     rows = await gateway.rows()
@@ -50,13 +50,13 @@ async def test_pull_from_before_the_compaction_demands_a_snapshot(shared_server:
         page = await gateway.pull(since, limit=5)
         assert page == {"deltas": [], "snapshot": True, "cursor": since, "hasMore": True, "epoch": epoch}
     assert await gateway.pull_all(10) == [delivered(DELTAS[at], at + 1) for at in range(10, 14)]
-    assert await gateway.rows() == rows == rows_of(modelled(DELTAS))
-    assert modelled(await caught_up(gateway)) == modelled(DELTAS)
+    assert await gateway.rows() == rows == rows_of(merge_model(DELTAS))
+    assert merge_model(await caught_up(gateway)) == merge_model(DELTAS)
 
 
 @pytest.mark.rule("DE-12")
 async def test_pull_returns_the_deltas_before_an_erased_one_first(shared_server: SharedServer) -> None:
-    """Only one delta was erased: the earlier deltas are returned, then a snapshot is needed."""
+    """With one erased delta, pulls return the deltas before it, and then require a snapshot."""
     gateway = shared_server.gateway()
     await gateway.pushed(*DELTAS[:5])
     await shared_server.door.log.erase(
@@ -70,7 +70,7 @@ async def test_pull_returns_the_deltas_before_an_erased_one_first(shared_server:
 
 
 @pytest.mark.rule("DE-12", "DE-4", "CO-41")
-async def test_compacted_deltas_stay_known_and_the_log_verifies(tmp_path: Path) -> None:
+async def test_compacted_deltas_are_still_known_and_the_log_verifies(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         gateway = door.gateway()
         await gateway.pushed(*DELTAS)
@@ -78,7 +78,7 @@ async def test_compacted_deltas_stay_known_and_the_log_verifies(tmp_path: Path) 
         before = await stored(tmp_path), await gateway.snapshot()
         numbered = [(number, True) for number in range(1, 15)]
         assert await gateway.pushed(*DELTAS) == numbered
-        assert await gateway.pushed(*DELTAS) == numbered  # from memory
+        assert await gateway.pushed(*DELTAS) == numbered  # answered from memory
         other = {**DELTAS[0], "op": "DELETE"}
         assert await gateway.pushed(other) == [(1, True)]
         assert (await stored(tmp_path), await gateway.snapshot()) == before
@@ -86,7 +86,7 @@ async def test_compacted_deltas_stay_known_and_the_log_verifies(tmp_path: Path) 
         gateway = door.gateway()
         assert await gateway.pushed(*DELTAS, other) == [*numbered, (1, True)]
         assert (await stored(tmp_path), await gateway.snapshot()) == before
-        assert await gateway.rows() == rows_of(modelled(DELTAS))
+        assert await gateway.rows() == rows_of(merge_model(DELTAS))
         records = (await door.log.read(stream="deltas/shop")).records
         assert [(one.key.hex(), one.erased, one.body) for one in records] == [
             (delta["deltaId"], True, b"") for delta in DELTAS
@@ -112,11 +112,11 @@ async def test_compaction_is_limited_per_request_and_reports_progress(
     assert await gateway.compact(upto=2**53 - 1) == compacted(1, 10)
     await gateway.pushed(*DELTAS[10:])
     assert await gateway.compact(keep=3) == compacted(1, 11)
-    assert await gateway.rows() == rows_of(modelled(DELTAS))
+    assert await gateway.rows() == rows_of(merge_model(DELTAS))
 
 
 @pytest.mark.rule("DE-12")
-async def test_interrupted_compaction_can_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupted_compaction_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.engine.eraser.ERASE_RECORDS", 3)
     async with opened(tmp_path) as door:
         gateway = door.gateway()
@@ -139,7 +139,7 @@ async def test_interrupted_compaction_can_be_continued(tmp_path: Path, monkeypat
         assert [one["sequence"] for one in await gateway.pull_all(6)] == list(range(7, 15))
         assert await gateway.pushed(*DELTAS) == [(number, True) for number in range(1, 15)]
         assert await gateway.compact(keep=2) == compacted(6, 12)
-        assert modelled(await caught_up(gateway)) == modelled(DELTAS)
+        assert merge_model(await caught_up(gateway)) == merge_model(DELTAS)
 
 
 @pytest.mark.rule("DE-12", "DE-10")
@@ -171,7 +171,7 @@ async def test_deltas_pushed_between_the_pages_of_a_snapshot_are_pulled_after_it
         rows += page["rows"]
         assert page["cursor"] == cursor == len(DELTAS)
     found = merged_of(rows, await gateway.pull_all(cursor, limit=1))
-    assert modelled(found) == modelled([*DELTAS, *behind])
+    assert merge_model(found) == merge_model([*DELTAS, *behind])
 
 
 @pytest.mark.rule("DE-12", "DE-7")
@@ -185,7 +185,7 @@ async def test_late_delta_does_not_restore_a_row_deleted_before_the_compaction(
     late = change(7, client="late", a="ghost")
     await gateway.pushed(late)
     assert await gateway.rows() == {}
-    assert modelled(merged_of(rows, await gateway.pull_all(cursor))) == {}
+    assert merge_model(merged_of(rows, await gateway.pull_all(cursor))) == {}
     await gateway.pushed(change(10, client="late", b=1))
     assert await gateway.rows() == {"r1": {"b": 1}}
 
@@ -208,5 +208,5 @@ async def test_new_and_repeated_pushes_during_compaction(shared_server: SharedSe
     await asyncio.gather(push_all(), compact_all(), push_all())
     assert (await gateway.snapshot())[1] == 300
     assert await gateway.pushed(*many) == [(number, True) for number in range(1, 301)]
-    assert await gateway.rows() == rows_of(modelled(many))
-    assert modelled(await caught_up(gateway)) == modelled(many)
+    assert await gateway.rows() == rows_of(merge_model(many))
+    assert merge_model(await caught_up(gateway)) == merge_model(many)

@@ -19,7 +19,7 @@ from server.deltas.delta_servers import Door, Json, SharedServer, change, delive
 
 pytestmark = BOTH_STORES
 
-NEVER_MS = 3_600_000
+LONG_HEARTBEAT_MS = 3_600_000
 DELTAS = [change(number, f"r{number}", a=number) for number in range(1, 10)]
 
 
@@ -50,7 +50,7 @@ async def test_stream_delivers_stored_and_then_new_deltas(shared_server: SharedS
 
 
 @pytest.mark.rule("DE-9")
-async def test_last_event_id_resumes_a_stream_without_gap_or_repeat(shared_server: SharedServer) -> None:
+async def test_last_event_id_resumes_a_stream_without_gaps_or_repeats(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     await gateway.pushed(*DELTAS[:6])
     for last, first in (("0", 1), ("2", 3), ("6", 7), ("", 5)):
@@ -193,7 +193,7 @@ async def test_socket_closed_before_its_first_frame_is_not_an_error(
         assert not [kind for door_, kind, _ in door.counts.requests if (door_, kind) == ("deltas", "ws")]
 
 
-async def test_internal_error_in_a_socket_is_logged_and_closes_it(
+async def test_internal_error_on_a_socket_is_logged_and_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(tmp_path) as door:
@@ -257,14 +257,14 @@ FOLLOWS = {
     "sse": REQUEST + b"\r\n",
     "ws": REQUEST + UPGRADE + b"\r\n" + bytes([0x81, 0x80 | len(CONNECT)]) + bytes(4) + CONNECT,
 }
-"""Bytes with which a client follows the gateway `shop`."""
+"""The bytes that a client sends to follow the gateway `shop`."""
 
 
 @asynccontextmanager
 async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
-    """Follow the gateway on a connection that is never read. The server waits two heartbeats for it to read.
+    """Follow the gateway on a connection that is never read. The server allows it two heartbeats to read.
 
-    A WebSocket keeps the interval of pings of the server, which this client does not answer.
+    The ping interval of a WebSocket remains unchanged. This client does not answer pings.
     """
     deltas = door.server.apis.deltas
     limits = replace(deltas.service.limits, heartbeat_ms=heartbeat_ms)
@@ -279,7 +279,7 @@ async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None
 
 
 def connections(door: Door) -> list[RequestHandler]:
-    """Return the connections to the server."""
+    """Return the server's connections."""
     runner = door.server._http.runner
     assert runner is not None
     assert runner.server is not None
@@ -292,9 +292,9 @@ def has_unsent_data(connection: RequestHandler) -> bool:
 
 @pytest.mark.rule("CO-31")
 @pytest.mark.parametrize("kind", FOLLOWS)
-async def test_slow_reader_is_closed_and_does_not_affect_others(tmp_path: Path, kind: str) -> None:
-    # Without pings: the only reason to close a WebSocket is that it is not read.
-    async with opened(tmp_path, heartbeat_ms=NEVER_MS) as door, unread(door, kind, heartbeat_ms=500):
+async def test_slow_reader_is_disconnected_without_affecting_others(tmp_path: Path, kind: str) -> None:
+    # Pings are disabled, so the server can only close a WebSocket because it is not read.
+    async with opened(tmp_path, heartbeat_ms=LONG_HEARTBEAT_MS) as door, unread(door, kind, heartbeat_ms=500):
         gateway = door.gateway()
         reader = await gateway.stream()
         await reader.connected()
@@ -304,15 +304,15 @@ async def test_slow_reader_is_closed_and_does_not_affect_others(tmp_path: Path, 
             assert message is not None
             assert message.id == str(number)
         await until(lambda: len(door.server.apis) == 1)
-        # Those of the reader and the writer: unsent data must not keep the socket of the slow reader open.
+        # Only the connections of reader and writer remain: unsent data must not keep the slow reader's socket open.
         await until(lambda: len(connections(door)) == 2)
         assert door.counts.slow_readers_closed == 1
         reader.close()
 
 
 @pytest.mark.rule("CO-31")
-async def test_websocket_with_unsent_data_that_answers_no_pings_is_closed(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door, unread(door, "ws", heartbeat_ms=NEVER_MS):
+async def test_websocket_with_unsent_data_is_closed_if_it_answers_no_pings(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door, unread(door, "ws", heartbeat_ms=LONG_HEARTBEAT_MS):
         gateway = door.gateway()
         for number in range(1, 25):
             await gateway.pushed(change(number, a="x" * 250_000, n=number))
@@ -338,7 +338,7 @@ async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
         refused = await gateway.request("GET", "live")
         assert refusal(refused) == (503, "SERVER_BUSY")
         assert refused.json["error"] == "connections_max is 2, and that many are open"
-        assert await gateway.rows("live") == {"r1": {"a": 1}}  # plain requests are not limited
+        assert await gateway.rows("live") == {"r1": {"a": 1}}  # the limit does not apply to plain requests
         assert len(door.server.apis) == 2
         await soon(other.socket.close())
         await until(lambda: len(door.server.apis) == 1)

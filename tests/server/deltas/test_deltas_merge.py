@@ -1,4 +1,4 @@
-"""The merged rows are those of a model, whatever the order of arrival (DE-7, DE-4, DE-12)."""
+"""Merged rows match a model regardless of the arrival order (DE-7, DE-4, DE-12)."""
 
 import random
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import pytest
 
 from databases import BOTH_STORES
 from server.deltas.delta_servers import Gateway, Json, SharedServer, change, merged_of, opened, rows_of
-from server.deltas.row_model import modelled
+from server.deltas.row_model import merge_model
 
 pytestmark = BOTH_STORES
 
-# By code point the private use area sorts before characters beyond the BMP; by UTF-16 code unit it sorts after them.
+# The private use area sorts before characters beyond the BMP by code point, but after them by UTF-16 code unit.
 CLIENTS: Final = ("a", "b", "\ue000", "\U0001f600")
 SETS: Final = {
     "columns": [change(1, a=1, b=1), change(2, a=2), change(2, client="b", b=2), change(2, client="b", b=3, c=0)],
@@ -36,8 +36,8 @@ SETS: Final = {
 """Small sets that cover every rule of the merge."""
 
 
-def drawn(random_: random.Random, count: int) -> list[Json]:
-    """Generate deltas of few rows, clocks and clients, so that every kind of tie is frequent."""
+def generate_deltas(random_: random.Random, count: int) -> list[Json]:
+    """Generate deltas with few rows, clocks and clients, so that every kind of tie occurs often."""
     found: dict[str, Json] = {}
     while len(found) < count:
         op = random_.choice(["INSERT", "UPDATE", "UPDATE", "DELETE"])
@@ -56,13 +56,13 @@ def drawn(random_: random.Random, count: int) -> list[Json]:
 
 
 async def state(gateway: Gateway) -> list[Any]:
-    """Return the complete merged state byte for byte, so that even the order of columns is compared."""
+    """Return the merged state as bytes, so that comparisons include the column order."""
     bodies = [(await gateway.request("GET", f"rows/{table}")).body for table in "tu"]
     return [(await gateway.snapshot())[0], bodies]
 
 
 async def agree(gateway: Gateway, deltas: Sequence[Json]) -> None:
-    model = modelled(deltas)
+    model = merge_model(deltas)
     for table in "tu":
         assert await gateway.rows(table) == rows_of(model, table)
 
@@ -72,27 +72,27 @@ async def agree(gateway: Gateway, deltas: Sequence[Json]) -> None:
 async def test_every_permutation_of_a_small_set_merges_to_the_same_rows(
     shared_server: SharedServer, deltas: list[Json]
 ) -> None:
-    model, states = modelled(deltas), []
+    model, states = merge_model(deltas), []
     for number, order in enumerate(permutations(deltas)):
         gateway = shared_server.gateway(number)
         cut = number % 4
         await gateway.pushed(*order[:cut])
-        await gateway.pushed(*order[: cut + 1], *order[cut:])  # some again, and one twice in a push
+        await gateway.pushed(*order[: cut + 1], *order[cut:])  # repeat some deltas, one of them within a push
         assert await gateway.rows() == rows_of(model), order
         states.append(await state(gateway))
     assert states == [states[0]] * 24
 
 
 @pytest.mark.rule("DE-7", "DE-4", "DE-6")
-async def test_write_after_a_delete_restores_the_row_with_its_columns_only(shared_server: SharedServer) -> None:
+async def test_write_after_a_delete_restores_the_row_with_only_its_own_columns(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     await gateway.pushed(change(5, op="INSERT", name="Tea", price=1))
     await gateway.pushed(change(7, op="DELETE"))
     assert await gateway.rows() == {}
-    await gateway.pushed(change(6, price=2))  # late: older than the delete
+    await gateway.pushed(change(6, price=2))  # late delta, older than the delete
     assert await gateway.rows() == {}
     await gateway.pushed(change(8, price=3))
-    assert await gateway.rows() == {"r1": {"price": 3}}  # only the columns of the new delta
+    assert await gateway.rows() == {"r1": {"price": 3}}  # only the new delta's columns
     one = await gateway.ok("GET", "rows/t", params={"rowId": "r1"})
     assert one == {"rows": [{"rowId": "r1", "columns": {"price": 3}, "hlc": "8"}], "hasMore": False, "next": ""}
     assert await gateway.ok("GET", "rows/t", params={"rowId": "r2"}) == {"rows": [], "hasMore": False, "next": ""}
@@ -105,7 +105,7 @@ async def test_random_orders_with_duplicates_compactions_and_restarts_merge_to_t
     tmp_path: Path, seed: int, run: int, is_soak: bool
 ) -> None:
     random_ = random.Random(4 * seed + run)
-    deltas = drawn(random_, 120 if is_soak else 20)
+    deltas = generate_deltas(random_, 120 if is_soak else 20)
     names = [f"g{number}" for number in range(5 if is_soak else 3)]
     orders = {name: random_.sample(deltas, len(deltas)) for name in names}
     pushed: dict[str, list[Json]] = {name: [] for name in names}
@@ -138,6 +138,6 @@ async def test_random_orders_with_duplicates_compactions_and_restarts_merge_to_t
             await agree(gateway, deltas)
             rows, cursor = await gateway.snapshot(limit=random_.randint(1, 4))
             assert cursor == len(deltas)
-            assert modelled(merged_of(rows, [])) == modelled(deltas)
+            assert merge_model(merged_of(rows, [])) == merge_model(deltas)
             states.append(await state(gateway))
         assert states == [states[0]] * len(names)

@@ -1,4 +1,4 @@
-"""Names in paths are decoded once, and gateways have no control characters in their names (DE-10)."""
+"""Names in paths are decoded once, and gateway names contain no control characters (DE-10)."""
 
 from collections.abc import AsyncIterator
 from typing import Final
@@ -23,7 +23,7 @@ NOT_ENCODED: Final = ("%", "%zz", "a%2", "100%")
 
 
 class Raw:
-    """Sends paths exactly as they are written."""
+    """Sends paths exactly as given."""
 
     def __init__(self, session: ClientSession, url: str) -> None:
         self.session = session
@@ -39,13 +39,13 @@ class Raw:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def raw(shared_server: SharedServer) -> AsyncIterator[Raw]:
-    """A client of the shared server that does not change paths."""
+    """A client of the shared server that does not normalize paths."""
     async with ClientSession() as session:
         yield Raw(session, shared_server.door.served.url)
 
 
-def told(answer: Answer) -> tuple[int, str, str]:
-    """Return status, code and message of an error."""
+def error_of(answer: Answer) -> tuple[int, str, str]:
+    """Return the status, code and message of an error."""
     error: Json = answer.json
     return answer.status, error["code"], error["error"]
 
@@ -65,7 +65,7 @@ async def test_control_characters_in_a_gateway_name_are_refused(raw: Raw) -> Non
             ("GET", "live", None),
         ):
             answer = await raw.request(method, f"{base}/{path}", json=body)
-            assert told(answer) == (400, "BAD_REQUEST", message), (name, path)
+            assert error_of(answer) == (400, "BAD_REQUEST", message), (name, path)
         async with raw.session.ws_connect(raw.url(f"{base}/live")) as socket:
             await socket.send_json({"type": "connect"})
             frame = await soon(socket.receive_json())
@@ -77,16 +77,16 @@ async def test_control_characters_in_a_gateway_name_are_refused(raw: Raw) -> Non
 async def test_gateway_name_that_is_not_utf8_is_refused(raw: Raw) -> None:
     for name in NOT_UTF8:
         answer = await raw.request("POST", f"/v1/sync/{name}/push", json={"deltas": [change(1, a=1)]})
-        assert told(answer) == (400, "BAD_REQUEST", "gateway: must be UTF-8, percent-encoded, in the path"), name
+        assert error_of(answer) == (400, "BAD_REQUEST", "gateway: must be UTF-8, percent-encoded, in the path"), name
     for name in NOT_ENCODED:
         answer = await raw.request("GET", f"/v1/sync/{name}/pull")
-        assert told(answer) == (400, "BAD_REQUEST", "gateway: must have %25 for % in the path"), name
+        assert error_of(answer) == (400, "BAD_REQUEST", "gateway: must have %25 for % in the path"), name
 
 
 @BOTH_STORES
 @pytest.mark.rule("DE-10")
 async def test_gateway_name_is_decoded_once(raw: Raw, shared_server: SharedServer) -> None:
-    """A percent sign is a character as others, and a slash is part of the name."""
+    """A percent sign has no special meaning after decoding, and an encoded slash is part of the name."""
     name = shared_server.name
     spellings = {f"{name}%ff": "%25ff", f"{name}%25ff": "%2525ff", f"{name}/x": "%2Fx", f"{name}%2Fx": "%252Fx"}
     for place, spelling in enumerate(spellings.values(), 1):
@@ -101,9 +101,9 @@ async def test_gateway_name_is_decoded_once(raw: Raw, shared_server: SharedServe
 
 @BOTH_STORES
 @pytest.mark.rule("DE-10")
-async def test_other_names_of_paths_are_decoded_once(raw: Raw) -> None:
+async def test_other_names_in_paths_are_decoded_once(raw: Raw) -> None:
     answer = await raw.request("GET", "/v1/sync/shop/rows/%ff")
-    assert told(answer) == (400, "BAD_REQUEST", "table: must be UTF-8, percent-encoded, in the path")
+    assert error_of(answer) == (400, "BAD_REQUEST", "table: must be UTF-8, percent-encoded, in the path")
     assert (await raw.request("GET", "/v1/sync/shop/rows/%74")).status == 200
     for path, field in (("%ff", "chat_id"), ("c/members/user:%ff", "user_id"), ("%zz", "chat_id")):
         method = "PUT" if "members" in path else "GET"
@@ -114,14 +114,14 @@ async def test_other_names_of_paths_are_decoded_once(raw: Raw) -> None:
 
 @pytest.mark.rule("DE-10")
 @pytest.mark.parametrize("name", ["", "x" * 81, "a\nb", "\x7f", "a\x9f", ".", "..", "e\u0301", "\ud800", None, b"a"])
-def test_clients_refuse_names_that_no_gateway_has(name: str) -> None:
+def test_clients_refuse_invalid_gateway_names(name: str) -> None:
     assert find_gateway_fault(name) is not None
     with pytest.raises(SettingsError, match="gateway must "):
         DeltasClient("http://127.0.0.1:9", name, path=":memory:", client_id="ann")
 
 
 @pytest.mark.rule("DE-10")
-def test_grants_of_gateways_have_no_control_characters() -> None:
+def test_gateway_grants_have_no_control_characters() -> None:
     for text in ("deltas/a\nb", "deltas/\x85*", "deltas/a\x7f/compact"):
         with pytest.raises(CanonicalError, match="must not have control characters"):
             parse_grants(write=[text])

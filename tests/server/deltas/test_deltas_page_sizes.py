@@ -1,4 +1,4 @@
-"""Pages of rows are limited in bytes, and the store fetches at most one row more than a page holds."""
+"""Pages of rows have a byte limit, and the store fetches at most one row more than a page holds."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from server.deltas.delta_servers import SharedServer, change, server_pool_with
 pytestmark = BOTH_STORES
 
 PAGE: Final = 10_000
-"""Maximum number of bytes of a page."""
+"""Maximum page size in bytes."""
 
 
 server_pool = server_pool_with(page_bytes_max=PAGE)
@@ -20,7 +20,7 @@ server_pool = server_pool_with(page_bytes_max=PAGE)
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the rows that a store has fetched."""
+    """The lengths of the rows that the store has fetched."""
     lengths: list[int] = []
 
     def noted(state: bytes) -> Row:
@@ -39,7 +39,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ([1000] * 60, 1000),
         ([1] * 20 + [5000] * 60, 1000),  # long rows after short ones
         ([20_000] * 12, 1000),  # longer than a page: one row per page
-        ([1] * 60, 7),  # the limit of the request
+        ([1] * 60, 7),  # the request's limit
     ],
 )
 async def test_page_fetches_at_most_one_row_more_than_it_returns(

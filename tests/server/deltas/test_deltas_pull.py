@@ -1,4 +1,4 @@
-"""Pages of pulls, rows and snapshots: complete, without repeats and in order, also during writes (DE-9)."""
+"""Pages of pulls, rows and snapshots are complete, ordered and free of repeats, even during writes (DE-9)."""
 
 import asyncio
 from pathlib import Path
@@ -33,7 +33,7 @@ async def test_pulls_during_writes_are_complete_and_without_repeats(shared_serve
     done = asyncio.Event()
 
     async def write(writer: int) -> None:
-        for number in range(each):  # clocks run backwards, so every delta is late
+        for number in range(each):  # the clocks run backwards, so every delta is late
             fresh = change(1000 - number // 3, f"r{number}", client=f"c{writer}", a=number)
             await gateway.pushed(fresh, *([fresh] if number % 2 else []))
 
@@ -95,7 +95,7 @@ async def test_rows_are_paged_by_row_id_without_deleted_rows(shared_server: Shar
     left = [name for name in ids if name != "a"]
     for limit in (1, 2, 100):
         found = await gateway.rows(limit=limit)
-        assert list(found) == left  # in the order of code points
+        assert list(found) == left  # in code-point order
         assert found == {name: {"a": name} for name in left}
     assert await gateway.rows("u") == {"A": {"a": 0}}
     rows, cursor = await gateway.snapshot(limit=2)

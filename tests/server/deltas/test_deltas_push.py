@@ -20,7 +20,7 @@ JSON: Final = {"Content-Type": "application/json"}
 
 
 async def is_empty(gateway: Gateway) -> bool:
-    """Return whether the gateway has never accepted a delta."""
+    """Whether the gateway has never accepted a delta."""
     return await gateway.pull_all() == [] and (await gateway.snapshot()) == ([], 0)
 
 
@@ -80,7 +80,7 @@ async def test_empty_push_and_largest_push_are_accepted(shared_server: SharedSer
 
 
 @pytest.mark.rule("CO-21")
-async def test_any_credential_and_client_id_is_accepted_in_development_mode(shared_server: SharedServer) -> None:
+async def test_development_mode_accepts_any_credential_and_client_id(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway(credential="whatever")
     deltas = [change(1, client="a", a=1), change(1, client="b", a=1)]
     assert await gateway.pushed(*deltas) == [(1, False), (2, False)]
@@ -103,9 +103,9 @@ async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
             assert all(is_known for _, is_known in await gateway.pushed(*again))
         assert (await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
         assert await gateway.rows() == {"r1": {"a": 1, "b": 3}}
-    async with opened(tmp_path) as door:  # the cache is empty now
+    async with opened(tmp_path) as door:  # the restarted server has an empty cache
         gateway = door.gateway()
-        for _ in range(2):  # from the store, then from the cache
+        for _ in range(2):  # known from the store, then from the cache
             assert await gateway.pushed(loser, winner, late) == [(2, True), (1, True), (4, True)]
         assert (await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
 
@@ -151,8 +151,8 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         await until(lambda: again.done() if is_in_memory else len(inquiries) == 1)
         if is_in_memory:
             body = b'{"deltas":[%b]}' % b",".join(canonical(delta) for delta in known)
-            assert (await gateway.push_body(body)).json["duplicates"] == 2  # in canonical form
-        # One lookup may wait for the held commit. With the cache it is that of this push, without it that of the other.
+            assert (await gateway.push_body(body)).json["duplicates"] == 2  # the pushed deltas in canonical form
+        # One lookup may wait for the held commit: that of this push with a cache, and that of the other without one.
         busy = asyncio.ensure_future(gateway.push(known[0], change(99, a=99)))
         await until(lambda: len(inquiries) == 1 if is_in_memory else busy.done())
         await soon(gate.reached.wait())
@@ -164,14 +164,14 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         assert len(await waiting) == 4
         assert len(await gateway.pull_all()) == 6
         grown = {name for name, count in (await stored(tmp_path)).items() if count != before.get(name)}
-        assert grown  # by the four new deltas
+        assert grown  # the four new deltas are stored
 
 
 # --- refused ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-6", "DE-10", "CO-33")
-async def test_invalid_delta_refuses_the_whole_push_by_index_and_path(shared_server: SharedServer) -> None:
+async def test_invalid_delta_refuses_the_whole_push_with_index_and_path(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
 
     async def check(name: str, fault: Fault) -> None:
@@ -190,7 +190,7 @@ async def test_invalid_delta_refuses_the_whole_push_by_index_and_path(shared_ser
 
 
 @pytest.mark.rule("DE-6", "CO-30")
-async def test_limit_of_the_log_below_that_of_the_api_is_reported(tmp_path: Path) -> None:
+async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path) -> None:
     lower: dict[str, Any] = {
         "request_items_max": 10,
         "request_events_max": 10,
@@ -203,7 +203,7 @@ async def test_limit_of_the_log_below_that_of_the_api_is_reported(tmp_path: Path
         answer = await gateway.push(*deltas)
         assert refusal(answer) == (413, "TOO_LARGE")
         assert answer.json["error"] == "deltas: must be at most 10, not 11"
-        assert "index" not in answer.json  # no single delta is at fault: a smaller push is accepted
+        assert "index" not in answer.json  # no single delta is invalid: a smaller push is accepted
         long = change(9, "long", a="x" * 900)
         answer = await gateway.push(*deltas[:3], long, deltas[4])
         assert refusal(answer) == (413, "TOO_LARGE")
@@ -237,7 +237,7 @@ async def test_malformed_push_is_refused(shared_server: SharedServer, body: byte
 
 @pytest.mark.rule("DE-10")
 @pytest.mark.parametrize("levels", [508, 900, 2000, 100_000])
-async def test_value_nested_too_deep_is_refused(shared_server: SharedServer, levels: int) -> None:
+async def test_too_deeply_nested_value_is_refused(shared_server: SharedServer, levels: int) -> None:
     gateway = shared_server.gateway()
     columns = f'[{{"column":"a","value":{"[" * levels}{"]" * levels}}}]'
     answer = await gateway.push_body(f'{{"deltas":[{delta_text(columns=columns)}]}}'.encode())
@@ -279,7 +279,7 @@ async def test_one_invalid_delta_refuses_a_large_push(shared_server: SharedServe
 
 
 @pytest.mark.rule("DE-10", "CO-30")
-async def test_body_value_or_row_that_is_too_large_is_refused(tmp_path: Path) -> None:
+async def test_oversized_body_value_or_row_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path, frame_bytes_max=3_000_000, column_value_bytes_max=1_000_000) as door:
         gateway = door.gateway()
         answer = await gateway.push(change(1, a="x" * 3_000_000))
@@ -291,7 +291,7 @@ async def test_body_value_or_row_that_is_too_large_is_refused(tmp_path: Path) ->
         answer = await gateway.push(change(1, b=1, a="x" * 1_000_000))
         assert refusal(answer) == (400, "BAD_REQUEST")
         assert answer.json["error"].startswith("deltas[0].columns[1].value: must have at most 1000000 bytes")
-        # The limit of a row applies to the merged row, whatever the number of deltas.
+        # The row limit applies to the merged row, regardless of the number of deltas.
         large = [change(number, **{f"c{number}": "x" * 999_990}) for number in range(1, 6)]
         for delta in large[:4]:
             await gateway.pushed(delta)
@@ -309,7 +309,7 @@ async def test_body_value_or_row_that_is_too_large_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.rule("DE-10")
-async def test_malformed_requests_are_refused_in_the_format_of_the_api(shared_server: SharedServer) -> None:
+async def test_malformed_requests_are_refused_in_the_api_error_format(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     for method, path, status, code in (
         ("GET", "push", 405, "METHOD_NOT_ALLOWED"),

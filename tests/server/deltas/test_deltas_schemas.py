@@ -1,4 +1,4 @@
-"""Schemas of tables: deltas that a schema refuses, and invalid schema files."""
+"""Table schemas: deltas that violate a schema, and invalid schema files."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def product(hlc: int = 1, **columns: Any) -> Any:
 
 @BOTH_STORES
 @pytest.mark.rule("DE-10", "DE-6")
-async def test_delta_that_violates_the_schema_is_refused_by_name(tmp_path: Path) -> None:
+async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path: Path) -> None:
     async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
         gateway = door.gateway()
         good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
@@ -72,7 +72,7 @@ async def test_delta_that_violates_the_schema_is_refused_by_name(tmp_path: Path)
 
 @BOTH_STORES
 @pytest.mark.rule("DE-4", "CO-18")
-async def test_known_delta_is_acknowledged_after_the_schema_became_stricter(tmp_path: Path) -> None:
+async def test_known_delta_is_acknowledged_after_the_schema_has_become_stricter(tmp_path: Path) -> None:
     path = written(tmp_path, {})
     old = product(anything=1)
     for is_in_memory in (True, False):
@@ -102,7 +102,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
             ("*", change(1, a=1), 200),
             ("a%2Fb", change(1, table="u", a=1), 200),
             ("a%2Fb", change(1, a=1), 422),
-            ("closed", change(1, a=1), 422),  # a schema without tables, which is not the same as no schema
+            ("closed", change(1, a=1), 422),  # a schema without tables differs from no schema
         ):
             assert (await door.gateway(name).push(delta)).status == status, (name, delta)
 
@@ -125,7 +125,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
         ('{"e\u0301": {}}', "is not a valid name of a gateway: gateway: must be in NFC"),
     ],
 )
-async def test_invalid_schema_file_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
+async def test_invalid_schema_file_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
     schemas = TableSchemas(written(tmp_path, text))
     with pytest.raises(SettingsError) as raised:
         schemas.reload()
@@ -160,7 +160,7 @@ async def test_reload_of_an_invalid_schema_file_keeps_the_old_schemas(
 
 
 @pytest.mark.rule("CO-28")
-async def test_bad_file_does_not_keep_other_files_from_being_reloaded(tmp_path: Path) -> None:
+async def test_bad_schema_file_does_not_prevent_the_reload_of_other_files(tmp_path: Path) -> None:
     async with opened(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as door:
         keys = door.served.api_keys
         assert keys is not None

@@ -1,4 +1,4 @@
-"""The Deltas API on servers in separate processes: killed around a commit, and two on one log."""
+"""The Deltas API on server processes: a server killed around a commit, and two servers on one log."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from deadlines import soon
 from scripts import read_line, start_script
 from server.cli_commands import oncelog
 from server.deltas.delta_servers import Gateway, change, opened, refusal, rows_of, stored, streamed
-from server.deltas.row_model import modelled
+from server.deltas.row_model import merge_model
 from server.shared_servers import ServerPool, pool_fixture, unique_name
 
 pytestmark = BOTH_STORES
@@ -67,7 +67,7 @@ async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(t
         after = await stored(tmp_path)
         assert await gateway.pushed(*old, *new) == [(number, True) for number in range(1, 24)]
         assert await stored(tmp_path) == after
-        assert await gateway.rows() == rows_of(modelled(old + new))
+        assert await gateway.rows() == rows_of(merge_model(old + new))
 
 
 @pytest.mark.rule("DE-4", "DE-12", "CO-10")
@@ -92,10 +92,10 @@ async def test_server_killed_under_load_and_compaction_loses_nothing(tmp_path: P
         await asyncio.to_thread(served.kill)
         await soon(pushing)
         await asyncio.to_thread(served.start)
-        await push_all(gateway)  # the client sends everything again
+        await push_all(gateway)  # the client resends everything
         assert await gateway.pushed(*many) == [(number, True) for number in range(1, 121)]
         assert (await gateway.snapshot())[1] == len(many)
-        assert await gateway.rows() == rows_of(modelled(many))
+        assert await gateway.rows() == rows_of(merge_model(many))
         assert await asyncio.to_thread(served.stop) == 0
     verified = await oncelog("verify", log_at(tmp_path / "log.db"))
     assert verified.exit_code == 0, verified.output
@@ -112,7 +112,7 @@ async def test_hangup_signal_reloads_the_schemas(tmp_path: Path) -> None:
         schemas.write_text('{"shop": {"t": {"a": "integer"}}}', encoding="utf-8")
         os.kill(served.process.pid, signal.SIGHUP)
         number = 2
-        while (await gateway.push(change(number, a="text"))).status == 200:  # until the process handles the signal
+        while (await gateway.push(change(number, a="text"))).status == 200:  # until the process has handled the signal
             number += 1
             await asyncio.sleep(0.01)
         assert refusal(await gateway.push(change(number, a="text"))) == (422, "INVALID")
@@ -123,7 +123,7 @@ async def test_hangup_signal_reloads_the_schemas(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def opened_pair(directory: Path) -> AsyncIterator[list[str]]:
-    """Run two servers on one log, one in another process and one in this, and return their URLs."""
+    """Run two servers on one log, one in another process and one in this process, and return their URLs."""
     async with server_process(directory) as served, opened(directory, store=log_at(directory / "log.db")) as door:
         yield [served.url, door.served.url]
 
@@ -135,7 +135,7 @@ pair_pool = pool_fixture(opened_pair)
 async def pair(
     session_loop: None, pair_pool: ServerPool[list[str]], store_kind: str, request: pytest.FixtureRequest
 ) -> AsyncIterator[list[Gateway]]:
-    """Clients of two servers, for a gateway that only this test has."""
+    """Clients of two servers for a gateway that only this test uses."""
     async with contextlib.AsyncExitStack() as stack:
         urls = await pair_pool.get(store_kind)
         yield [await stack.enter_async_context(at(url, unique_name(request))) for url in urls]
@@ -185,4 +185,4 @@ async def test_compaction_on_one_server_during_pushes_on_the_other(pair: list[Ga
     await asyncio.gather(compact(), push())
     for gateway in pair:
         assert await gateway.pushed(*many) == [(number, True) for number in range(1, 101)]
-        assert await gateway.rows() == rows_of(modelled(many))
+        assert await gateway.rows() == rows_of(merge_model(many))

@@ -20,27 +20,27 @@ from server.deltas.delta_servers import (
     refusal,
     rows_of,
 )
-from server.deltas.row_model import modelled
+from server.deltas.row_model import merge_model
 
 pytestmark = BOTH_STORES
 
 ROWS = 500
-"""The deleted rows that stayed in every snapshot."""
+"""Number of deleted rows. Without dropping, every snapshot would contain all of them."""
 
 
 def horizon_json(horizon: int, row: str) -> Json:
-    """Return what readers get of a delta that lost to the horizon."""
+    """Return the form in which readers get a delta that lost to the horizon."""
     return change(horizon, row, op=Op.DELETE.value, client=HORIZON_CLIENT)
 
 
 async def replica(gateway: Gateway) -> dict[tuple[str, str], Json]:
-    """Return the rows of a new client: a snapshot, then the pull from its cursor."""
+    """Return the rows of a new client, which merges a snapshot and then the pull from its cursor."""
     rows, cursor = await gateway.snapshot(limit=3)
-    return modelled(merged_of(rows, await gateway.pull_all(cursor)))
+    return merge_model(merged_of(rows, await gateway.pull_all(cursor)))
 
 
 @pytest.mark.rule("DE-13")
-async def test_deleted_rows_leave_the_snapshot(shared_server: SharedServer) -> None:
+async def test_old_deleted_rows_are_dropped_from_the_snapshot(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     await gateway.pushed(change(1, "kept", a=1), *(change(2, f"r{number}", a=1) for number in range(ROWS)))
     await gateway.pushed(*(change(3, f"r{number}", op="DELETE") for number in range(ROWS)))
@@ -54,7 +54,7 @@ async def test_deleted_rows_leave_the_snapshot(shared_server: SharedServer) -> N
 
 @pytest.mark.rule("DE-13", "DE-7", "DE-4")
 async def test_late_delta_of_a_dropped_row_is_acknowledged_and_loses(tmp_path: Path) -> None:
-    """The log verifies, a restart keeps the horizon, and a reader is sent the DELETE that the delta lost to."""
+    """The log verifies, the horizon survives a restart, and readers get the DELETE that the delta lost to."""
     late = [change(2, "gone", b=1), change(3, "never seen", b=1)]
     async with opened(tmp_path) as door:
         gateway = door.gateway()
@@ -83,7 +83,7 @@ async def test_late_delta_of_a_dropped_row_is_acknowledged_and_loses(tmp_path: P
 
 @pytest.mark.rule("DE-13", "DE-12")
 async def test_reader_that_missed_dropped_deletes_must_replace_its_rows(shared_server: SharedServer) -> None:
-    """Otherwise it would keep rows that the snapshot does not have. A reader without rows has nothing to replace."""
+    """Otherwise it would keep rows that the snapshot lacks. A reader without rows has nothing to replace."""
     gateway = shared_server.gateway()
     await gateway.pushed(change(1, "gone", a=1), change(2, "gone", op="DELETE"), change(3, "kept", a=1))
     await gateway.compact(upto=2, tombstoneAgeMs=0)
@@ -126,7 +126,7 @@ async def test_snapshot_is_read_again_when_rows_are_dropped_between_its_pages(sh
 
 @pytest.mark.rule("DE-13")
 async def test_only_compacted_deletes_are_dropped(shared_server: SharedServer) -> None:
-    """A reader between the compaction and the newest delta still gets the DELETE itself."""
+    """A reader between the compaction and the newest delta still gets the DELETE."""
     gateway = shared_server.gateway()
     await gateway.pushed(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
     assert await gateway.compact(keep=1, tombstoneAgeMs=0) == compacted(1, 1, dropped=1)
@@ -135,7 +135,7 @@ async def test_only_compacted_deletes_are_dropped(shared_server: SharedServer) -
 
 
 @pytest.mark.rule("DE-13")
-async def test_consumer_that_lags_holds_back_the_drop_and_is_named(shared_server: SharedServer) -> None:
+async def test_lagging_consumer_holds_back_the_drop_and_is_reported(shared_server: SharedServer) -> None:
     gateway, log = shared_server.gateway(), shared_server.door.log
     await gateway.pushed(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
     await log.commit_cursor("fast", 2, stream=shared_server.scope)
@@ -151,7 +151,7 @@ async def test_consumer_that_lags_holds_back_the_drop_and_is_named(shared_server
 
 
 @pytest.mark.rule("DE-13")
-async def test_age_is_a_setting(tmp_path: Path) -> None:
+async def test_minimum_age_is_configurable(tmp_path: Path) -> None:
     async with opened(tmp_path, tombstone_age_ms=0) as door:
         gateway = door.gateway()
         await gateway.pushed(change(1, "a", op="DELETE"))
@@ -160,7 +160,7 @@ async def test_age_is_a_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("DE-13")
-async def test_one_request_reads_a_limited_number_of_rows(
+async def test_one_request_reads_a_bounded_number_of_rows(
     shared_server: SharedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oncelog.server.deltas.service.COMPACT_ROWS_MAX", 3)
@@ -177,7 +177,7 @@ async def test_one_request_reads_a_limited_number_of_rows(
 
 @pytest.mark.rule("DE-13", "DE-10")
 @pytest.mark.parametrize("body", [{"tombstoneAgeMs": -1}, {"tombstoneAgeMs": "1"}, {"page": "x"}, {"page": 1}])
-async def test_malformed_drop_is_refused(shared_server: SharedServer, body: Json) -> None:
+async def test_malformed_drop_request_is_refused(shared_server: SharedServer, body: Json) -> None:
     gateway = shared_server.gateway()
     answer = await gateway.request("POST", "compact", json={"keep": 0, **body})
     assert refusal(answer) == (400, "BAD_REQUEST")
@@ -185,7 +185,7 @@ async def test_malformed_drop_is_refused(shared_server: SharedServer, body: Json
 
 @pytest.mark.rule("DE-13", "DE-7")
 async def test_deltas_pushed_during_compactions_converge(shared_server: SharedServer) -> None:
-    """Clients push, delete and compact at the same time; a new reader has the rows of the gateway."""
+    """Clients push, delete and compact concurrently. A new reader then has the same rows as the gateway."""
     gateway = shared_server.gateway()
     pushes = [
         [
@@ -207,6 +207,6 @@ async def test_deltas_pushed_during_compactions_converge(shared_server: SharedSe
     await asyncio.gather(*(push(deltas) for deltas in pushes), compact())
     rows = await gateway.rows()
     assert rows_of(await replica(gateway)) == rows
-    everything = modelled([one for deltas in pushes for one in deltas])
+    everything = merge_model([one for deltas in pushes for one in deltas])
     for row_id, columns in rows.items():
         assert columns.items() <= everything["t", row_id].items()

@@ -182,7 +182,7 @@ async def test_request_that_is_too_large_is_refused_and_the_next_accepted(tmp_pa
         assert code(await ledger.write(1, put("a", bytes(5_000)), key=key(1))) == "OK"
 
 
-async def test_limit_of_the_log_below_that_of_the_api_is_reported(tmp_path: Path, wire: str) -> None:
+async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path, wire: str) -> None:
     async with opened(tmp_path, wire, body_bytes_max=100) as door:
         ledger = door.ledger(client_id="app")
         error = await refused(ledger.write(1, put("a", bytes(200)), key=key(1)))

@@ -1,4 +1,4 @@
-// What the page's protocol does, case by case. `node --test`; CHAT_PAGE is where the page's files are.
+// Cases of the page's protocol. Run with `node --test`; CHAT_PAGE is the directory of the page's files.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { BAD, GOOD, Line, Room, World, audit, fate, markText } from "./world.mjs";
@@ -17,7 +17,7 @@ const all = (world, ...pages) => (count) =>
     pages.every((page) => page.entries().length === count && page.entries().every(({ sequence }) => sequence !== null)),
   );
 
-test("a message is shown at once, and its mark says how far it is", () => {
+test("a message is shown immediately, and its mark shows its progress", () => {
   const { world, ann, bob } = pair();
   ann.write("hello");
   assert.deepEqual(marks(ann), ["pending"]);
@@ -29,7 +29,7 @@ test("a message is shown at once, and its mark says how far it is", () => {
   assert.equal(ann.kept.has("outbox ann-1"), false);
 });
 
-test("delivered means by all others; some of them are counted", () => {
+test("a message is marked delivered when all others have it; until then they are counted", () => {
   const { world, ann } = pair();
   world.server.chat("lobby", "carl");
   ann.write("hello");
@@ -37,7 +37,7 @@ test("delivered means by all others; some of them are counted", () => {
   assert.equal(markText(ann.entries()[0]), "delivered to 1 of 2");
 });
 
-test("what is written while the server is away survives a reload, and arrives once, in its order", () => {
+test("messages written while the server is down survive a reload and arrive once and in order", () => {
   const { world, ann, bob } = pair();
   world.server.stop();
   for (const text of ["one", "two", "three"]) ann.write(text);
@@ -53,7 +53,7 @@ test("what is written while the server is away survives a reload, and arrives on
   assert.deepEqual(ann.texts().filter((text) => text !== "from bob"), ["one", "two", "three"]);
 });
 
-test("after a reconnect it syncs before it sends", () => {
+test("after a reconnect the page syncs before it sends", () => {
   const { world, ann, bob } = pair();
   ann.do((protocol) => protocol.switchOff());
   for (let count = 0; count < 250; count += 1) bob.write(`bob ${count}`);
@@ -71,16 +71,16 @@ test("after a reconnect it syncs before it sends", () => {
   const types = ann.history.map(({ type }) => type);
   assert.deepEqual(types.slice(0, 4), ["connect", "sync_request", "sync_request", "sync_request"]);
   assert.ok(types.indexOf("send_message") > types.lastIndexOf("sync_request"));
-  assert.deepEqual([...counts], [0, 250], "a catch-up of three pages is not shown half done");
+  assert.deepEqual([...counts], [0, 250], "a partial catch-up of three pages is not shown");
 });
 
-test("an answer that was lost is asked for again under the same id", () => {
+test("a message whose answer was lost is sent again under the same id", () => {
   const { world, ann } = pair();
   const session = [...world.server.sessions].find((one) => one.user === "user:ann");
   const send = session.send;
   let answers = 0;
   session.send = (frame) => {
-    if (frame.type === "send_message_ack" && (answers += 1) > 1) send(frame); // and nothing else tells, before
+    if (frame.type === "send_message_ack" && (answers += 1) > 1) send(frame); // no other frame tells the page about the commit
   };
   ann.write("hello");
   assert.ok(world.clock.run(() => marks(ann)[0] !== "pending"));
@@ -91,7 +91,7 @@ test("an answer that was lost is asked for again under the same id", () => {
   assert.equal(ann.entries()[0].isDuplicate, true);
 });
 
-test("messages that overtake each other are shown in the order of their numbers, and gaps are asked about", () => {
+test("messages that arrive out of order are shown in sequence order, and the page asks for missing ones", () => {
   const { world, ann, bob } = pair();
   const session = [...world.server.sessions].find((one) => one.user === "user:ann");
   const send = session.send;
@@ -99,20 +99,20 @@ test("messages that overtake each other are shown in the order of their numbers,
   for (const text of ["one", "two", "three"]) bob.write(text);
   assert.ok(world.clock.run(() => ann.protocol.rooms.get("lobby").held === 1));
   assert.deepEqual(ann.texts(), ["one"]);
-  assert.ok(world.clock.run(() => ann.texts().length === 3, 500), "it asks before it would look anyway");
+  assert.ok(world.clock.run(() => ann.texts().length === 3, 500), "it asks before its next periodic sync");
   assert.deepEqual(ann.texts(), ["one", "two", "three"]);
 });
 
-test("the last message is found out even if nothing comes after it", () => {
+test("a lost last message is found even if no message follows it", () => {
   const { world, ann, bob } = pair();
   const session = [...world.server.sessions].find((one) => one.user === "user:ann");
   const send = session.send;
   session.send = (frame) => (["message", "delivery"].includes(frame.type) ? null : send(frame));
   bob.write("lost");
-  assert.ok(world.clock.run(() => ann.texts().length === 1, 3000), "by asking on the socket, before it looks over HTTP");
+  assert.ok(world.clock.run(() => ann.texts().length === 1, 3000), "by asking on the socket, before it polls over HTTP");
 });
 
-test("who sees the own message in the chat needs no other answer", () => {
+test("a page that sees its own message in the chat needs no other answer", () => {
   const { world, ann } = pair();
   const session = [...world.server.sessions].find((one) => one.user === "user:ann");
   const send = session.send;
@@ -122,7 +122,7 @@ test("who sees the own message in the chat needs no other answer", () => {
   assert.deepEqual(ann.texts(), ["hello"]);
 });
 
-test("copies of old answers move nothing", () => {
+test("copies of old answers have no effect", () => {
   const { world, ann, bob } = pair();
   bob.write("one");
   assert.ok(all(world, ann)(1));
@@ -138,11 +138,11 @@ test("copies of old answers move nothing", () => {
   const connected = { type: "connected", user_id: "user:ann", epoch: "epoch-1" };
   ann.do((protocol, now) => protocol.received(connected, now));
   assert.deepEqual([ann.history, ann.protocol.state], [[], "live"]);
-  room.cover(5, 9, false, 0); // asked before the room began anew
+  room.cover(5, 9, false, 0); // the answer to a request from before the room was reset
   assert.equal(room.cursor, 1);
 });
 
-test("one's own message is shown on its answer, also beyond a gap", () => {
+test("the user's own message is shown once it is answered, even after a gap", () => {
   const room = new Room("lobby");
   room.isCaughtUp = true;
   const message = (sequence, sender_id) => ({ sequence, sender_id, client_message_id: `${sequence}` });
@@ -151,12 +151,12 @@ test("one's own message is shown on its answer, also beyond a gap", () => {
   assert.equal(room.add(message(4, "user:bob"), 0), false);
   assert.deepEqual(room.shown("user:ann").map(({ sequence }) => sequence), [3]);
   assert.equal(room.held, 2);
-  room.cover(0, 2, false, 0); // the server has no first and second: a gap is no error
+  room.cover(0, 2, false, 0); // the server does not have 1 and 2: a gap is not an error
   assert.deepEqual(room.shown("user:ann").map(({ sequence }) => sequence), [3, 4]);
   assert.equal(room.cursor, 4);
 });
 
-test("what is refused for good says why, and can be sent again or discarded", () => {
+test("a permanently refused message shows the reason, and can be sent again or discarded", () => {
   const { world, ann } = pair();
   world.server.chat("lobby").members.delete("user:ann");
   const id = ann.write("hello");
@@ -173,7 +173,7 @@ test("what is refused for good says why, and can be sent again or discarded", ()
   assert.equal(ann.kept.has(`outbox ${other}`), false);
 });
 
-test("who is asked to wait waits", () => {
+test("a rate-limited page waits for the requested delay", () => {
   const { world, ann } = pair();
   const receive = world.server.receive;
   const asked = [];
@@ -190,7 +190,7 @@ test("who is asked to wait waits", () => {
   assert.ok(asked[1] - asked[0] >= 5000);
 });
 
-test("a planned close is waited for as long as the server says", () => {
+test("after a planned close the page waits for the server's reconnect delay", () => {
   const { world, ann } = pair();
   const session = [...world.server.sessions].find((one) => one.user === "user:ann");
   session.send({ type: "connection_closing", reason: "upgrade", reconnect_delay_ms: 9000 });
@@ -201,7 +201,7 @@ test("a planned close is waited for as long as the server says", () => {
   assert.ok(world.clock.run(() => ann.protocol.state === "live", 2000));
 });
 
-test("another log than before: what came from the old one is forgotten, what waits is not", () => {
+test("a new log discards the messages of the old one but keeps pending messages", () => {
   const { world, ann, bob } = pair();
   ann.write("old");
   assert.ok(all(world, ann, bob)(1));
@@ -220,7 +220,7 @@ test("another log than before: what came from the old one is forgotten, what wai
   for (const page of [ann, bob]) assert.deepEqual(page.texts(), ["new 1", "new 2", "waits"]);
 });
 
-test("a cursor ahead of the chat begins anew", () => {
+test("a cursor ahead of the chat resets the chat", () => {
   const { world, ann, bob } = pair();
   for (const text of ["one", "two"]) bob.write(text);
   assert.ok(all(world, ann)(2));
@@ -231,7 +231,7 @@ test("a cursor ahead of the chat begins anew", () => {
   assert.ok(world.clock.run(() => ann.protocol.state === "live" && ann.texts().join() === "one"));
 });
 
-test("who is not let in does not try for ever", () => {
+test("a page whose credential is refused stops connecting", () => {
   const world = new World();
   world.server.receive = (session) => session.send({ type: "error", code: "AUTH_FAILED", message: "no" });
   const ann = world.page("ann");
@@ -240,14 +240,14 @@ test("who is not let in does not try for ever", () => {
   assert.deepEqual([ann.protocol.state, ann.protocol.problem], ["refused", "no"]);
 });
 
-test("a connection on which nothing comes is given up", () => {
+test("a silent connection is closed and replaced", () => {
   const { world, ann } = pair();
   for (const session of world.server.sessions) session.send = () => {};
   assert.ok(world.clock.run(() => ann.protocol.state === "offline", 60_000));
   assert.ok(world.clock.run(() => ann.protocol.state === "live", 60_000));
 });
 
-test("who comes into a long chat gets its end, and is told that there is more", () => {
+test("a user who joins a long chat gets its newest messages, and can load older ones", () => {
   const { world, bob } = pair();
   for (let count = 0; count < 300; count += 1) bob.write(`bob ${count}`);
   assert.ok(world.clock.run(() => world.server.chat("lobby").messages.length === 300));
@@ -262,7 +262,7 @@ test("who comes into a long chat gets its end, and is told that there is more", 
   assert.equal(carl.entries().length, 300);
 });
 
-test("a chat appears when one is invited, and goes when one is removed", () => {
+test("a chat appears when the user is invited, and disappears when the user is removed", () => {
   const { world, ann, bob } = pair();
   world.server.chat("tea", "ann", "bob");
   world.server.tell("tea", { type: "membership", chat_id: "tea", user_id: "user:bob", present: true });
@@ -275,7 +275,7 @@ test("a chat appears when one is invited, and goes when one is removed", () => {
   assert.deepEqual([...bob.kept.keys()].filter((key) => key.includes("tea")), []);
 });
 
-test("the audit finds what is missing, what is doubled, and another order", () => {
+test("the audit finds missing messages, duplicates and a different order", () => {
   const message = (sequence) => ({ sequence, message_id: `m${sequence}`, client_message_id: `c${sequence}`, content: "x" });
   const whole = [1, 2, 3].map(message);
   assert.deepEqual([audit(whole).missing, audit(whole).doubled], [0, 0]);
@@ -283,21 +283,21 @@ test("the audit finds what is missing, what is doubled, and another order", () =
   assert.equal(audit([...whole, { ...message(4), client_message_id: "c3" }]).doubled, 1);
   assert.notEqual(audit(whole).fingerprint, audit([message(2), message(1), message(3)]).fingerprint);
   assert.equal(audit([]).missing, 0);
-  const leapt = [1, 2, 1_000_020, 1_000_022].map(message); // a restore passed over the numbers in between
+  const leapt = [1, 2, 1_000_020, 1_000_022].map(message); // a restore skipped the sequences in between
   assert.equal(audit(leapt).missing, 1);
 });
 
-test("a good network does nothing, a bad one all of it", () => {
+test("a good network passes frames unchanged; a bad one drops, duplicates and reorders them", () => {
   const numbers = (...given) => () => given.shift() ?? 0.99;
   assert.deepEqual(fate(GOOD, 0, Math.random).arrivals, [0]);
   assert.equal(fate(BAD, 0, numbers(0.1)).isDropped, true);
   const doubled = fate(BAD, 40, numbers(0.9, 0.1, 0.9, 0.1, 0.5));
-  assert.deepEqual([doubled.arrivals, doubled.isDoubled], [[40, 290], true]); // not before the one in front
+  assert.deepEqual([doubled.arrivals, doubled.isDoubled], [[40, 290], true]); // a copy does not overtake the frame before it
   const late = fate(BAD, 0, numbers(0.9, 0.9, 0.1, 0.5));
   assert.deepEqual([late.arrivals, late.isReordered], [[500], true]);
 });
 
-test("what is under way when a connection ends does not arrive", () => {
+test("frames in flight when a connection closes do not arrive", () => {
   const arrived = [];
   const waiting = [];
   const line = new Line({

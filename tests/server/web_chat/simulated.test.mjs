@@ -1,5 +1,5 @@
-// Pages on bad networks, with a server that is killed and pages that are reloaded, by chance and from a seed: in the end everybody
-// shows every message once, in one order, and each writer's in the order of writing.
+// Seeded random simulation: pages on bad networks, a server that is killed, and pages that are reloaded. In the end all
+// pages show every message once and in the same order, and the messages of each writer in the order of writing.
 import assert from "node:assert/strict";
 import test from "node:test";
 import { World, audit, chance } from "./world.mjs";
@@ -20,10 +20,10 @@ const story = (seed) => {
   let seen = new Map();
   const check = () => {
     for (const page of pages) {
-      // What was shown stays, and stays in its place: what comes later comes behind it, or was our own beyond a gap.
+      // Messages of others keep their order, and new ones are appended. Only own messages are shown beyond a gap.
       const foreign = page.entries().filter((entry) => !entry.isMine).map((entry) => entry.key);
       const before = seen.get(page.name) ?? [];
-      assert.deepEqual(foreign.slice(0, before.length), before, `seed ${seed}: ${page.name} saw it otherwise before`);
+      assert.deepEqual(foreign.slice(0, before.length), before, `seed ${seed}: ${page.name} showed a different order before`);
       seen.set(page.name, foreign);
     }
   };
@@ -55,7 +55,7 @@ const story = (seed) => {
   for (const page of pages) {
     assert.deepEqual(page.entries().filter(({ isMine }) => isMine).map(({ content }) => content), written[page.name]);
   }
-  // And everybody learns that everybody has it.
+  // Every page learns that every message has been delivered.
   const isDelivered = () => pages.every((page) => page.entries().every(({ mark }) => mark === null || mark === "delivered"));
   assert.ok(world.clock.run(isDelivered), `seed ${seed}: marks`);
 };

@@ -1,12 +1,12 @@
-// A world for the page's protocol without a browser: a chat server as the rules have it, in memory, pages with their stores,
-// and a network between them, on a clock that does not wait.
+// A simulated world for the page's protocol, without a browser: an in-memory chat server that follows the rules, pages
+// with their stores, and a network between them, on a simulated clock.
 const PAGE = process.env.CHAT_PAGE;
 export const { Protocol } = await import(`${PAGE}/protocol.mjs`);
 export const { Line, fate, BAD, GOOD } = await import(`${PAGE}/network.mjs`);
 export const { entriesOf, markText } = await import(`${PAGE}/entries.mjs`);
 export const { Room, audit, fingerprint } = await import(`${PAGE}/room.mjs`);
 
-// Numbers by chance, the same for the same seed (mulberry32).
+// Seeded random numbers (mulberry32).
 export const chance = (seed) => () => {
   seed = (seed + 0x6d2b79f5) | 0;
   let mixed = Math.imul(seed ^ (seed >>> 15), 1 | seed);
@@ -26,10 +26,10 @@ export class Clock {
     this.queue.push({ at: this.now + ms, order: this.count, what });
   }
 
-  // Lets time pass until something holds. Says whether it did.
-  run(untilSo, mostMs = 600_000) {
-    const end = this.now + mostMs;
-    while (!untilSo()) {
+  // Advance the clock until the condition holds; return whether it does.
+  run(condition, maxMs = 600_000) {
+    const end = this.now + maxMs;
+    while (!condition()) {
       this.queue.sort((a, b) => a.at - b.at || a.order - b.order);
       const next = this.queue.shift();
       if (!next || next.at > end) return false;
@@ -46,7 +46,7 @@ export class Clock {
   }
 }
 
-// The server: members, one sequence a chat, each id once. What it keeps survives `restart`; its connections do not.
+// The server: members, one sequence per chat, each id once. Its chats survive `restart`; its connections do not.
 export class Server {
   constructor(clock) {
     this.clock = clock;
@@ -149,7 +149,7 @@ export class Server {
   }
 }
 
-// A page: the protocol with a store that survives `reload`, and the network that it is behind.
+// A page: the protocol with a store that survives `reload`, and its network connection.
 export class Page {
   constructor(world, name) {
     Object.assign(this, { world, name, kept: new Map(), rates: GOOD, run: 0, history: [] });
