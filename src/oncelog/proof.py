@@ -14,7 +14,7 @@ Without a trusted block hash, a valid result only means that the proof is consis
 import json
 import re
 from base64 import b64encode
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, structs
@@ -28,7 +28,7 @@ from oncelog.core.limits import (
     PARTITION_CHARACTERS_MAX,
     PARTITIONS_MAX,
 )
-from oncelog.core.proof import HASH_BYTES, SALT_BYTES, Block, Proof, hash_body, verify_header
+from oncelog.core.proof import HASH_BYTES, SALT_BYTES, Block, Proof, Proven, hash_body, verify_header
 from oncelog.core.transactions import decode_operations
 from oncelog.core.values import Record
 from oncelog.errors import CanonicalError, ProofError
@@ -170,30 +170,6 @@ def _check_text(name: str, text: str, characters_max: int) -> None:
 
 
 # --- encoding and decoding ---------------------------------------------------------------------------
-
-
-class Proven(Protocol):
-    """Result of `Log.prove`."""
-
-    @property
-    def record(self) -> Record:
-        """The record, which may be erased."""
-
-    @property
-    def salt(self) -> bytes:
-        """Empty for an erased record."""
-
-    @property
-    def body_hash(self) -> bytes:
-        """Hash of salt and body."""
-
-    @property
-    def proof(self) -> Proof:
-        """Path to the root."""
-
-    @property
-    def block(self) -> Block:
-        """Block of the record."""
 
 
 def proof_document(proven: Proven) -> ProofDocument:

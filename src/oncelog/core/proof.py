@@ -70,6 +70,17 @@ class Proof(Struct, frozen=True):
     path: tuple[bytes, ...]
 
 
+class Proven(Struct, frozen=True):
+    """Proof of a record in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
+
+    record: Record
+    salt: bytes
+    """Empty for an erased record. Use `verify_header` with the body hash instead."""
+    body_hash: bytes
+    proof: Proof
+    block: Block
+
+
 def encode_record_header(record: Record) -> bytes:
     """Encode a record without its body."""
     key, fingerprint = record.key, record.fingerprint

@@ -6,7 +6,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from oncelog.core.proof import Block, Proof, encode_record_header, hash_leaf, prove
+from oncelog.core.proof import Block, Proven, encode_record_header, hash_leaf, prove
 from oncelog.core.values import Record
 from oncelog.cursor import Cursor
 from oncelog.storage.store import Consumer, Evidence
@@ -49,17 +49,6 @@ class Follower:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-class Proven(Struct, frozen=True):
-    """Proof of a record in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
-
-    record: Record
-    salt: bytes
-    """Empty for an erased record. Use `verify_header` with the body hash instead."""
-    body_hash: bytes
-    proof: Proof
-    block: Block
 
 
 def prove_position(block: Block, evidence: Sequence[Evidence], position: int) -> Proven | None:

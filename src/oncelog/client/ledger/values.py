@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from oncelog.client.runtime.values import MIB, BaseLimits, BaseStatus
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
-from oncelog.core.proof import Block, Proof, verify, verify_header
-from oncelog.core.values import Record
+from oncelog.core.proof import Block, Proven, verify, verify_header
 from oncelog.errors import CanonicalError, ClientError
 
 # --- operations --------------------------------------------------------------------------------------
@@ -231,15 +230,8 @@ class LedgerBlock(Struct, frozen=True):
     """Epoch of the log when the server sent the block."""
 
 
-class TransactionProof(Struct, frozen=True):
+class TransactionProof(Proven, frozen=True):
     """The proof of a transaction. `oncelog.proof.proof_document` converts it to a document."""
-
-    record: Record
-    salt: bytes
-    """Empty for an erased transaction."""
-    body_hash: bytes
-    proof: Proof
-    block: Block
 
     @property
     def is_valid(self) -> bool:
