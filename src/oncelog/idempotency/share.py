@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
+from oncelog.core.values import Committed, Reason, Refused, Replayed, Request, Submission
 from oncelog.engine.held_lease import Work, build_erased_error, to_work_error
 from oncelog.storage.clock import Clock
+from oncelog.storage.queries.records import load_records
+from oncelog.storage.queries.statement import CommitBatch, QuerySteps
+from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.sqlite.borrowed_transaction import BorrowedTransaction
 
 if TYPE_CHECKING:
@@ -43,13 +46,11 @@ class SharedLog:
         """Hold the file's write lock while the work is done, and commit its result."""
         submission = _build_submission(work)
         with self._borrowed.transaction() as borrowed:
-            borrowed.declare(work.policy)
-            receipt = _check_receipt(borrowed.preview(submission))
-            result = None if receipt is None else _check_body(borrowed.load_record(receipt))
-            shared = SharedTransaction(result, borrowed.guard_transaction)
+            borrowed.run(declare_policies, [work.policy])
+            shared = SharedTransaction(borrowed.run(_load_result, submission), borrowed.guard_transaction)
             yield shared
             if shared.body is not None:
-                _check_committed(borrowed.commit(replace(submission, body=shared.body)))
+                borrowed.run(_save_result, replace(submission, body=shared.body))
 
 
 class AsyncSharedLog:
@@ -65,37 +66,35 @@ class AsyncSharedLog:
         submission = _build_submission(work)
         context = self._borrowed.transaction(work.policy, work.identity, waits=work.waits, wait_ms=work.wait_ms)
         async with context as borrowed:
-            result = None
-            receipt = _check_receipt(await borrowed.preview(submission))
-            if receipt is not None:
+            shared = SharedTransaction(await borrowed.run(_load_result, submission), borrowed.guard_transaction)
+            if shared.result is not None:
                 await borrowed.end()
-                result = _check_body(await borrowed.load_record(receipt))
-            shared = SharedTransaction(result, borrowed.guard_transaction)
             yield shared
             if shared.body is not None:
-                _check_committed(await borrowed.commit(replace(submission, body=shared.body)))
+                await borrowed.run(_save_result, replace(submission, body=shared.body))
 
 
 def _build_submission(work: Work) -> Submission:
     return Submission(policy=work.policy, scope=work.scope, key=work.key, fingerprint=work.fingerprint)
 
 
-def _check_receipt(verdict: Verdict) -> Receipt | None:
-    """Return the receipt if the work is done, or None if it must be done. Raises the error for any other refusal."""
+def _load_result(submission: Submission) -> QuerySteps[bytes | None]:
+    """Return the stored result of the work, or None if the work must be done."""
+    batch = yield CommitBatch([Request((replace(submission, known_only=True),))])
+    verdict = batch.verdicts[0][0]
     if isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN:
         return None
     if not isinstance(verdict, Replayed) or verdict.receipt is None:
         raise to_work_error(verdict)
-    return verdict.receipt
-
-
-def _check_body(record: Record) -> bytes:
+    [record] = yield from load_records(verdict.receipt.lane, [verdict.receipt.position])
     if record.erased:
         raise build_erased_error()
     return record.body
 
 
-def _check_committed(verdict: Verdict) -> None:
+def _save_result(submission: Submission) -> QuerySteps[None]:
+    batch = yield CommitBatch([Request((submission,))])
+    verdict = batch.verdicts[0][0]
     if not isinstance(verdict, Committed):
         raise to_work_error(verdict)
 

@@ -9,13 +9,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
-from msgspec.structs import replace
 
 from oncelog.core.policy import Policy
-from oncelog.core.values import KeyIdentity, Receipt, Record, Request, Submission, Verdict
+from oncelog.core.values import KeyIdentity, Request, Submission
 from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock
 from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, check_replicated
@@ -25,8 +24,11 @@ from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone
-from oncelog.storage.queries.records import load_records
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.queries.writes import encode_policy
+from oncelog.storage.store import BatchResult
+
+T = TypeVar("T")
 
 IDLE_TIMEOUT: Final = "30s"
 """Maximum time between two statements of the application's function, after which the server closes the session."""
@@ -119,37 +121,26 @@ class BorrowedTransaction:
 
     # --- inside a transaction
 
-    async def preview(self, submission: Submission) -> Verdict:
-        """Return what the log knows about a write: its verdict, or NOT_KNOWN if the write is new and valid."""
-        return await self._decide(replace(submission, known_only=True))
-
-    async def commit(self, submission: Submission) -> Verdict:
-        """Decide a submission. Its record is durable once the transaction has been committed."""
-        await self.end()
-        return await self._decide(submission)
+    async def run(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Run a query. The batches that it commits are durable once the transaction has been committed."""
+        with _translate_errors():
+            return await run_query(self._connection, query, *arguments, commit=self._commit_batch)
 
     async def end(self) -> None:
         """Allow the transaction to end without a commit to the log, because the write was already known."""
         with _translate_errors():
             await self._connection.execute(SQL["end_shared"], self._token)
 
-    async def load_record(self, receipt: Receipt) -> Record:
-        """Return the record that a receipt refers to."""
-        with _translate_errors():
-            return (await run_query(self._connection, load_records, receipt.lane, [receipt.position]))[0]
-
-    async def _decide(self, submission: Submission) -> Verdict:
-        batch: Sequence[Request] = [Request((submission,))]
+    async def _commit_batch(self, connection: Connection, batch: Sequence[Request]) -> BatchResult:
         needs = self._store_transaction.compute_read_set(batch)
-        with _translate_errors():
-            if not submission.known_only:
-                # The function may have turned synchronous_commit off for its transaction, but verdicts must be durable.
-                await self._connection.execute(SQL["be_durable"])
-                await self._connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
-                await self._connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
-                await self._connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
-            result = await self._store_transaction.commit(self._connection, batch, needs)
-        return result.verdicts[0][0]
+        if not all(item.known_only for request in batch for item in request.items if isinstance(item, Submission)):
+            await self.end()
+            # The function may have turned synchronous_commit off for its transaction, but verdicts must be durable.
+            await connection.execute(SQL["be_durable"])
+            await connection.execute(SQL["limit_idle"], LANE_TIMEOUT)
+            await connection.execute(SQL["limit_lock"], LANE_TIMEOUT)
+            await connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
+        return await self._store_transaction.commit(connection, batch, needs)
 
     async def _begin(self, identity: KeyIdentity, waits: bool, wait_ms: int | None) -> None:
         connection = self._connection

@@ -7,20 +7,16 @@ The caller's function must not end the transaction: SQLite's authorizer refuses 
 import os
 import sqlite3
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace
-
-from oncelog.core.policy import Policy
-from oncelog.core.values import Receipt, Record, Request, Submission, Verdict
+from oncelog.core.values import Request
 from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
-from oncelog.storage.queries.records import load_records
-from oncelog.storage.queries.writes import declare_policies
+from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.sqlite.database_file import (
     SCHEMA_VERSION,
     SqliteDriver,
@@ -29,10 +25,11 @@ from oncelog.storage.sqlite.database_file import (
     migrate_if_older,
     translate_error,
 )
-from oncelog.storage.sqlite.moved_marker import check_not_moved
-from oncelog.storage.sqlite.query_driver import run_query
+from oncelog.storage.sqlite.query_driver import run_steps
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions
 from oncelog.storage.store import BatchResult
+
+T = TypeVar("T")
 
 _SYNCHRONOUS_FULL: Final = 2
 _SAVEPOINT: Final = "oncelog_guest"
@@ -205,33 +202,17 @@ class BorrowedTransaction:
 
     # --- inside a transaction
 
-    def declare(self, policy: Policy) -> None:
-        """Save the declaration of a policy. Raises PolicyError if the name already has a different policy."""
+    def run(self, query: SharedQuery[T], *arguments: Any) -> T:
+        """Run a query. The batches that it commits are durable once the transaction has ended."""
         self._check_in_transaction()
         with self._translate_errors():
-            check_not_moved(self._connection)
-            run_query(self._connection, declare_policies, [policy])
+            return run_steps(self._connection, query(*arguments), commit=self._commit_batch)
 
-    def preview(self, submission: Submission) -> Verdict:
-        """Return what the log knows about a write: its verdict, or NOT_KNOWN if the write is new and valid."""
-        return self._commit(replace(submission, known_only=True)).verdicts[0][0]
-
-    def commit(self, submission: Submission) -> Verdict:
-        """Decide a write. The verdict is durable once the transaction has ended."""
-        result = self._commit(submission)
+    def _commit_batch(self, connection: Any, batch: Sequence[Request]) -> BatchResult:
+        result = self._shared_file.transaction.commit(connection, batch)
         for block in result.sealed.blocks:
             self._newest_root = (block.lane, block.height, block.root)
-        return result.verdicts[0][0]
-
-    def _commit(self, submission: Submission) -> BatchResult:
-        self._check_in_transaction()
-        with self._translate_errors():
-            return self._shared_file.transaction.commit(self._connection, [Request((submission,))])
-
-    def load_record(self, receipt: Receipt) -> Record:
-        """Return the record that a receipt refers to."""
-        with self._translate_errors():
-            return run_query(self._connection, load_records, receipt.lane, [receipt.position])[0]
+        return result
 
     def _check_no_transaction(self) -> None:
         if self._raw_connection.in_transaction:
