@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import orjson
 
 Frame = tuple[bool, bytes]
-"""Whether it is a text frame, and its content."""
+"""Whether the frame is a text frame, and its content."""
 
 _NUMBERS = ["1e999", "-0", "1" * 400, "9007199254740993", "1.0000000000000000000001", "NaN", "-Infinity", "0x10", "01"]
 _TEXTS = ['"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\x"', '"\t"', '""', '"' + "é" * 300 + '"', '"\\u00"']
@@ -15,7 +15,7 @@ _KINDS = ["submit_events", "sync", "connect", "ping", "", "SUBMIT_EVENTS", "even
 
 
 def malformed_frames(seed: int, count: int) -> Iterator[Frame]:
-    """Generate `count` frames of at most a few kilobytes. A few of them are valid by chance."""
+    """Generate `count` frames of at most a few kilobytes. A few may happen to be valid."""
     chance = random.Random(seed)
     for _ in range(count):
         yield _MAKERS[chance.randrange(len(_MAKERS))](chance)
@@ -51,7 +51,7 @@ def _truncated(chance: random.Random) -> Frame:
 
 
 def _flipped(chance: random.Random) -> Frame:
-    """Change some bytes: the result is mostly invalid JSON and often invalid UTF-8."""
+    """Change some bytes. The result is usually invalid JSON and often invalid UTF-8."""
     data = bytearray(_message(chance))
     for _ in range(chance.randint(1, 6)):
         data[chance.randrange(len(data))] = chance.randrange(256)
@@ -59,7 +59,7 @@ def _flipped(chance: random.Random) -> Frame:
 
 
 def _of_wrong_types(chance: random.Random) -> Frame:
-    """Replace one value by another."""
+    """Replace one value with another."""
     data = _message(chance).decode()
     spots = [
         index

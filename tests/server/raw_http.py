@@ -41,7 +41,7 @@ class RawConnection:
         self.writer.write(b"".join(data))
 
     async def answer(self) -> tuple[int, dict[str, str], Any]:
-        """Return status, headers and body of the next response."""
+        """Read the next response and return its status, headers and body."""
         head = (await soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
         headers = dict(line.split(": ", 1) for line in head[1:-2])
         body = await soon(self.reader.readexactly(int(headers["Content-Length"])))
@@ -49,7 +49,7 @@ class RawConnection:
         return int(head[0].split()[1]), headers, json.loads(body) if is_json else body
 
     async def written(self) -> int:
-        """Return the assigned sequence of the next response, which must be a committed write."""
+        """Read the next response, which must be a committed write, and return the assigned sequence."""
         status, _, answer = await self.answer()
         assert status == 200, answer
         return int(answer["assigned_sequence"])

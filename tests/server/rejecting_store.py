@@ -1,4 +1,4 @@
-"""A store that rejects some writes for good, for tests of the reason `unstorable`."""
+"""A store that permanently rejects some writes, for tests of the reason `unstorable`."""
 
 import sqlite3
 from contextlib import closing
@@ -11,7 +11,7 @@ MARK: Final = "unstorable"
 
 
 async def reject_marked_bodies(place: str) -> None:
-    """Make the store reject records whose body has the mark, as it rejects a value beyond one of its limits."""
+    """Make the store reject records whose body contains the mark, as if a value exceeded one of its limits."""
     async with open_log(place):
         pass
     if is_postgres():
@@ -26,6 +26,6 @@ async def reject_marked_bodies(place: str) -> None:
 
 
 def remove_rejection(path: str) -> None:
-    """Restore the schema of a file, so that it can be verified."""
+    """Restore the schema of a log file, so that it can be verified."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TRIGGER no_mark")

@@ -1,4 +1,4 @@
-"""A real server for tests, with its own port, log and sockets, and clients whose waits have a deadline."""
+"""A real server for tests, with its own port, log and sockets, and clients that wait with a deadline."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def event_id(number: int) -> str:
 
 
 def item(number: int, *partitions: str, **members: Any) -> dict[str, Any]:
-    """Return an event to submit, in partition `a` unless others are given."""
+    """Return an event to submit, by default in partition `a`."""
     event = {"type": "counted", "number": number}
     return {"id": event_id(number), "partitions": list(partitions or ("a",)), "event": event, **members}
 
@@ -84,7 +84,7 @@ class Answer:
 
     @property
     def error(self) -> Any:
-        """Return the error object, and check its form and that of the problem document around it."""
+        """Check the problem document and its error object, and return the error object."""
         assert self.content_type == "application/problem+json"
         problem = self.json
         error = problem["error"]
@@ -125,7 +125,7 @@ class EventStream:
         self.comments = 0
 
     async def next(self) -> Message | None:
-        """Return the next event that a page would see, or None at the end of the stream. Comments are counted."""
+        """Return the next event that a page would see, or None at the end of the stream. Count comments."""
         return await soon(self._next())
 
     async def _next(self) -> Message | None:
@@ -158,7 +158,7 @@ class EventStream:
         return message.json
 
     async def events(self, count: int) -> list[Any]:
-        """Return the next `count` events of the log. The id of each must be its committed id."""
+        """Return the next `count` events of the log, and check that each has its committed id as event id."""
         found = []
         for _ in range(count):
             message = await self.next()
@@ -184,13 +184,13 @@ class EventStream:
 def close_code(message: aiohttp.WSMessage, socket: aiohttp.ClientWebSocketResponse) -> int | None:
     """Return the close code of the server.
 
-    The code of the socket is 1006 if the connection ends before aiohttp has answered the close frame.
+    The socket's own close code is 1006 if the connection ends before aiohttp has answered the close frame.
     """
     return message.data if message.type is WSMsgType.CLOSE else socket.close_code
 
 
 class SocketClient:
-    """Sends messages, and receives them with a deadline."""
+    """Sends messages and receives them with a deadline."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
@@ -202,7 +202,7 @@ class SocketClient:
         )
 
     async def receive(self) -> Any:
-        """Return the next message. A closed connection is an error."""
+        """Return the next message. Fail if the connection is closed."""
         message = await soon(self.socket.receive())
         assert message.type is WSMsgType.TEXT, message
         return json.loads(message.data)
@@ -225,7 +225,7 @@ class SocketClient:
         return await self.ask("sync", {"partitions": partitions, "since_committed_id": since, **members})
 
     async def closed(self) -> int | None:
-        """Return the close code of the server. No other message may precede it."""
+        """Wait until the server closes the connection without any other message, and return the close code."""
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
         return close_code(message, self.socket)
@@ -238,14 +238,14 @@ class SocketClient:
 
 
 class Serving:
-    """A running server and clients for it. Every request sends `credential`."""
+    """A running server and its clients. Every request sends `credential`."""
 
     def __init__(self, server: Server, session: aiohttp.ClientSession, clock: Clock, keys: ApiKeys | None) -> None:
         self.server = server
         self.session = session
         self.clock = clock
         self.api_keys = keys
-        """The file that an operator edits; the server reads it at `server.reload()`."""
+        """The key file, as an operator edits it. The server reads it at `server.reload()`."""
         self.credential: str | None = None
         self._sockets: list[SocketClient] = []
         self._streams: list[EventStream] = []
@@ -276,7 +276,7 @@ class Serving:
         return await self.request("POST", "/v1/events", json={"events": items, **named}, **options)
 
     async def commit(self, *items: Mapping[str, Any]) -> list[int]:
-        """Submit events, all of which must be committed, and return their committed ids."""
+        """Submit events, which must all be committed, and return their committed ids."""
         answer = await self.submit(*items)
         assert answer.status == 200, answer.body
         return numbers(answer.json["results"])
@@ -322,11 +322,11 @@ class Serving:
             await self.session.close()
 
     def hold_commits(self, monkeypatch: Any) -> Gate:
-        """Make commits wait at a gate, which is shut."""
+        """Make commits wait at a closed gate."""
         return self._hold_calls("commit", monkeypatch)
 
     def hold_pages(self, monkeypatch: Any) -> Gate:
-        """Make reads of pages wait at a gate, which is shut."""
+        """Make page reads wait at a closed gate."""
         return self._hold_calls("read_views", monkeypatch)
 
     def _hold_calls(self, name: str, monkeypatch: Any) -> Gate:
@@ -360,9 +360,9 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Run a server with a log in the directory.
 
-    The server is in development mode unless `tokens` (HS256 tokens of `material`, with a manual clock set to their
-    time) or `api_keys` (in `keys.json`, initially without usable keys) is set. Other settings are those of
-    `ServerSettings`, and limits by name.
+    The server is in development mode unless `tokens` (HS256 tokens of `auth_material`, with a manual clock set to their
+    time) or `api_keys` (in `keys.json`, initially without usable keys) is set. `settings` may contain fields of
+    `ServerSettings` and limits by name.
     """
     made, keys, chosen = _settings(directory, tokens, api_keys, clock, token_settings or {}, settings)
     async with Server(made, clock=chosen) as server:
@@ -372,7 +372,7 @@ async def serving(
             yield served
         finally:
             await served.close()
-            # A server that stops accepts connections for a moment longer. No client of the test connects any more.
+            # A stopping server accepts connections for a moment longer. Skip that: no client of the test connects now.
             with mock.patch.object(server_module, "ACCEPT_GRACE_S", 0):
                 await server.stop()
 
@@ -401,7 +401,7 @@ def _settings(
     settings.setdefault("development", not tokens and not api_keys)
     settings.setdefault("store", log_at(directory / "events.db"))
     settings.setdefault("port", 0)
-    settings.setdefault("grpc_port", 0)  # the default, 100 above `port`, may be in use
+    settings.setdefault("grpc_port", 0)  # the default port, 100 above `port`, may be in use
     made = ServerSettings(api_limits=ApiLimits(**door), engine_limits=Limits(**engine), **settings)
     return made, keys, chosen
 

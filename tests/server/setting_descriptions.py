@@ -1,4 +1,4 @@
-"""Descriptions of all settings, for the tests of their documentation."""
+"""Descriptions of all settings, for tests of their documentation."""
 
 import ast
 import inspect
@@ -18,18 +18,18 @@ PLURALS: dict[Any, str] = {str: "texts", KeyFile: "key files", Tenant: "tenants"
 
 
 class SettingDescription(Struct, frozen=True):
-    """A setting as its documentation has it."""
+    """A setting as documented."""
 
     name: str
     kind: str
     default: str
-    """As TOML has it; `none`, or `required` of a setting that its table cannot be without."""
+    """The default in TOML, or `none`, or `required` for a setting without which its table is invalid."""
     text: str
     """The docstring of its field."""
 
 
 def describe_settings() -> list[SettingDescription]:
-    """Describe every setting, table by table, in the order of their fields."""
+    """Describe every setting, table by table, in field order."""
     descriptions = []
     for name, field in _FIELDS.items():
         _, defaults = _PARTS[field.part]
@@ -57,7 +57,7 @@ def describe_default(defaults: Struct, name: str) -> str:
 
 
 def load_docstrings(of: type[Struct]) -> dict[str, str]:
-    """Return the text below each field. Python keeps these texts in the source only."""
+    """Return the docstring below each field. Python keeps these docstrings only in the source."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
     found = {}
     for field, below in pairwise(getattr(definition, "body", [])):

@@ -1,4 +1,4 @@
-"""Servers that many tests share: one for each store, in the event loop of the test session."""
+"""Servers that many tests share: one per store, in the event loop of the test session."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 class ServerPool(Generic[S]):
-    """Starts a server when the first test of a store needs one, and stops all of them with the session."""
+    """Starts a server when the first test of a store needs it, and stops all servers at the end of the session."""
 
     def __init__(self, start: Callable[[], AbstractAsyncContextManager[S]]) -> None:
         self._start = start
@@ -33,7 +33,7 @@ class ServerPool(Generic[S]):
 
 
 def pool_fixture(start: Callable[[Path], AbstractAsyncContextManager[Any]]) -> Any:
-    """Return a fixture for a pool of servers, each of which `start` starts in a new directory."""
+    """Return a fixture for a pool of servers. `start` starts each server in a new directory."""
 
     @pytest_asyncio.fixture(scope="session", loop_scope="session")
     async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Any]]:
@@ -44,5 +44,5 @@ def pool_fixture(start: Callable[[Path], AbstractAsyncContextManager[Any]]) -> A
 
 
 def unique_name(request: pytest.FixtureRequest) -> str:
-    """Return a name for the data of the running test, which no other test uses."""
+    """Return a name for the running test's data that no other test uses."""
     return sha256(request.node.nodeid.encode()).hexdigest()[:20]

@@ -1,4 +1,4 @@
-"""Limits of connections by number, address and principal, and the room for authenticated ones."""
+"""Connection limits in total, per address and per principal, and eviction in favour of authenticated callers."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ def is_open(connection: Connection) -> bool:
 
 
 @pytest.mark.rule("CO-27", "CO-30")
-def test_silent_connection_is_closed_and_authenticated_or_busy_ones_are_not() -> None:
+def test_only_silent_unauthenticated_connections_are_closed() -> None:
     limiter = Limiter()
     silent, busy, known = limiter.connected(), limiter.connected(), limiter.connected(actor="user:ada")
     busy.start_request()
@@ -91,7 +91,7 @@ def test_silent_connection_is_closed_and_authenticated_or_busy_ones_are_not() ->
 
 
 @pytest.mark.rule("CO-27", "CO-30")
-def test_connection_in_its_tls_handshake_is_counted_and_closed() -> None:
+def test_connection_in_a_tls_handshake_is_counted_and_closed() -> None:
     limiter = Limiter()
     aborted: list[bool] = []
     assert limiter.accept("192.0.2.1", lambda: aborted.append(True)) is not None
@@ -102,7 +102,7 @@ def test_connection_in_its_tls_handshake_is_counted_and_closed() -> None:
 
 
 @pytest.mark.rule("CO-27")
-def test_authenticated_connections_are_never_closed_for_others() -> None:
+def test_authenticated_connections_are_never_evicted() -> None:
     limiter = Limiter(total_max=3)
     known = [limiter.connected(actor=f"user:{number}") for number in range(3)]
     assert limiter.connect() is None
@@ -113,7 +113,7 @@ def test_authenticated_connections_are_never_closed_for_others() -> None:
 
 
 @pytest.mark.rule("CO-27")
-def test_new_connection_takes_the_place_of_an_unauthenticated_one() -> None:
+def test_new_connection_evicts_an_unauthenticated_one() -> None:
     limiter = Limiter(unauthenticated_max=3)
     attackers = [limiter.connected("198.51.100.1") for _ in range(3)]
     victim = limiter.connected("192.0.2.1")
@@ -122,7 +122,7 @@ def test_new_connection_takes_the_place_of_an_unauthenticated_one() -> None:
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-def test_oldest_unauthenticated_connection_of_an_address_is_closed_for_a_new_one() -> None:
+def test_oldest_unauthenticated_connection_of_an_address_is_evicted_for_a_new_one() -> None:
     limiter = Limiter(unauthenticated_max=2)
     first, second, third = (limiter.connected() for _ in range(3))
     assert [is_open(one) for one in (first, second, third)] == [False, True, True]
@@ -130,7 +130,7 @@ def test_oldest_unauthenticated_connection_of_an_address_is_closed_for_a_new_one
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-def test_flood_from_one_address_closes_its_own_connections_only() -> None:
+def test_flood_from_one_address_evicts_only_its_own_connections() -> None:
     limiter = Limiter(unauthenticated_max=10)
     victims = [limiter.connected(f"192.0.2.{number}") for number in range(4)]
     for _ in range(100):
@@ -140,8 +140,8 @@ def test_flood_from_one_address_closes_its_own_connections_only() -> None:
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-def test_flood_from_many_addresses_does_not_choose_an_address_that_callers_share() -> None:
-    """At least half as many connections as the limit are accepted before a connection is closed for them."""
+def test_flood_from_many_addresses_does_not_single_out_a_shared_address() -> None:
+    """The limiter accepts at least half as many new connections as the limit before it evicts a given connection."""
     limiter = Limiter(unauthenticated_max=10)
     for number in range(10):
         limiter.connected(f"198.51.100.{number}")
@@ -154,7 +154,7 @@ def test_flood_from_many_addresses_does_not_choose_an_address_that_callers_share
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-def test_unauthenticated_connection_makes_room_at_the_limit_of_its_address() -> None:
+def test_unauthenticated_connection_is_evicted_at_the_limit_of_its_address() -> None:
     limiter = Limiter(address_max=3)
     known = limiter.connected(actor="user:ada")
     strangers = [limiter.connected() for _ in range(2)]
@@ -169,7 +169,7 @@ def test_unauthenticated_connection_makes_room_at_the_limit_of_its_address() -> 
 
 
 @pytest.mark.rule("CO-27")
-def test_connections_that_hold_most_are_closed_when_all_together_hold_too_much() -> None:
+def test_connections_that_hold_the_most_bytes_are_closed_above_the_total_limit() -> None:
     limiter = Limiter(unauthenticated_max=10)
     small, first, second, third = (limiter.connected() for _ in range(4))
     small.hold(HELD_BYTES)
@@ -178,7 +178,7 @@ def test_connections_that_hold_most_are_closed_when_all_together_hold_too_much()
     assert is_open(first)
     first.hold(4 * HELD_BYTES + 1)
     assert [is_open(one) for one in (small, first, second)] == [True, False, True]
-    second.hold(0)  # its request is complete
+    second.hold(0)  # the request is complete
     third.hold(9 * HELD_BYTES)
     assert all(map(is_open, (small, second, third)))
     third.set_principal(principal("user:ada"))
@@ -191,7 +191,7 @@ def test_connections_that_hold_most_are_closed_when_all_together_hold_too_much()
 
 
 @pytest.mark.rule("CO-25", "CO-27")
-def test_connection_that_was_closed_in_its_tls_handshake_stays_closed() -> None:
+def test_connection_closed_during_its_tls_handshake_remains_closed() -> None:
     limiter = Limiter(unauthenticated_max=1)
     early = limiter.accept("192.0.2.1", lambda: None)
     assert early is not None
@@ -208,7 +208,7 @@ def test_connection_that_was_closed_in_its_tls_handshake_stays_closed() -> None:
     ("unauthenticated_max", "listeners", "with_tls", "accepts"),
     [(1000, 1, False, 62), (1000, 2, False, 31), (1000, 1, True, 16), (20, 1, False, 1), (0, 1, False, 128)],
 )
-def test_one_turn_accepts_a_small_part_of_the_unauthenticated_connections(
+def test_one_loop_iteration_accepts_a_fraction_of_the_unauthenticated_connections(
     unauthenticated_max: int, listeners: int, with_tls: bool, accepts: int
 ) -> None:
     limits = ConnectionLimits(total_max=10_000, unauthenticated_max=unauthenticated_max, timeout_ms=TIMEOUT_MS)
@@ -243,7 +243,7 @@ def test_connections_of_a_principal_are_limited() -> None:
         third.set_principal(principal("user:ada"))
     assert (refused.value.code, refused.value.details["limit"]) == ("server_busy", 2)
     assert limiter.unauthenticated_count == 1
-    first.set_principal(principal("user:ada"))  # a second request on the same connection
+    first.set_principal(principal("user:ada"))  # second request on the same connection
     with pytest.raises(ApiError):
         limiter.open_stream("192.0.2.3").set_principal(principal("user:ada"))
     first.transport.abort()
@@ -252,7 +252,7 @@ def test_connections_of_a_principal_are_limited() -> None:
 
 
 @pytest.mark.rule("CO-27")
-def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
+def test_streams_through_a_trusted_proxy_count_for_their_clients() -> None:
     limiter = Limiter(address_max=1, principal_max=1, unauthenticated_max=2)
     proxies = [limiter.connected("10.0.0.1", is_proxy=True) for _ in range(2)]
     Caller("192.0.2.1", proxies[0]).set_principal(principal("user:ada"))
@@ -272,7 +272,7 @@ def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
 
 
 class CountingByteLimit:
-    """A limit of bytes before authentication."""
+    """A byte limit before authentication."""
 
     def __init__(self) -> None:
         self.bytes_max: int | None = None
@@ -288,7 +288,7 @@ class CountingByteLimit:
 
 
 @pytest.mark.rule("CO-25")
-def test_limit_of_the_first_message_ends_on_a_connection_that_was_authenticated_for_another_caller() -> None:
+def test_first_message_limit_is_removed_on_a_connection_authenticated_for_another_caller() -> None:
     limiter = Limiter()
     proxy = limiter.connected("10.0.0.1", is_proxy=True)
     proxy.byte_limit = limit = CountingByteLimit()
@@ -313,7 +313,7 @@ def test_closed_connections_leave_no_entries() -> None:
 
 
 @pytest.mark.rule("CO-27")
-def test_no_address_and_no_principal_gets_more_than_half_of_the_connections() -> None:
+def test_no_address_or_principal_gets_more_than_half_of_the_connections() -> None:
     limits = to_connection_limits(ApiLimits(connections_max=20), is_development=False)
     assert (limits.total_max, limits.address_max, limits.principal_max) == (20 + RESERVED_CONNECTIONS, 10, 10)
     limits = to_connection_limits(ApiLimits(connections_max=1), is_development=False)

@@ -1,6 +1,7 @@
-"""CORS: pages of configured origins may read the answers of the server, other pages may not.
+"""CORS: pages of configured origins may read the server's answers, other pages may not.
 
-The tests check every kind of answer: without the header a browser hides it from the page, error reasons included.
+The tests check every kind of answer, because a browser hides answers without the header, including errors, from the
+page.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +25,7 @@ ASKING: Final = {
 
 
 def allowed(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the CORS headers without their prefix. Credentials are never allowed: the server uses no cookies."""
+    """Return the CORS headers without their prefix. Check that credentials are never allowed: there are no cookies."""
     found = {
         name.removeprefix("Access-Control-"): value
         for name, value in headers.items()
@@ -36,12 +37,12 @@ def allowed(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def readable(origin: str) -> dict[str, str]:
-    """Return the CORS headers of every answer to a page of a configured origin."""
+    """Return the CORS headers that every answer to a page of a configured origin has."""
     return {"Allow-Origin": origin, "Expose-Headers": "Retry-After"}
 
 
 async def preflight(served: Serving, path: str, origin: str | None) -> Answer:
-    """Send a preflight request, without a credential as browsers do, and return the answer."""
+    """Send a preflight request without a credential, as browsers do, and return the answer."""
     named = {} if origin is None else {"Origin": origin}
     return await served.request("OPTIONS", path, headers={**ASKING, **named})
 
@@ -50,7 +51,7 @@ async def preflight(served: Serving, path: str, origin: str | None) -> Answer:
 async def shared_server(
     session_loop: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Mapping[tuple[str, ...], Serving]]:
-    """Servers with API keys for preflight requests, by their configured origins."""
+    """Servers with API keys for preflight requests, by configured origins."""
     async with (
         serving(tmp_path_factory.mktemp("configured"), api_keys=True, origins=ORIGINS) as configured,
         serving(tmp_path_factory.mktemp("default"), api_keys=True) as default,
@@ -91,11 +92,11 @@ async def test_preflight_of_another_origin_is_refused(
     answer = await preflight(shared_server[origins], "/v1/events", origin)
     assert answer.refusal == (403, "forbidden")
     assert allowed(answer.headers) == {}
-    # A cache must not give the refusal to a page that is allowed.
+    # A cache must not serve the refusal to an allowed page.
     assert answer.headers.get("Vary") == ("Origin" if origins else None)
 
 
-async def test_preflight_without_an_origin_allows_none(tmp_path: Path) -> None:
+async def test_preflight_without_an_origin_allows_no_origin(tmp_path: Path) -> None:
     async with serving(tmp_path, origins=ORIGINS) as served:
         answer = await preflight(served, "/v1/events", None)
         assert answer.status == 204
@@ -114,7 +115,7 @@ async def test_options_without_a_preflight_header_is_not_allowed(tmp_path: Path)
 
 
 async def answers(served: Serving, headers: Mapping[str, str]) -> dict[str, Answer | EventStream]:
-    """Return one answer of each kind, with an API key that has grants for `a` only."""
+    """Return one answer of each kind, using an API key with grants only for `a`."""
     key = api_key(served, "page", ["a"], ["a"])
     every: dict[str, Any] = {"headers": headers, "credential": key.text}
     return {
@@ -168,13 +169,13 @@ async def test_same_origin_and_non_browser_requests_get_no_cors_headers(
         assert [seen(one)[0] for one in found.values()] == STATUSES
         for name, answer in found.items():
             headers = seen(answer)[1]
-            # A cache must know that answers differ by origin, if any origin is configured.
+            # Caches must know that answers vary by origin if any origin is configured.
             vary = "Origin" if origins else None
             assert (allowed(headers), headers.get("Vary")) == ({}, vary), name
 
 
 @pytest.mark.rule("CO-24")
-async def test_requests_of_another_origin_are_all_refused(tmp_path: Path) -> None:
+async def test_all_requests_from_another_origin_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=True, origins=ORIGINS, frame_bytes_max=10_000) as served:
         for name, answer in (await answers(served, {"Origin": EVIL})).items():
             status, headers = seen(answer)
@@ -184,14 +185,14 @@ async def test_requests_of_another_origin_are_all_refused(tmp_path: Path) -> Non
 
 
 async def test_allowed_origin_is_echoed_as_sent(tmp_path: Path) -> None:
-    """A browser compares the header byte by byte; the server compares the normalized origin."""
+    """A browser compares the header byte by byte, while the server compares normalized origins."""
     async with serving(tmp_path, origins=ORIGINS) as served:
         for origin in (f"{APP}:443", "https://APP.example.org"):
             answer = await served.page("a", headers={"Origin": origin})
             assert (answer.status, allowed(answer.headers)) == (200, readable(origin))
 
 
-async def test_configured_origin_may_read_retry_after_of_a_busy_server(tmp_path: Path) -> None:
+async def test_configured_origin_may_read_the_retry_after_header(tmp_path: Path) -> None:
     async with serving(tmp_path, origins=ORIGINS, connections_max=1) as served:
         await served.connected()
         stream = await served.stream("a", headers={"Origin": APP})

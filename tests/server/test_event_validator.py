@@ -1,4 +1,4 @@
-"""Validation by the application: how the validator is found, and the effect of its objections."""
+"""Validation by the application: validator lookup, and the effect of objections."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ async def waiting(event):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Write a module to the working directory, and return its name."""
+    """Write a module to the working directory and return its name."""
     name = f"rules_of_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     (tmp_path / "limit.txt").write_text("100")
@@ -126,7 +126,9 @@ def test_method_is_found_by_its_path(module: str) -> None:
         validate(event(str(UUID(int=1)), {"type": "x"}, ["a"]))
 
 
-def test_entry_point_is_found_and_must_be_unique(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validator_entry_point_is_found_and_must_be_unique(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "shop-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
@@ -177,7 +179,7 @@ def test_server_does_not_start_without_its_validator(tmp_path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-10")
-async def test_objection_rejects_only_its_own_event(module: str, tmp_path: Path) -> None:
+async def test_objection_rejects_only_its_event(module: str, tmp_path: Path) -> None:
     async with serving(tmp_path, f"{module}:check") as server:
         several = await submit(
             server, item(1, total=1), item(2, total=101), item(3, silent=1), item(4, stop=1), item(5, total=100)
@@ -193,7 +195,7 @@ async def test_objection_rejects_only_its_own_event(module: str, tmp_path: Path)
     assert {one["reason"] for one in several if "reason" in one} == {"validation_failed"}
     messages = [one["errors"][0]["message"] for one in several if "errors" in one]
     assert messages == ["total must be at most 100", "RuntimeError", "SystemExit"]
-    # A returned text is an objection; any other value except None is a fault of the validator.
+    # A returned string is an objection. Any other value except None is a fault of the validator.
     assert [one["errors"][0]["message"] for one in others if "errors" in one] == [
         "said so",
         "the application's validation returned an invalid result",
@@ -203,7 +205,7 @@ async def test_objection_rejects_only_its_own_event(module: str, tmp_path: Path)
 
 @BOTH_STORES
 @pytest.mark.rule("EV-10")
-async def test_validator_is_called_for_new_ids_only(module: str, tmp_path: Path) -> None:
+async def test_validator_is_called_only_for_new_ids(module: str, tmp_path: Path) -> None:
     async with serving(tmp_path, f"{module}:check") as server:
         committed, rejected = await submit(server, item(1, total=90), item(2, total=101))
     (tmp_path / "limit.txt").write_text("50")
@@ -212,13 +214,13 @@ async def test_validator_is_called_for_new_ids_only(module: str, tmp_path: Path)
         again, still, new = await submit(server, item(1, total=90), item(2, total=101), item(3, total=90))
     assert again == committed
     assert (rejected["status"], still["status"], new["status"]) == ("rejected", "rejected", "rejected")
-    # A rejected event is not stored, so its id is new again.
+    # A rejected event is not stored, so its id is still new.
     assert [one.id.int for one in sys.modules[module].asked] == [2, 3]
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-10")
-async def test_rejected_event_commits_when_the_validator_accepts_it_later(module: str, tmp_path: Path) -> None:
+async def test_rejected_event_commits_once_the_validator_accepts_it(module: str, tmp_path: Path) -> None:
     async with serving(tmp_path, f"{module}:check") as server:
         (before,) = await submit(server, item(1, total=101))
         (tmp_path / "limit.txt").write_text("200")
@@ -226,7 +228,7 @@ async def test_rejected_event_commits_when_the_validator_accepts_it_later(module
     assert (before["status"], after["status"]) == ("rejected", "committed")
 
 
-def test_objection_is_made_printable_and_shortened() -> None:
+def test_objection_is_escaped_and_truncated() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError

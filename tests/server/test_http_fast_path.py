@@ -15,7 +15,7 @@ from server.running_server import Serving, serving
 
 
 def fast_connections(served: Serving) -> int:
-    """Return the number of connections on the fast path."""
+    """Return how many connections are on the fast path."""
     return len(served.server._http.fast_path.connections)
 
 
@@ -43,7 +43,7 @@ async def test_connection_answers_sequential_writes_and_retries(served: Serving,
     first = await client.answer()
     client.send(again)
     second = await client.answer()
-    assert first[2] == second[2]  # the original answer, with its proof
+    assert first[2] == second[2]  # the original answer with its proof
 
 
 async def test_pipelined_requests_are_answered_in_order(client: RawConnection) -> None:
@@ -51,13 +51,13 @@ async def test_pipelined_requests_are_answered_in_order(client: RawConnection) -
     assert [await client.written() for _ in range(50)] == list(range(1, 51))
 
 
-async def test_fast_path_answers_with_the_same_headers_as_aiohttp(served: Serving, client: RawConnection) -> None:
+async def test_fast_path_sends_the_same_headers_as_aiohttp(served: Serving, client: RawConnection) -> None:
     async with raw_connection(served) as other:
         other.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # this hands the connection over to aiohttp
         await other.answer()
         for body, headers in (
             (write(1), ()),
-            (write(1, sequence=0), ()),  # a bad one
+            (write(1, sequence=0), ()),  # a malformed request
             (b"{", ()),
             (write(1, client="x" * 1000), ()),
         ):
@@ -92,9 +92,7 @@ async def test_fast_path_answers_with_the_same_headers_as_aiohttp(served: Servin
         pytest.param(b"GET" + post(write(1))[4:], 405, id="another method"),
     ],
 )
-async def test_request_outside_the_fast_path_is_refused_by_aiohttp(
-    shared_server: Serving, data: bytes, status: int
-) -> None:
+async def test_aiohttp_refuses_requests_outside_the_fast_path(shared_server: Serving, data: bytes, status: int) -> None:
     async with raw_connection(shared_server) as connection:
         connection.send(data)
         assert (await connection.answer())[0] == status
@@ -157,7 +155,7 @@ async def test_failed_authentication_is_answered_counted_and_limited(tmp_path: P
         assert (counts.auth_failures, counts.auth_failures_limited) == (3, 1)
 
 
-async def test_pipelined_input_is_bounded_while_a_commit_is_pending(
+async def test_pipelined_input_is_limited_while_a_commit_is_pending(
     served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = served.hold_commits(monkeypatch)
@@ -171,7 +169,7 @@ async def test_pipelined_input_is_bounded_while_a_commit_is_pending(
     assert [await client.written() for _ in range(301)] == list(range(1, 302))
 
 
-async def test_client_that_does_not_read_gets_no_further_answers(served: Serving, client: RawConnection) -> None:
+async def test_client_that_does_not_read_gets_no_more_answers(served: Serving, client: RawConnection) -> None:
     client.send(post(write(1)))
     assert await client.written() == 1
     (connection,) = served.server._http.fast_path.connections

@@ -1,4 +1,4 @@
-"""The HTTP fast path and aiohttp answer alike, and aiohttp serves all requests if its internals differ."""
+"""The HTTP fast path and aiohttp give equal answers, and aiohttp serves all requests if its internals differ."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ CONTENT_TYPES: Final = (
     "Content-Type: text/plain",
     "X-No-Content-Type: 1",
 )
-# The order of writes must not matter: each connection sends all of them, one after another.
+# The order of writes must not matter, because each connection sends all of them, one by one.
 WRITES: Final = tuple(
     write(number, client, **more)
     for number, client, more in (
@@ -88,7 +88,7 @@ BODIES: Final = (
     b'{"organization":"acme","organization":"acme"}',
     b" " * 70_000,
 )
-# Each is sent alone: aiohttp does not answer requests that arrive in one segment with malformed data.
+# Each is sent alone, because aiohttp does not answer requests that arrive in one segment with malformed data.
 MALFORMED: Final = (
     b"POST\r\n\r\n",
     b"\0" * 100,
@@ -106,7 +106,7 @@ MALFORMED: Final = (
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """A request that HTTP allows. Most of them are plain ones, which stay on the fast path."""
+    """Generate requests that HTTP allows. Most are plain requests, which remain on the fast path."""
     if draw(st.integers(0, 5)):
         path, body = draw(st.sampled_from(PATHS[:4])), draw(st.sampled_from(BODIES))
         credential = draw(st.sampled_from((CREDENTIAL, CREDENTIAL, "wrong")))
@@ -135,16 +135,16 @@ def requests(draw: st.DrawFn) -> bytes:
 
 
 scripts = st.lists(st.lists(requests(), min_size=1, max_size=4), min_size=1, max_size=4)
-"""Requests of one connection, in groups that are pipelined."""
+"""Requests of one connection, in pipelined groups."""
 
 CREDENTIAL: Final = token(grants={"read": ["*"], "write": ["*"]})
 
 
 async def read_answer(client: RawConnection) -> Answer | None:
-    """Return the next answer; None at the end of the connection.
+    """Return the next answer, or None at the end of the connection.
 
-    The date is left out, and whether the connection is closed: aiohttp closes it after a malformed body, of which it
-    may not have read all. The fast path has read it, and does not.
+    The answer omits the `Date` and `Connection` headers. After a malformed body, aiohttp closes the connection because
+    it may not have read the whole body. The fast path has read it and keeps the connection open.
     """
     try:
         head = await soon(client.reader.readuntil(b"\r\n\r\n"))
@@ -159,7 +159,7 @@ async def read_answer(client: RawConnection) -> Answer | None:
 
 
 async def ask(client: RawConnection, data: bytes, cut: int, count: int) -> list[Answer | None]:
-    """Send data in two parts, and return as many answers, or those before the end of the connection."""
+    """Send data in two parts and return `count` answers, or fewer if the connection ends."""
     client.send(data[:cut])
     await asyncio.sleep(0)
     client.send(data[cut:])
@@ -171,7 +171,7 @@ async def ask(client: RawConnection, data: bytes, cut: int, count: int) -> list[
 
 @asynccontextmanager
 async def two_connections(served: Serving) -> AsyncIterator[tuple[RawConnection, RawConnection]]:
-    """Connect twice: a connection that begins on the fast path, and one that aiohttp serves."""
+    """Open two connections: one that starts on the fast path, and one that aiohttp serves."""
     async with raw_connection(served) as fast, raw_connection(served) as slow:
         slow.send(TO_AIOHTTP)
         assert (await slow.answer())[0] == 200
@@ -179,7 +179,7 @@ async def two_connections(served: Serving) -> AsyncIterator[tuple[RawConnection,
 
 
 async def compare(served: Serving, script: list[list[bytes]], last: bytes, cut: float) -> None:
-    """Send the same requests on both connections, group by group."""
+    """Send the same requests on both connections, group by group, and compare the answers."""
     async with two_connections(served) as (fast, slow):
         for group in [*script, [last]]:
             data = b"".join(group)
@@ -193,7 +193,7 @@ async def compare(served: Serving, script: list[list[bytes]], last: bytes, cut: 
 
 @pytest.fixture(params=[False, True], ids=["development", "tokens"])
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Start a server, and return a function that runs a comparison on it."""
+    """Start a server and return a function that runs a comparison on it."""
     with asyncio.Runner() as runner:
         server = serving(tmp_path, tokens=request.param, auth_failures_per_minute_max=0, requests_per_second_max=0)
         served = runner.run(server.__aenter__())
@@ -203,7 +203,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[...
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=scripts, last=st.sampled_from((LAST, *MALFORMED)), cut=st.sampled_from((1, 1, 0.0, 0.3, 0.9)))
-def test_fast_path_and_aiohttp_answer_alike(
+def test_fast_path_and_aiohttp_give_equal_answers(
     run: Callable[..., None], script: list[list[bytes]], last: bytes, cut: float
 ) -> None:
     run(script, last, cut)
@@ -222,7 +222,7 @@ def parser_takes_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replace_results(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    """Make the parser return something else."""
+    """Make the parser return changed results."""
     new_parser = http_parser.HttpRequestParser
 
     class Parser:
@@ -278,7 +278,7 @@ async def test_aiohttp_serves_all_requests_if_its_internals_differ(
     assert caplog.text.count("the HTTP fast path") == 1
 
 
-async def test_fast_path_serves_requests_if_the_internals_are_as_expected(
+async def test_fast_path_serves_requests_if_aiohttp_internals_are_as_expected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as served, raw_connection(served) as client:
@@ -298,8 +298,6 @@ async def test_fast_path_serves_requests_if_the_internals_are_as_expected(
         ({}, False),
     ],
 )
-def test_version_of_aiohttp_without_flags_of_paused_reading_counts_as_reading(
-    flags: dict[str, bool], *, expected: bool
-) -> None:
+def test_aiohttp_version_without_pause_flags_counts_as_reading(flags: dict[str, bool], *, expected: bool) -> None:
     is_reading_paused: Any = HttpProtocol.is_reading_paused
     assert is_reading_paused.fget(SimpleNamespace(**flags)) is expected

@@ -1,4 +1,4 @@
-"""Connections that send no request."""
+"""The server closes connections that send no request."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path

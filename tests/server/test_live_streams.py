@@ -1,4 +1,4 @@
-"""Streams that follow a log: how they end."""
+"""Termination of streams that follow a log."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ ADA = Principal(actor="user:ada", client_id=None, grants=EVERYTHING)
 
 
 class LostConnection:
-    """A response whose connection is lost at the first heartbeat."""
+    """A response whose connection fails at the first heartbeat."""
 
     async def write(self, data: bytes) -> None:
         if data == b":\n\n":
@@ -25,7 +25,7 @@ class LostConnection:
 
 
 @pytest.mark.rule("CO-31")
-async def test_stop_does_not_interrupt_the_cleanup_of_a_stream_whose_connection_is_lost() -> None:
+async def test_stop_does_not_interrupt_the_cleanup_of_a_stream_with_a_lost_connection() -> None:
     streams = LiveStreams(AuthGate(DevelopmentAuthenticator(), ManualClock(), ApiLimits()), "events")
     is_cleaning, may_finish = asyncio.Event(), asyncio.Event()
     finished: list[str] = []

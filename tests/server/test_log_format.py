@@ -1,4 +1,4 @@
-"""The server's log: one record per line whatever its content, as text or JSON."""
+"""The server's log: one record per line regardless of its content, as text or JSON."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def fields(message: str = "started", *args: object, **extra: Any) -> dict[str, A
 
 
 def raised(message: str) -> Any:
-    """Return the `sys.exc_info` of an exception with this message."""
+    """Return `sys.exc_info` for an exception with this message."""
     try:
         int(message)
     except ValueError:
@@ -59,7 +59,7 @@ class Unwritable:
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, restored after the test."""
+    """The root logger, which is restored after the test."""
     root, access = logging.getLogger(), logging.getLogger("aiohttp.access")
     before = (root.level, list(root.handlers), access.level)
     yield root
@@ -121,8 +121,8 @@ def test_text_exception_is_indented_below_its_record() -> None:
 
 
 @given(message=st.text(), name=st.text(min_size=1), value=st.text())
-def test_no_content_breaks_the_line(message: str, name: str, value: str) -> None:
-    # The prefix keeps the field from being an attribute of every record.
+def test_content_cannot_break_the_line(message: str, name: str, value: str) -> None:
+    # The prefix avoids a clash with the standard attributes of records.
     shown = text("%s", message, **{f"x{name}": value})
     assert len(shown.splitlines()) == 1
     shown.encode()
@@ -170,7 +170,7 @@ def test_extra_field_does_not_replace_a_standard_field() -> None:
         ("\ud800", "\ud800"),
     ],
 )
-def test_unusual_values_are_written(value: object, written: Any) -> None:
+def test_unusual_values_are_logged(value: object, written: Any) -> None:
     found = fields(value=value)["value"]
     assert found == written
     assert text(value=value)
@@ -180,20 +180,20 @@ def test_integer_too_long_for_decimal_is_written_in_hexadecimal() -> None:
     assert fields(value=10**5000)["value"] == hex(10**5000)
 
 
-def test_recursive_value_is_written() -> None:
+def test_recursive_value_is_logged() -> None:
     circle: list[object] = []
     circle.append(circle)
     assert fields(value=circle)["value"] == [[[["[[...]]"]]]]
 
 
-def test_record_with_bad_format_arguments_is_written() -> None:
+def test_record_with_bad_format_arguments_is_logged() -> None:
     assert fields("%d of %d", 1)["message"] == "%d of %d"
     assert fields("%s", Unwritable())["message"] == "%s"
     assert "%d of %d" in text("%d of %d", 1)
 
 
 @pytest.mark.rule("CO-30")
-def test_long_values_are_shortened_with_a_note() -> None:
+def test_long_values_are_truncated_with_a_note() -> None:
     whole, cut = "x" * VALUE_CHARACTERS_MAX, "x" * (VALUE_CHARACTERS_MAX + 7)
     found = fields("%s", cut, whole=whole, cut=cut)
     assert found["whole"] == whole
@@ -208,7 +208,7 @@ def test_long_values_are_shortened_with_a_note() -> None:
 
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_records_of_all_loggers_from_the_level_on_are_written(form: Format) -> None:
+def test_records_of_all_loggers_at_or_above_the_level_are_written(form: Format) -> None:
     stream = io.StringIO()
     configure("warning", form, stream)
     logging.getLogger("oncelog.doors").info("quiet")

@@ -1,4 +1,4 @@
-"""Rate limit of log lines that clients can cause."""
+"""Rate limit on log lines that clients can cause."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ def written(caplog: pytest.LogCaptureFixture, message: str) -> list[logging.LogR
 
 
 def total(lines: list[logging.LogRecord]) -> int:
-    """Return the number of events that the lines stand for."""
+    """Return the number of events that the lines report."""
     return len(lines) + sum(getattr(one, "suppressed", 0) for one in lines)
 
 
@@ -36,7 +36,7 @@ def test_lines_above_the_limit_are_counted_in_the_next_line(caplog: pytest.LogCa
     assert total(written(caplog, "refused")) == 11
 
 
-def test_flush_reports_the_end_of_a_burst_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_flush_reports_the_suppressed_rest_of_a_burst_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     limiter = LogLimiter(clock.elapsed_ms, lines_max=1)
     for number in range(5):
@@ -71,7 +71,7 @@ async def test_garbage_connections_write_a_few_lines_with_their_address(
         assert "secret-token" not in caplog.text
 
 
-async def test_frames_that_are_too_large_write_a_few_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_oversized_frames_write_a_few_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     too_large = frame(b"", declared=2 * ApiLimits().frame_bytes_max)
     async with serving(tmp_path, clock=ManualClock()) as served:
@@ -85,7 +85,7 @@ async def test_frames_that_are_too_large_write_a_few_lines(tmp_path: Path, caplo
         assert {one.address for one in lines} == {"127.0.0.1"}  # type: ignore[attr-defined]
 
 
-async def test_health_checks_of_a_store_that_fails_write_a_few_lines(
+async def test_health_checks_of_a_failing_store_write_a_few_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail() -> None:

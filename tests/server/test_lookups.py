@@ -1,4 +1,4 @@
-"""Look-ups by id: what became of an event, a message, a transaction or a delta, and its proof."""
+"""Look-ups by id: the outcome and proof of an event, message, transaction or delta."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ KEY: Final = f"{1:032x}"
 
 
 def proven(answer: Answer) -> dict[str, Any]:
-    """Return the answer to a look-up, whose proof must be valid."""
+    """Check the proof in the answer to a look-up and return the answer."""
     assert answer.status == 200, answer.body
     found: dict[str, Any] = answer.json
     assert verify(decode(orjson.dumps(found["proof"]))).is_valid
@@ -79,7 +79,7 @@ async def test_event_is_found_by_its_id_with_its_proof(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-22")
-async def test_event_of_other_partitions_is_answered_like_an_unknown_one(tmp_path: Path) -> None:
+async def test_event_in_other_partitions_is_answered_like_an_unknown_one(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         everything = {"Authorization": f"Bearer {token(grants={'read': ['*'], 'write': ['*']})}"}
         reader = {"Authorization": f"Bearer {token(grants={'read': ['b']})}"}
@@ -93,7 +93,7 @@ async def test_event_of_other_partitions_is_answered_like_an_unknown_one(tmp_pat
         assert forbidden[0].body == forbidden[1].body
 
 
-async def test_proof_of_an_event_is_left_out_where_actors_are_not_shown(tmp_path: Path) -> None:
+async def test_proof_of_an_event_is_omitted_if_actors_are_hidden(tmp_path: Path) -> None:
     async with serving(tmp_path, show_actors=False) as served:
         await served.commit(item(1, "a"))
         found = (await served.get(f"/v1/events/{event_id(1)}?partition=a")).json
@@ -110,7 +110,7 @@ async def test_erased_event_is_reported_as_erased(tmp_path: Path) -> None:
     assert (found["event"]["event"], found["proof"]["body"]) == (None, None)
 
 
-async def test_message_is_found_by_its_id_and_by_that_of_its_sender(tmp_path: Path) -> None:
+async def test_message_is_found_by_its_id_and_by_the_id_of_its_client(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         sent = await send(served)
         by_id = proven(await served.get(f"/v1/chats/tea/messages/{sent['message_id']}"))
@@ -126,7 +126,7 @@ async def test_message_is_found_by_its_id_and_by_that_of_its_sender(tmp_path: Pa
 
 
 @pytest.mark.rule("CO-22", "CH-9")
-async def test_message_look_up_reveals_nothing_to_others_than_members(tmp_path: Path) -> None:
+async def test_message_look_up_reveals_nothing_to_non_members(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         sent = await send(served)
         await send(served, "milk")
@@ -135,7 +135,7 @@ async def test_message_look_up_reveals_nothing_to_others_than_members(tmp_path: 
         answers = [await served.get(path, headers=headers) for path in paths]
         assert [one.status for one in answers] == [403, 403]
         assert answers[0].body == answers[1].body
-        not_found(await served.get(f"/v1/chats/milk/messages/{sent['message_id']}"))  # of another chat
+        not_found(await served.get(f"/v1/chats/milk/messages/{sent['message_id']}"))  # in another chat
 
 
 async def test_transaction_is_found_by_its_id_and_by_its_key(tmp_path: Path) -> None:
@@ -155,14 +155,14 @@ async def test_transaction_is_found_by_its_id_and_by_its_key(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("key", ["ab", "0" * 32, "a" * 64])
-async def test_key_that_no_transaction_can_have_is_malformed(tmp_path: Path, key: str) -> None:
+async def test_invalid_transaction_key_is_refused(tmp_path: Path, key: str) -> None:
     async with serving(tmp_path) as served:
         answer = await served.get(f"/v1/ledger/outcome?organization=acme&idempotency_key={key}")
     assert (answer.status, answer.json["errors"][0]["path"]) == (400, "idempotency_key"), answer.body
 
 
 @pytest.mark.rule("CO-22")
-async def test_transaction_look_up_needs_the_right_to_read_the_scope(tmp_path: Path) -> None:
+async def test_transaction_look_up_requires_read_access_to_the_scope(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         writer = {"Authorization": f"Bearer {token(grants={'read': ['*'], 'write': ['*']})}"}
         stranger = {"Authorization": f"Bearer {token(grants={'write': ['ledger/acme']})}"}
@@ -187,16 +187,14 @@ async def test_delta_is_found_by_its_id_with_its_proof(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-22")
-async def test_delta_look_up_needs_the_right_to_read_the_gateway(tmp_path: Path) -> None:
+async def test_delta_look_up_requires_read_access_to_the_gateway(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         headers = {"Authorization": f"Bearer {token(grants={'read': ['deltas/other']})}"}
         answer = await served.get(f"/v1/sync/shop/deltas/{'0' * 64}", headers=headers)
     assert answer.status == 403
 
 
-async def test_look_up_in_a_log_that_cannot_be_read_may_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_look_up_during_a_read_failure_can_be_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailableError("no connection")
 

@@ -1,4 +1,4 @@
-"""Client addresses and schemes by trusted proxies, and allowed origins of web pages."""
+"""Client addresses and schemes forwarded by trusted proxies, and allowed origins of web pages."""
 
 import pytest
 from hypothesis import given
@@ -27,11 +27,11 @@ APP = frozenset({"https://app.example.org"})
     ("peer", "forwarded_for", "client"),
     [
         ("203.0.113.9", None, "203.0.113.9"),
-        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),  # not a trusted proxy: its header is ignored
+        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),  # not a trusted proxy, so its header is ignored
         ("10.0.0.1", None, "10.0.0.1"),
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
-        ("10.0.0.1", "6.6.6.6, 198.51.100.1", "198.51.100.1"),  # the client wrote the first address itself
+        ("10.0.0.1", "6.6.6.6, 198.51.100.1", "198.51.100.1"),  # the first address was forged by the client
         ("10.0.0.1", "6.6.6.6,198.51.100.1 , 10.2.3.4,192.0.2.1", "198.51.100.1"),
         ("10.0.0.1", "10.0.0.7, 10.0.0.8", "10.0.0.7"),
         ("10.0.0.1", "198.51.100.1, nonsense", "10.0.0.1"),
@@ -126,7 +126,7 @@ def test_scheme_is_taken_from_a_trusted_proxy_or_the_connection(
         ("https://APP.example.org:443", "http", "log.example.org"),
     ],
 )
-def test_missing_own_and_configured_origins_are_allowed(origin: str | None, scheme: str, host: str | None) -> None:
+def test_missing_same_and_configured_origins_are_allowed(origin: str | None, scheme: str, host: str | None) -> None:
     assert is_allowed_origin(origin, scheme, host, APP)
 
 

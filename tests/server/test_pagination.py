@@ -1,4 +1,4 @@
-"""Pages of lists: `after` and `limit` in requests, `next_after` and `has_more` in answers, and their previous names."""
+"""Pagination of lists: `after` and `limit` in requests, `next_after` and `has_more` in answers, and former names."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ NAMES: Final = ("a", "b", "c")
 
 
 async def fill(served: Serving) -> None:
-    """Write three of everything that can be listed."""
+    """Write three items of each kind that can be listed."""
     for name in NAMES:
         await served.request("POST", "/v1/chats", json={"chat_id": name, "members": []})
         await served.server.log.submit(RecordAct(act="erase", actor="user:ada", target=name))
@@ -43,7 +43,7 @@ async def get(served: Serving, path: str, **parameters: object) -> Answer:
 
 
 def member(page: Mapping[str, Any], name: str) -> Any:
-    """Return a member of a page, in the spelling of its API."""
+    """Return a member of a page, in its API's spelling."""
     first, *others = name.split("_")
     camel = first + "".join(word.capitalize() for word in others)
     return page[name] if name in page else page.get(camel)
@@ -60,9 +60,7 @@ def member(page: Mapping[str, Any], name: str) -> Any:
         ("/v1/chats", "chats", "chat_id"),
     ],
 )
-async def test_lists_are_read_page_by_page_with_one_vocabulary(
-    served: Serving, path: str, items: str, name: str
-) -> None:
+async def test_all_lists_are_paged_with_the_same_names(served: Serving, path: str, items: str, name: str) -> None:
     first = (await get(served, path, limit=2)).json
     assert ([one[name] for one in first[items]], member(first, "has_more")) == (["a", "b"], True)
     second = (await get(served, path, limit=2, after=member(first, "next_after"))).json
@@ -79,7 +77,7 @@ async def test_lists_are_read_page_by_page_with_one_vocabulary(
         ("/v1/audit?act=erase", "after", "limit", "cursor"),
     ],
 )
-async def test_previous_names_are_accepted_and_sent(
+async def test_former_names_are_accepted_and_sent(
     served: Serving, path: str, after: str, limit: str, next_after: str
 ) -> None:
     first = (await get(served, path, **{limit: 2})).json
@@ -91,7 +89,7 @@ async def test_previous_names_are_accepted_and_sent(
         assert previous.json[next_after] == ""
 
 
-async def test_name_and_previous_name_exclude_each_other(served: Serving) -> None:
+async def test_name_and_former_name_are_mutually_exclusive(served: Serving) -> None:
     answer = await get(served, "/v1/ledger/entities?organization=acme", limit=1, page_size=1)
     assert (answer.status, answer.error["details"]) == (400, {"field": "page_size"})
     body = {"upto": 0, "after": "x", "page": "x"}
@@ -109,13 +107,13 @@ async def test_name_and_previous_name_exclude_each_other(served: Serving) -> Non
         ("/v1/audit", "after"),
     ],
 )
-async def test_invalid_cursor_is_named_as_it_was_sent(served: Serving, path: str, name: str) -> None:
+async def test_invalid_cursor_is_reported_under_the_name_sent(served: Serving, path: str, name: str) -> None:
     answer = await get(served, path, **{name: "none"})
     assert (answer.status, answer.json["errors"][0]["path"]) == (400, name)
 
 
 @pytest.mark.parametrize("name", ["after", "after_height"])
-async def test_height_ahead_of_the_lane_is_named_as_it_was_sent(served: Serving, name: str) -> None:
+async def test_height_ahead_of_the_lane_is_reported_under_the_name_sent(served: Serving, name: str) -> None:
     answer = await get(served, "/v1/ledger/blocks/stream?organization=acme", **{name: 900})
     assert (answer.status, answer.json["errors"][0]["path"]) == (409, name)
     headers = {"Last-Event-ID": "900"}
@@ -123,14 +121,14 @@ async def test_height_ahead_of_the_lane_is_named_as_it_was_sent(served: Serving,
     assert (resumed.status, resumed.json["errors"][0]["path"]) == (409, "Last-Event-ID")
 
 
-async def test_previous_names_are_deprecated_in_the_document(served: Serving) -> None:
+async def test_former_names_are_deprecated_in_the_openapi_document(served: Serving) -> None:
     paths = (await served.get("/openapi.json")).json["paths"]
     described = paths["/v1/ledger/entities"]["get"]["parameters"]
     assert {one["name"] for one in described if one.get("deprecated")} == {"page_token", "page_size"}
     assert {"after", "limit"} <= {one["name"] for one in described if not one.get("deprecated")}
 
 
-async def test_pages_of_members_and_messages_say_whether_there_are_more(served: Serving) -> None:
+async def test_pages_of_members_and_messages_have_has_more(served: Serving) -> None:
     body = {"chat_id": "tea", "members": ["user:ada", "user:bob"]}
     await served.request("POST", "/v1/chats", json=body)
     first = (await served.get("/v1/chats/tea?limit=2")).json

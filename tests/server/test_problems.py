@@ -1,4 +1,4 @@
-"""Problem documents: one shape of errors over HTTP for every API."""
+"""Problem documents: all APIs use the same error shape over HTTP."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ SET: Final = {"set_entity": {"key": "a", "value": "MQ=="}}
 
 
 def problem(answer: Answer) -> dict[str, Any]:
-    """Return the problem document of a response, and check the members that every one has."""
+    """Check the members that every problem document has, and return the document."""
     assert answer.content_type == "application/problem+json"
     found: dict[str, Any] = answer.json
     assert set(MEMBERS) <= found.keys()
@@ -45,7 +45,7 @@ def key(number: int) -> str:
         ("/v1/chats/tea/nothing", "UNKNOWN_PATH"),
     ],
 )
-async def test_unknown_path_has_a_code_of_its_own(tmp_path: Path, path: str, code: str) -> None:
+async def test_unknown_path_has_a_specific_code(tmp_path: Path, path: str, code: str) -> None:
     async with serving(tmp_path) as served:
         found = problem(await served.get(path))
     assert (found["status"], found["code"]) == (404, code)
@@ -61,7 +61,7 @@ async def test_unknown_path_has_a_code_of_its_own(tmp_path: Path, path: str, cod
         ("/v1/chats/tea/members/user:ann", {"DELETE", "PUT"}),
     ],
 )
-async def test_unknown_method_names_the_allowed_ones(tmp_path: Path, path: str, allowed: set[str]) -> None:
+async def test_unknown_method_lists_the_allowed_methods(tmp_path: Path, path: str, allowed: set[str]) -> None:
     async with serving(tmp_path) as served:
         answer = await served.request("PATCH", path)
     found = problem(answer)
@@ -70,7 +70,7 @@ async def test_unknown_method_names_the_allowed_ones(tmp_path: Path, path: str, 
     assert all(method in found["detail"] for method in allowed)
 
 
-async def test_errors_of_every_api_have_the_path_at_fault(tmp_path: Path) -> None:
+async def test_errors_of_every_api_have_the_path_of_the_fault(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         answers = {
             "since": await served.get("/v1/events?partition=a&since=x"),
@@ -86,7 +86,7 @@ async def test_errors_of_every_api_have_the_path_at_fault(tmp_path: Path) -> Non
         assert found["detail"] == f"{path}: {fault['detail']}"
 
 
-def test_details_of_an_error_are_members_of_its_document() -> None:
+def test_error_details_are_members_of_the_problem_document() -> None:
     error = ApiError(error_codes.RATE_LIMITED, "too many requests", retry_after_ms=1500, tenant="t", quota="writes")
     found = to_problem(error)
     assert (found["retry_after_ms"], found["tenant"], found["quota"]) == (1500, "t", "writes")
@@ -95,7 +95,7 @@ def test_details_of_an_error_are_members_of_its_document() -> None:
 
 def test_every_error_code_has_a_status_and_a_title() -> None:
     codes = {value for name, value in vars(error_codes).items() if name.isupper() and isinstance(value, str)}
-    # These exist on WebSockets only, or as the reason of one rejected event.
+    # These codes occur only on WebSockets or as the reason for one rejected event.
     others = {"1.0", "validation_failed", "protocol_version_unsupported", "slow_consumer"}
     assert codes - others == PROBLEMS.keys()
     assert all(400 <= status < 600 and title for status, title in PROBLEMS.values())
@@ -105,7 +105,7 @@ def test_every_error_code_has_a_status_and_a_title() -> None:
 
 
 @pytest.mark.rule("LG-24")
-async def test_gap_and_reuse_are_conflicts(tmp_path: Path) -> None:
+async def test_sequence_gap_and_key_reuse_are_conflicts(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         assert (await write(served, 1, idempotency_key=key(1))).status == 200
         other = {"set_entity": {"key": "b", "value": "MQ=="}}
@@ -133,7 +133,7 @@ async def test_failed_condition_is_a_failed_precondition(tmp_path: Path, conditi
     async with serving(tmp_path) as served:
         assert (await write(served, 1)).status == 200
         found = problem(await write(served, 2, conditional))
-        assert (await write(served, 2)).status == 200  # no sequence was consumed
+        assert (await write(served, 2)).status == 200  # no sequence is consumed
     assert (found["status"], found["code"], found["key"]) == (412, code, name)
     if name == "a":
         assert (found["current_version"], found["current_value"]) == (1, "MQ==")
@@ -155,7 +155,7 @@ async def test_invalid_write_is_a_bad_request(tmp_path: Path, fault: dict[str, A
 
 
 @pytest.mark.rule("LG-24", "LG-11")
-async def test_write_committed_before_a_restart_is_answered_with_its_receipt(tmp_path: Path) -> None:
+async def test_retry_of_a_write_from_before_a_restart_gets_its_receipt(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         first = (await write(served, 1, idempotency_key=key(1))).json
     async with serving(tmp_path) as served:
@@ -169,7 +169,7 @@ async def test_write_committed_before_a_restart_is_answered_with_its_receipt(tmp
     }
 
 
-def test_type_has_one_title_in_every_dialect() -> None:
+def test_problem_type_has_the_same_title_in_every_dialect() -> None:
     errors = (
         ApiError(error_codes.TOO_LARGE, "deltas: must be at most 1, not 2"),
         ApiError(error_codes.BAD_REQUEST, "body: must have at most 70000 bytes", field="body", status=413),

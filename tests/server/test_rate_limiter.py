@@ -1,4 +1,4 @@
-"""Rate limits by key: a burst, a long-term rate, and a bounded number of keys."""
+"""Rate limits per key: a burst, a long-term rate, and a bounded number of keys."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ def rates(clock: ManualClock, per_second: float = 2, burst: int = 3, keys_max: i
     return RateLimiter(per_second, burst, keys_max, clock.elapsed_ms)
 
 
-def test_burst_is_allowed_and_more_is_refused() -> None:
+def test_burst_is_allowed_and_requests_beyond_it_are_refused() -> None:
     limited = rates(ManualClock())
     for _ in range(3):
         assert limited.allows("a")
@@ -22,7 +22,7 @@ def test_burst_is_allowed_and_more_is_refused() -> None:
     assert limited.allows("b")
 
 
-def test_checking_consumes_nothing() -> None:
+def test_checking_consumes_no_tokens() -> None:
     limited = rates(ManualClock(), burst=1)
     assert all(limited.allows("a") for _ in range(10))
     assert len(limited) == 0
@@ -71,14 +71,14 @@ def test_fractional_intervals_are_not_rounded_up() -> None:
     assert limited.allows("a")
 
 
-def test_taking_zero_keeps_no_key() -> None:
+def test_taking_zero_tokens_stores_no_key() -> None:
     limited = rates(ManualClock(), burst=1)
     limited.take("a", 0)
     assert limited.allows("a")
     assert len(limited) == 0
 
 
-def test_zero_rate_is_no_limit() -> None:
+def test_zero_rate_means_no_limit() -> None:
     limited = rates(ManualClock(), per_second=0, burst=1)
     limited.take("a", 1_000_000)
     assert limited.allows("a")
@@ -97,7 +97,7 @@ def test_least_recently_used_key_is_evicted() -> None:
     assert [limited.allows(key) for key in "abc"] == [False, True, False]
 
 
-def test_taking_counts_as_use() -> None:
+def test_taking_a_token_counts_as_use() -> None:
     limited = rates(ManualClock(), burst=1, keys_max=2)
     for key in ("a", "b", "a", "c"):
         limited.take(key)

@@ -1,4 +1,4 @@
-"""The server for operators: health, metrics, TLS, reload and stop."""
+"""Operation of the server: health, metrics, TLS, reload and shutdown."""
 
 import asyncio
 import datetime as dt
@@ -28,9 +28,9 @@ from server.auth.auth_material import written
 from server.running_server import Serving, api_key, item, numbers, serving
 
 SHUTDOWN_MS: Final = 600_000
-"""How long a server may wait for accepted requests."""
+"""The time that a stopping server may wait for accepted requests."""
 SHUTDOWN_S: Final = 60.0
-"""Guards against a hang, and is less than `SHUTDOWN_MS`: an orderly stop takes milliseconds."""
+"""Guards against a hang. It is less than `SHUTDOWN_MS`, because an orderly stop takes milliseconds."""
 
 
 # --- health and metrics ---------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ async def test_server_is_not_ready_while_the_log_cannot_be_read(
         assert (await served.get("/readyz")).status == 200
 
 
-async def test_readiness_reports_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_reports_an_unresponsive_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_endpoints, "READY_TIMEOUT_S", 0.01)
     async with serving(tmp_path) as served:
         with monkeypatch.context() as patched:
@@ -81,7 +81,7 @@ async def test_readiness_reports_a_store_that_does_not_answer(tmp_path: Path, mo
         assert (await served.get("/healthz")).status == 200
 
 
-async def test_operator_endpoints_need_no_credential(tmp_path: Path) -> None:
+async def test_operator_endpoints_require_no_credential(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         for path in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert (await served.get(path)).status == 200
@@ -119,7 +119,7 @@ async def test_metrics_count_events_requests_and_connections(tmp_path: Path) -> 
 
 
 @pytest.mark.rule("CO-21", "CO-33")
-async def test_malformed_http_is_not_quoted_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_does_not_quote_malformed_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tmp_path) as served:
         port = served.port
         for end in (b"\x01", b"x" * 100_000):
@@ -136,7 +136,7 @@ async def test_malformed_http_is_not_quoted_in_the_log(tmp_path: Path, caplog: p
 
 
 def make_certificate(directory: Path, name: str) -> TlsSettings:
-    """Write a self-signed certificate for localhost, over an older one."""
+    """Write a self-signed certificate for localhost, and overwrite an existing one."""
     key = ec.generate_private_key(ec.SECP256R1())
     named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)
@@ -160,7 +160,7 @@ def make_certificate(directory: Path, name: str) -> TlsSettings:
 
 
 async def name_served(served: Serving) -> str:
-    """Return the name in the certificate that a new connection receives."""
+    """Return the subject name of the certificate that a new connection receives."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     port = served.port
@@ -189,7 +189,7 @@ async def test_tls_server_reloads_its_certificate(tmp_path: Path) -> None:
         make_certificate(tmp_path, "second")
         served.server.reload()
         assert await name_served(served) == "second"
-        # Existing connections stay open.
+        # Existing connections remain open.
         assert numbers(await client.submit(item(2))) == [2]
         assert await served.commit(item(3)) == [3]
         await client.close()
@@ -204,7 +204,7 @@ async def test_tls_server_reloads_its_certificate(tmp_path: Path) -> None:
         ("encrypted", "the private key in {0}/key.pem is encrypted"),
     ],
 )
-async def test_reload_of_a_bad_certificate_names_the_file_and_keeps_the_old_one(
+async def test_reload_of_a_bad_certificate_reports_the_file_and_keeps_the_old_one(
     tmp_path: Path, bad: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, tls=make_certificate(tmp_path, "first")) as served:
@@ -216,7 +216,7 @@ async def test_reload_of_a_bad_certificate_names_the_file_and_keeps_the_old_one(
             forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
             (tmp_path / "key.pem").write_bytes(key.private_bytes(*forms, protection))
         elif bad == "both":
-            (tmp_path / "key.pem").write_bytes(kept)  # valid, but for another certificate
+            (tmp_path / "key.pem").write_bytes(kept)  # a valid key, but for another certificate
         else:
             (tmp_path / bad).write_bytes(b"nothing")
         served.server.reload()
@@ -226,7 +226,7 @@ async def test_reload_of_a_bad_certificate_names_the_file_and_keeps_the_old_one(
 
 
 async def test_certificate_and_key_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is replaced while OpenSSL loads it does not mix two certificates."""
+    """Replacing the files while OpenSSL loads them cannot mix two certificates."""
     tls = make_certificate(tmp_path, "first")
     pem = (tmp_path / "key.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes()
     new_context = tls_module._new_context
@@ -286,7 +286,7 @@ async def test_reload_of_a_bad_key_file_keeps_the_old_keys(tmp_path: Path, caplo
 
 
 @pytest.mark.rule("CO-28")
-async def test_bad_certificate_does_not_keep_the_api_keys_from_being_reloaded(
+async def test_bad_certificate_does_not_prevent_the_reload_of_api_keys(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, api_keys=True, tls=make_certificate(tmp_path, "first")) as served:
@@ -305,7 +305,7 @@ async def test_bad_certificate_does_not_keep_the_api_keys_from_being_reloaded(
 
 
 async def stop(server: Server) -> None:
-    """Stop the server, in less time than it may wait for accepted requests."""
+    """Stop the server in less time than it may wait for accepted requests."""
     await asyncio.wait_for(server.stop(), SHUTDOWN_S)
 
 
@@ -336,7 +336,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
 async def test_stopping_server_waits_until_accepted_submits_have_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result is written behind the broadcasts before it, which can be after the commit."""
+    """A result is written after the broadcasts before it, which can be later than the commit."""
     async with serving(tmp_path) as served:
         client = await served.connected()
         gate = served.hold_commits(monkeypatch)
@@ -356,7 +356,7 @@ async def test_stopping_server_waits_until_accepted_submits_have_their_results(
 async def test_stopping_server_refuses_new_events_of_connected_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise clients that never pause would keep the server from stopping."""
+    """Otherwise clients that submit continuously would prevent the server from stopping."""
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         client = await served.connected()
         gate = served.hold_commits(monkeypatch)
@@ -390,9 +390,9 @@ async def test_stopping_server_is_not_ready_and_then_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
-        await served.get("/healthz")  # a connection that stays open
+        await served.get("/healthz")  # a connection that remains open
         gate = served.hold_commits(monkeypatch)
-        # Two requests at a time take two connections: one of them is idle again for the next request.
+        # Two concurrent requests use two connections, so one of them is idle for the next request.
         posted = asyncio.ensure_future(served.submit(item(1)))
         other = asyncio.ensure_future(served.get("/healthz"))
         await soon(gate.reached.wait())
@@ -409,16 +409,16 @@ async def test_stopping_server_is_not_ready_and_then_unreachable(
 
 
 @pytest.mark.parametrize("is_reading", [True, False])
-async def test_open_connections_do_not_keep_the_server_from_stopping(
+async def test_open_connections_do_not_prevent_the_server_from_stopping(
     tmp_path: Path, is_reading: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_reading:  # no client answers the close frames
+    if not is_reading:  # clients do not answer the close frames
         monkeypatch.setattr(websocket, "CLOSE_WAIT_S", 0.1)
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         clients = [await served.connected() for _ in range(10)]
         for client in clients:
             await client.sync("a")
-        silent = await served.socket()  # has not sent `connect`
+        silent = await served.socket()  # a socket that has not sent `connect`
         reading = [asyncio.ensure_future(client.closed()) for client in [*clients, silent] if is_reading]
         stream = await served.stream("a")
         await stream.connected()
@@ -427,7 +427,7 @@ async def test_open_connections_do_not_keep_the_server_from_stopping(
         assert [await one for one in reading] == [1001] * len(reading)
 
 
-async def test_slow_reader_delays_the_stop_no_longer_than_allowed(tmp_path: Path) -> None:
+async def test_slow_reader_delays_the_stop_for_a_bounded_time(tmp_path: Path) -> None:
     async with serving(tmp_path, shutdown_ms=300, outbox_bytes_max=100_000_000) as served:
         reading = await served.connected()
         await reading.sync("a")
@@ -478,7 +478,7 @@ def test_ipv6_address_is_shown_in_brackets(address: Any, place: str) -> None:
 
 
 def loopback_addresses() -> dict[str, str]:
-    """Return the loopback addresses of this machine, and their form in a URL."""
+    """Return this machine's loopback addresses and their form in a URL."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}
@@ -493,8 +493,8 @@ async def test_shown_url_accepts_connections(tmp_path: Path, host: str, shown: s
         assert (await served.get("/healthz")).status == 200
 
 
-def test_server_needs_only_settings(tmp_path: Path) -> None:
-    """`Server` needs only settings; the clock is optional."""
+def test_server_requires_only_settings(tmp_path: Path) -> None:
+    """The clock of `Server` is optional."""
     settings = ServerSettings(development=True, store=str(tmp_path / "events.db"))
     assert Server(settings).urls == []
     assert Server(settings, ManualClock()).settings is settings

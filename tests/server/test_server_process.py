@@ -1,4 +1,4 @@
-"""The server process: documented curl examples, signals, and errors at the start."""
+"""The server process: documented curl examples, signals and startup errors."""
 
 import asyncio
 import json
@@ -23,14 +23,14 @@ from server.running_server import Serving, SocketClient, item, numbers, serving
 
 HANDBOOK: Final = Path(__file__).parent.parent.parent / "docs" / "reference" / "http.md"
 DOCUMENTED_MS: Final = 1_794_808_200_000
-"""Time of the answers in the handbook."""
+"""The time in the handbook's answers."""
 
 
 # --- documented examples ----------------------------------------------------------------------------------------
 
 
 async def run_curl(command: str, environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """Run a command to its end, and return exit status and output."""
+    """Run a command and return its exit status and output."""
     pipe = asyncio.subprocess.PIPE
     started = await asyncio.create_subprocess_shell(_failing(command), stdout=pipe, env=environment)
     text, _ = await soon(started.communicate())
@@ -38,7 +38,7 @@ async def run_curl(command: str, environment: Mapping[str, str]) -> tuple[int | 
 
 
 async def run_curl_until(command: str, environment: Mapping[str, str], expected: str) -> str:
-    """Run a command that does not end by itself until it has printed the expected text, and return its output."""
+    """Run an endless command until it has printed the expected text, and return its output."""
     pipe = asyncio.subprocess.PIPE
     started = await asyncio.create_subprocess_shell(f"exec {_failing(command)}", stdout=pipe, env=environment)
     assert started.stdout is not None
@@ -55,12 +55,12 @@ async def run_curl_until(command: str, environment: Mapping[str, str], expected:
 
 
 def _failing(command: str) -> str:
-    """Return the command with an option that makes an HTTP error its exit status."""
+    """Return the command with an option that makes curl exit with an error status on HTTP errors."""
     return command.replace("curl ", "curl --fail ", 1)
 
 
 def documented_examples(served: Serving) -> list[tuple[str, str]]:
-    """Return the curl commands of the handbook and the outputs that it shows, for the address and epoch of a server."""
+    """Return the handbook's curl commands and outputs, with the address and epoch of a server filled in."""
     page = HANDBOOK.read_text(encoding="utf-8")
     page = page.replace("127.0.0.1:7171", served.url.removeprefix("http://"))
     page = page.replace("d532c440b69ab0ff", served.server.log.epoch)
@@ -95,7 +95,7 @@ async def test_documented_curl_examples_work(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", curl.kinds())
 async def test_curl_reports_http_and_connection_errors(tmp_path: Path, kind: str) -> None:
-    """Otherwise a broken example would pass."""
+    """Otherwise the test of the examples would pass with a broken example."""
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     async with serving(tmp_path, shutdown_ms=600_000) as served:
         assert await run_curl(f"curl -s {served.url}/nowhere", environment) == (curl.REFUSED, "")
@@ -144,7 +144,7 @@ async def process(directory: Path, *arguments: str) -> AsyncIterator[tuple[Proce
 
 @BOTH_STORES
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_process_stops_in_order_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+async def test_process_shuts_down_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     async with process(tmp_path, "--development") as (served, url), aiohttp.ClientSession() as session:
         clients = [SocketClient(await soon(session.ws_connect(f"{url}/v1/events"))) for _ in range(5)]
         for client in clients:

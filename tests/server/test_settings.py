@@ -1,4 +1,4 @@
-"""Settings: sources and their precedence, checks of every value, and errors with setting and source."""
+"""Settings: sources and their precedence, validation, and errors with the setting and its source."""
 
 import re
 import tomllib
@@ -41,7 +41,7 @@ TOKENS = {"tokens.algorithms": "EdDSA", "tokens.key_files": "pem:keys.pem"}
 
 
 def flags(**overrides: str) -> ServerSettings:
-    """Load these settings from the command line, in development mode. `limits__poll_ms` is `limits.poll_ms`."""
+    """Load settings from the command line, in development mode. `limits__poll_ms` means `limits.poll_ms`."""
     return load(None, {}, {**OPEN, **{name.replace("__", "."): text for name, text in overrides.items()}})
 
 
@@ -62,14 +62,14 @@ def refusal(
 # --- sources -------------------------------------------------------------------------------------------------
 
 
-def test_defaults() -> None:
+def test_default_settings() -> None:
     assert load(None, {}, OPEN) == ServerSettings(development=True)
     settings = ServerSettings(development=True)
     assert (settings.store, settings.host, settings.port) == ("oncelog.db", "127.0.0.1", 7171)
     assert (settings.engine_limits, settings.api_limits) == (Limits(), ApiLimits())
 
 
-def test_command_line_overrides_environment_and_file(tmp_path: Path) -> None:
+def test_command_line_overrides_the_environment_and_the_file(tmp_path: Path) -> None:
     path = file_of(tmp_path, 'port = 1\nstore = "1"\nhost = "::1"\ndevelopment = true\n[limits]\npoll_ms = 1\n')
     environment = {"ONCELOG_PORT": "2", "ONCELOG_STORE": "2", "ONCELOG_LIMITS__POLL_MS": "2", "HOME": "/"}
     settings = load(path, environment, {"port": "3"})
@@ -77,7 +77,7 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path) -> None:
     assert load(path, {}, {"limits.poll_ms": "4"}).engine_limits.poll_ms == 4
 
 
-def test_later_list_replaces_the_earlier_one(tmp_path: Path) -> None:
+def test_list_from_a_later_source_replaces_the_earlier_list(tmp_path: Path) -> None:
     path = file_of(tmp_path, 'development = true\norigins = ["https://a", "https://b"]')
     assert load(path, {}, {}).origins == ("https://a", "https://b")
     assert load(path, {"ONCELOG_ORIGINS": "https://c"}, {}).origins == ("https://c",)
@@ -91,7 +91,7 @@ def test_empty_variable_resets_an_optional_setting(tmp_path: Path) -> None:
 
 
 def sample(setting: SettingDescription) -> tuple[str, Any]:
-    """Return a value other than the default, as text and as loaded."""
+    """Return a non-default value, as text and as loaded."""
     if setting.kind == "whole number":
         return "1_0", 10
     if setting.kind == "true or false":
@@ -128,7 +128,7 @@ def kept(settings: ServerSettings, name: str) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_can_be_set_in_every_source(name: str, tmp_path: Path) -> None:
     text, value = sample(NAMES[name])
-    # Settings that others require.
+    # Settings that other settings require.
     others = {**OPEN, "tls.certificate": "c", "tls.private_key": "k", "limits.request_events_max": "1", **TOKENS}
     others["limits.request_members_max"] = "1"
     others.pop(name, None)
@@ -224,7 +224,7 @@ def test_other_environment_variables_are_ignored() -> None:
         ("limits.poll_ms", str(SETTING_NUMBER_MAX + 1), f"at most {SETTING_NUMBER_MAX}"),
     ],
 )
-def test_wrong_value_is_refused_with_name_source_and_limit(name: str, text: str, limit: str) -> None:
+def test_wrong_value_is_refused_with_its_name_source_and_limit(name: str, text: str, limit: str) -> None:
     for place, message in (
         ("command line", refusal(None, {}, {name: text})),
         (f"environment variable {to_variable(name)}", refusal(None, {to_variable(name): text})),
@@ -276,7 +276,7 @@ def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
     assert "is larger than" in refusal(file_of(tmp_path, "#" * (SETTINGS_FILE_BYTES_MAX + 1)))
 
 
-def test_file_that_is_not_utf_8_is_not_quoted(tmp_path: Path) -> None:
+def test_error_for_a_non_utf_8_file_does_not_quote_it(tmp_path: Path) -> None:
     path = tmp_path / "oncelog.toml"
     path.write_bytes(b"# hunter2 \xff")
     with pytest.raises(SettingsError, match="is not valid TOML: not UTF-8") as caught:
@@ -354,13 +354,13 @@ def test_certificate_and_private_key_must_be_set_together() -> None:
     assert (tls.certificate, tls.private_key) == ("a.pem", "b.pem")
 
 
-def test_request_limit_of_the_api_must_not_exceed_that_of_the_log() -> None:
+def test_api_request_limit_must_not_exceed_the_log_limit() -> None:
     message = refusal(None, {}, {**OPEN, "limits.request_items_max": "999"})
     assert "limits.request_events_max (1000) must not be above limits.request_items_max (999)" in message
     assert flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
 
 
-def test_settings_built_in_code_are_checked_too() -> None:
+def test_settings_built_in_code_are_validated_too() -> None:
     for wrong in ({"port": -1}, {"origins": ("*",)}, {"host": "0.0.0.0"}, {"development": False}):  # noqa: S104
         with pytest.raises(SettingsError):
             ServerSettings(**{"development": True, **wrong})  # type: ignore[arg-type]
@@ -413,7 +413,7 @@ def test_origins_and_proxies_are_normalized() -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_authenticator_accepts_the_configured_credentials_only(tmp_path: Path) -> None:
+def test_authenticator_accepts_only_the_configured_credentials(tmp_path: Path) -> None:
     clock = ManualClock()
     secret = tmp_path / "secret.txt"
     secret.touch(mode=0o600)
@@ -439,7 +439,7 @@ def test_authenticator_accepts_the_configured_credentials_only(tmp_path: Path) -
                     authenticator.authenticate(credential)
 
 
-def test_development_mode_needs_no_credential() -> None:
+def test_development_mode_requires_no_credential() -> None:
     settings = ServerSettings(development=True, api_keys=ApiKeySettings(file="missing.json"))
     authenticator = new_authenticator(settings, ManualClock().wall_ms)
     assert isinstance(authenticator, DevelopmentAuthenticator)
@@ -517,9 +517,7 @@ DEFAULT_GRPC_PORT = "; grpc_port is 100 above port unless it is set"
         ),
     ],
 )
-def test_two_listeners_on_one_port_are_refused_by_the_names_of_their_settings(
-    given: dict[str, str], message: str
-) -> None:
+def test_two_listeners_on_one_port_are_refused_with_both_setting_names(given: dict[str, str], message: str) -> None:
     assert refusal(overrides={**OPEN, **given}) == message
 
 
@@ -533,5 +531,5 @@ def test_two_listeners_on_one_port_are_refused_by_the_names_of_their_settings(
         {"metrics_port": "7271", "grpc_port": "7272"},
     ],
 )
-def test_listeners_that_do_not_collide_are_accepted(given: dict[str, str]) -> None:
+def test_listeners_on_different_ports_are_accepted(given: dict[str, str]) -> None:
     assert flags(**given).port == int(given.get("port", "7171"))

@@ -1,4 +1,4 @@
-"""A server that stops answers the requests that it has received, and closes each connection after its last answer."""
+"""A stopping server answers the requests that it has received, and closes each connection after its last answer."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from server.running_server import Serving, item, serving
 
 SHUTDOWN_MS: Final = 600_000
 SHUTDOWN_S: Final = 60.0
-"""Guards against a hang, and is less than `SHUTDOWN_MS`: a server with nothing to wait for stops at once."""
+"""Guards against a hang. It is less than `SHUTDOWN_MS`, because a server without pending requests stops immediately."""
 
 
 def get(path: str) -> bytes:
@@ -46,7 +46,7 @@ REQUESTS: Final = {
 
 @asynccontextmanager
 async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
-    """Begin to stop the server. It must have stopped at the end of the block."""
+    """Start to stop the server, and check at the end of the block that it has stopped."""
     task = asyncio.create_task(served.server.stop())
     await until(lambda: served.server.is_closing)
     yield task
@@ -55,7 +55,7 @@ async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
 
 
 async def refused(client: RawConnection) -> None:
-    """Check that the next answer is a temporary refusal, and the last answer of the connection."""
+    """Check that the next answer is a temporary refusal and the last answer on the connection."""
     status, headers, _ = await client.answer()
     assert (status, headers["Connection"], headers["Retry-After"]) == (503, "close", "1")
     assert await soon(client.reader.read()) == b""
@@ -63,7 +63,7 @@ async def refused(client: RawConnection) -> None:
 
 @asynccontextmanager
 async def kept(served: Serving, count: int, first: bytes) -> AsyncIterator[list[RawConnection]]:
-    """Open connections and send a first request on each."""
+    """Open connections and send one request on each."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(raw_connection(served)) for _ in range(count)]
         for client in clients:
@@ -98,10 +98,10 @@ async def test_requests_during_a_pending_commit_are_refused_by_every_api(
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_request_that_arrives_during_the_stop_is_answered_and_the_last_one_ends_it(
+async def test_request_that_arrives_during_the_stop_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """No request is in flight when the server begins to stop, and it stops when the last client has disconnected."""
+    """No request is in flight when the stop begins, and the server exits once the last client has disconnected."""
     monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
     async with (
         a_server(tmp_path) as served,
@@ -125,7 +125,7 @@ async def test_idle_connections_do_not_delay_the_stop(tmp_path: Path) -> None:
             assert await soon(client.reader.read()) == b""
 
 
-async def test_slow_read_is_answered_before_the_server_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_server_answers_a_slow_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_brief, linger = SqliteStore.read_views, Server._linger
     gate, order = Gate(), list[str]()
     gate.shut()
@@ -173,11 +173,11 @@ async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> N
 
 
 async def test_connections_not_yet_accepted_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel has accepted the connection and the request; closing the listener would reset it."""
+    """The kernel has accepted the connection and the request, so closing the listener would reset the connection."""
     monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         clients = []
-        for _ in range(50):  # without a turn of the event loop, in which the server would accept them
+        for _ in range(50):  # without an event-loop iteration, in which the server would accept them
             client = socket.create_connection(("127.0.0.1", served.port))
             client.sendall(EVENT)
             client.setblocking(False)

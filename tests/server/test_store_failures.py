@@ -1,4 +1,4 @@
-"""Log records about requests that the store could not serve."""
+"""Log records about requests that fail because of the store."""
 
 import logging
 from pathlib import Path
@@ -20,7 +20,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> StoreFailures:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """Return level and text of the records from WARNING on."""
+    """Return the level and text of the records at WARNING or above."""
     return [
         (record.levelname, record.message)
         for record in caplog.records
@@ -35,7 +35,7 @@ def over(count: int) -> tuple[str, str]:
     return ("WARNING", f"the log serves requests again, after {count} that failed")
 
 
-def test_begin_and_end_of_a_failure_are_logged_once(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_and_end_of_a_failure_are_logged_once(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for _ in range(3):
         assert to_api_error(DiskFullError("no room")).message == UNKNOWN_OUTCOME
@@ -43,7 +43,7 @@ def test_begin_and_end_of_a_failure_are_logged_once(failures: StoreFailures, cap
     assert len(caplog.records) == 3, "each request has a debug record"
     for _ in range(QUIET_POLLS):
         failures.poll()
-    to_api_error(DiskFullError("no room"))  # a client that retries after seconds
+    to_api_error(DiskFullError("no room"))  # a client retries seconds later
     for _ in range(QUIET_POLLS):
         failures.poll()
     assert lines(caplog) == [BEGIN]
@@ -54,7 +54,7 @@ def test_begin_and_end_of_a_failure_are_logged_once(failures: StoreFailures, cap
     assert lines(caplog) == [BEGIN, over(4), BEGIN]
 
 
-def test_another_failure_reason_is_logged_too(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+def test_different_failure_reason_is_logged_too(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         to_api_error(DiskFullError("no room"))
         to_api_error(StoreUnavailableError("an I/O error"))
@@ -66,7 +66,7 @@ def test_another_failure_reason_is_logged_too(failures: StoreFailures, caplog: p
 
 @pytest.mark.usefixtures("failures")
 def test_corruption_is_logged_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
-    """Each damage may be in another place."""
+    """Each request may find a different damaged place."""
     for place in (1, 2):
         to_api_error(CorruptError(f"record {place} is damaged"))
     assert [text for _, text in lines(caplog)] == [

@@ -1,4 +1,4 @@
-"""Writes that the store rejects: refused for good and alone, on every wire."""
+"""Writes that the store rejects are refused permanently and individually on every wire."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ def bad(number: int) -> Submission:
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "CO-33")
-async def test_write_that_the_store_rejects_is_refused_alone(tmp_path: Path) -> None:
+async def test_only_the_write_that_the_store_rejects_is_refused(tmp_path: Path) -> None:
     place = log_at(tmp_path / "log.db")
     await reject_marked_bodies(place)
     async with open_log(place) as log:
@@ -44,7 +44,7 @@ async def test_write_that_the_store_rejects_is_refused_alone(tmp_path: Path) -> 
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "CO-33")
-async def test_item_that_the_store_rejects_is_refused_as_the_mode_of_its_request_says(tmp_path: Path) -> None:
+async def test_item_that_the_store_rejects_is_refused_according_to_the_request_mode(tmp_path: Path) -> None:
     place = log_at(tmp_path / "log.db")
     await reject_marked_bodies(place)
     async with open_log(place) as log:
@@ -62,7 +62,7 @@ async def test_item_that_the_store_rejects_is_refused_as_the_mode_of_its_request
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "EV-8")
-async def test_divided_request_that_meets_a_limit_is_answered_as_retryable_and_its_retry_as_a_whole(
+async def test_split_request_that_exceeds_a_limit_is_retryable_and_its_retry_succeeds_as_a_whole(
     tmp_path: Path,
 ) -> None:
     place, clock = log_at(tmp_path / "log.db"), ManualClock()
@@ -97,7 +97,7 @@ async def test_ledger_write_that_the_store_rejects_is_an_invalid_argument(tmp_pa
         assert caught.value.status == "INVALID_ARGUMENT"
         assert caught.value.retry_after_ms is None
         assert "sending it again does not help" in caught.value.message
-        # No sequence was consumed, and the key is free.
+        # No sequence is consumed, and the key remains free.
         answer = await ledger.write(1, {"set_entity": {"key": "a", "value": b"1"}}, key=key(1))
         assert answer["assigned_sequence"] == 1
 
@@ -120,7 +120,7 @@ async def test_event_that_the_store_rejects_is_rejected_over_http_and_websocket(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "DE-6")
-async def test_push_with_a_delta_that_the_store_rejects_blames_no_other_delta(tmp_path: Path) -> None:
+async def test_rejected_push_of_several_deltas_blames_no_single_delta(tmp_path: Path) -> None:
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
     async with serving(tmp_path) as served:
         gateway = Gateway(served.session, served.url, "shop")

@@ -1,4 +1,4 @@
-"""Refusal of new writes by every API: full disk, read-only switch, tenant quota."""
+"""Every API refuses new writes with a full disk, in read-only mode and above a tenant quota."""
 
 import asyncio
 import signal
@@ -35,9 +35,9 @@ from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, put, su
 from server.running_server import Serving, item, serving
 
 Refusal = tuple[str, dict[str, Any]]
-"""Code and details of an error."""
+"""The code and details of an error."""
 Write = Callable[[int], Awaitable[Refusal | None]]
-"""Sends write number N, which is always the same write. Returns the error, or None on success."""
+"""Sends write number N, which is always the same write. Returns None or the error."""
 
 WAYS: Final = ("events ws", "events http", "ledger grpc", "ledger http", "deltas", "chat ws", "chat http")
 MIB: Final = 2**20
@@ -45,7 +45,7 @@ MIB: Final = 2**20
 
 @asynccontextmanager
 async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C901 - one function per API
-    """Return a write function for each API of the server."""
+    """Return a write function for each of the server's APIs."""
     socket = await served.connected()
     ledger = Door(served, GRPC)
     chats = ChatDoor(served)
@@ -68,7 +68,7 @@ async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C90
                 answer = await to.write(1, put("k", b"v"), key=number.to_bytes(16, "big"))
             except CallError as error:
                 return error.code, dict(error.details)
-            if code(answer) != "ALREADY_COMMITTED":  # the answer to a retry that the store recognized
+            if code(answer) != "ALREADY_COMMITTED":  # the answer to a retry that the store recognizes
                 success(answer)
             return None
 
@@ -137,7 +137,7 @@ async def test_read_only_server_refuses_new_writes_in_every_api_and_answers_retr
         assert metric(await measured(served), "oncelog_read_only", reason="operator") == 0
 
 
-async def test_nearly_full_disk_makes_the_server_read_only_until_space_is_free(
+async def test_server_is_read_only_while_the_disk_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 300 * MIB
@@ -174,8 +174,8 @@ def tenant_of(way: str) -> str:
 @BOTH_STORES
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
 @pytest.mark.parametrize("limit", ["records_max", "bytes_max", "new_writes_per_second_max"])
-async def test_every_api_reports_tenant_limit_and_usage_of_an_exceeded_quota(tmp_path: Path, limit: str) -> None:
-    # The rate is checked against a clock that stands still: no write is allowed again by passing time.
+async def test_every_api_reports_tenant_limit_and_usage_for_an_exceeded_quota(tmp_path: Path, limit: str) -> None:
+    # The clock stands still, so the rate allows no further write as time passes.
     async with serving(tmp_path, clock=ManualClock(), cache_entries_max=0) as served, ways(served) as doors:
         log = served.server.log
         await log.set_tenants([Tenant(prefix) for prefix in TENANTS])
@@ -196,7 +196,7 @@ async def test_every_api_reports_tenant_limit_and_usage_of_an_exceeded_quota(tmp
             wait_ms = int(details["retry_after_ms"] if "retry_after_ms" in details else details["retryAfterMs"])
             assert (details["tenant"], details["quota"]) == (tenant_of(way), limit)
             if limit == "new_writes_per_second_max":
-                expected = "server_busy" if way == "events ws" else "rate_limited"  # the WebSocket stays open
+                expected = "server_busy" if way == "events ws" else "rate_limited"  # the WebSocket remains open
                 assert (word, str(details["limit"])) == (expected, "1")
                 assert 1 <= wait_ms <= 1000
             else:
@@ -220,7 +220,7 @@ async def test_tenant_usage_and_quotas_are_exported_as_metrics(tmp_path: Path) -
         assert 0 < metric(found, "oncelog_tenant_bytes", tenant="acme") < 1000
         assert metric(found, "oncelog_tenant_bytes_max", tenant="acme") == 1000
         assert metric(found, "oncelog_tenant_records_max", tenant="acme") == 5
-    async with serving(tmp_path) as served:  # no tenants in its settings
+    async with serving(tmp_path) as served:  # a server without tenants in its settings
         assert await served.server.log.usage() == []
 
 
@@ -228,7 +228,7 @@ async def test_tenant_usage_and_quotas_are_exported_as_metrics(tmp_path: Path) -
 
 
 class Operator:
-    """Edits the settings file of a server process, and reads its state."""
+    """Edits the settings file of a server process and reads the server's state."""
 
     def __init__(self, served: ServerProcess, config: Path, session: aiohttp.ClientSession) -> None:
         self._served = served
@@ -236,7 +236,7 @@ class Operator:
         self._session = session
 
     async def get(self, path: str) -> str:
-        """Return the page. On a slow machine the server may not be ready at first."""
+        """Return the page. Retry while the server is not ready, which can take a moment on a slow machine."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 async with self._session.get(self._served.url + path) as response:
@@ -244,18 +244,18 @@ class Operator:
                         return await response.text()
 
     async def submit(self, number: int) -> tuple[int, str]:
-        """Submit an event and return status and body of the answer."""
+        """Submit an event and return the status and body of the answer."""
         body = {"events": [item(number, "acme")]}
         async with self._session.post(f"{self._served.url}/v1/events", json=body) as response:
             return response.status, await response.text()
 
     def reload(self, settings: str) -> None:
-        """Write the settings and send SIGHUP."""
+        """Write the settings file and send SIGHUP."""
         self._config.write_text(f"development = true\n{settings}")
         self._served.process.send_signal(signal.SIGHUP)
 
     async def until_shown(self, path: str, text: str, is_shown: bool = True) -> None:
-        """Poll until the page shows the text, or does not show it."""
+        """Poll until the page shows the text, or no longer shows it if `is_shown` is false."""
         seen = ""
 
         async def is_so() -> bool:
@@ -288,7 +288,7 @@ async def test_sighup_reloads_the_read_only_switch_and_the_quotas(tmp_path: Path
             await operator.until_shown("/readyz", "an operator", is_shown=False)
             operator.reload(QUOTA)
             await operator.until_shown("/metrics", 'oncelog_tenant_records_max{tenant="acme"} 1.0')
-            operator.reload("read_only = 7")  # invalid settings change nothing
+            operator.reload("read_only = 7")  # invalid settings have no effect
             operator.reload(f"read_only = true\n{QUOTA}")
             await operator.until_shown("/readyz", BY_OPERATOR)
             operator.reload(QUOTA)
@@ -301,7 +301,7 @@ async def test_sighup_reloads_the_read_only_switch_and_the_quotas(tmp_path: Path
         assert ", 1 records of 1" in shown
 
 
-async def test_command_line_read_only_wins_over_the_file_at_start_and_at_sighup(tmp_path: Path, config: Path) -> None:
+async def test_command_line_read_only_overrides_the_file_at_startup_and_on_sighup(tmp_path: Path, config: Path) -> None:
     with process(tmp_path, "--config", str(config), "--quiet", "--read-only") as served:
         async with aiohttp.ClientSession() as session:
             operator = Operator(served, config, session)
@@ -309,7 +309,7 @@ async def test_command_line_read_only_wins_over_the_file_at_start_and_at_sighup(
             assert status == 503
             assert f"no new writes are taken for now: {BY_OPERATOR}" in body
             operator.reload(f"read_only = false\n{QUOTA}")
-            # The quota is in the same file, and is applied after the switch.
+            # The quota is in the same file and is applied after the read-only switch.
             await operator.until_shown("/metrics", 'oncelog_tenant_records_max{tenant="acme"}')
             assert BY_OPERATOR in await operator.get("/readyz")
 
@@ -378,7 +378,7 @@ async def test_last_quota_change_wins_while_usage_is_being_counted(
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30]
         assert metric(await measured(served), "oncelog_tenant_bytes_max", tenant="a") == 30
-        assert await set_tenants([])  # as another server would
+        assert await set_tenants([])  # as another server does
         server._reloader.apply_settings(server.settings)
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30], "the same settings restore the quota"

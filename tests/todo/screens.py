@@ -1,4 +1,4 @@
-"""Terminals of examples/todo without a real terminal: the content of their screens, and key presses."""
+"""Run terminals of examples/todo without a real terminal: read their screens and press keys."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -16,15 +16,15 @@ from oncelog.client import ClientLimits
 from terminal import TodoApp, open_terminal
 
 SETTLE_ROUNDS: Final = 3
-"""A key goes to a widget, which may ask the application for a change, which the widgets then handle."""
+"""A widget that handles a key may ask the application for a change, which the widgets then handle."""
 LIMITS: Final = ClientLimits(pause_ms_min=10, pause_ms_max=50)
 
 Line = tuple[str, bool, bool]
-"""Text, whether it is done, whether it is pending."""
+"""The text, whether the item is done, and whether it is pending."""
 
 
 class Screen:
-    """A terminal, as its user sees and uses it."""
+    """A terminal as its user sees and uses it."""
 
     def __init__(self, app: TodoApp, pilot: Pilot[None]) -> None:
         self.app = app
@@ -41,7 +41,7 @@ class Screen:
 
     @property
     def drawn(self) -> list[str]:
-        """Return the list as drawn, with rejected items."""
+        """Return the list as drawn, including rejected items."""
         return [str(option.prompt) for option in self.app.query_one("#items", OptionList).options]
 
     @property
@@ -49,7 +49,7 @@ class Screen:
         return str(self.app.query_one("#status", Static).content)
 
     async def press(self, *keys: str) -> None:
-        """Press keys one after another, and wait after each until all widgets have handled it."""
+        """Press keys one by one, and wait after each until all widgets have handled it."""
         for key in keys:
             await self.pilot.press(key)
             for _ in range(SETTLE_ROUNDS):
@@ -59,7 +59,7 @@ class Screen:
                 await self.pilot.pause(0)
 
     async def quit(self) -> None:
-        """Quit the application, which handles no message afterwards."""
+        """Quit the application. It handles no messages afterwards."""
         await self.pilot.press("q")
 
     async def add(self, *texts: str) -> None:
@@ -69,7 +69,7 @@ class Screen:
             )
 
     async def choose(self, text: str) -> None:
-        """Move to a line by keys."""
+        """Move to a line with the arrow keys."""
         await self.shows_text(text)
         await self.press("home", *["down"] * [one for one, _, _ in self.lines].index(text))
 
@@ -85,11 +85,11 @@ class Screen:
         await until(lambda: text in [one for one, _, _ in self.lines], lambda: (text, self.lines, self.status))
 
     async def shows_lines(self, *lines: Line) -> None:
-        """Wait until the list is this one."""
+        """Wait until the list has exactly these lines."""
         await until(lambda: self.lines == list(lines), lambda: (lines, self.lines, self.status))
 
     async def shows(self, *lines: str) -> None:
-        """Wait until the list is this one and committed. `x` before a text means that it is done."""
+        """Wait until the list has exactly these items, all committed. A leading `x` marks an item as done."""
         wanted = [(line.removeprefix("x "), line.startswith("x "), False) for line in lines]
         await until(lambda: self.lines == wanted, lambda: (wanted, self.lines, self.status))
 
@@ -100,9 +100,9 @@ class Screen:
 
 @asynccontextmanager
 async def screen(url: str, name: str, directory: Path, **options: Any) -> AsyncIterator[Screen]:
-    """Run a terminal whose file is in the directory; the next one with this name uses the same file."""
+    """Run a terminal whose file is in the directory. A later terminal with the same name uses the same file."""
     options.setdefault("limits", LIMITS)
-    # Textual waits after each key until the process is idle for a while; `Screen.press` waits for the messages instead.
+    # Textual waits after each key until the process has been idle for a while. `Screen.press` only waits for messages.
     with patch("textual.app.wait_for_idle", asyncio.sleep):
         async with (
             open_terminal(url, name, str(directory / f"{name}.db"), **options) as app,
@@ -112,5 +112,5 @@ async def screen(url: str, name: str, directory: Path, **options: Any) -> AsyncI
 
 
 def places(screens: Iterable[Screen]) -> list[list[tuple[str, int]]]:
-    """Return the order in each terminal: items and their positions in the log."""
+    """Return the order of the items in each terminal, with their log positions."""
     return [[(item.id, item.place) for item in model.list_visible(one.app.items)] for one in screens]

@@ -1,4 +1,4 @@
-"""The to-do list of examples/todo is a function of the log's order, in memory, in SQLite and in JavaScript."""
+"""The to-do list of examples/todo depends only on the log's order, in memory, in SQLite and in JavaScript."""
 
 import json
 import random
@@ -46,7 +46,7 @@ logs: Final = st.lists(changes | others, max_size=30)
 
 
 def numbered(log: list[Said | None]) -> list[tuple[int, Said | None]]:
-    """Number the events as a log does: increasing, with gaps for other partitions."""
+    """Number the events as a log does: in increasing order, with gaps for other partitions."""
     return [(3 * number, event) for number, event in enumerate(log, 1)]
 
 
@@ -55,7 +55,7 @@ def event(number: int, said: Said | None) -> Event:
 
 
 def in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
-    """Apply the log to a table in pages of these lengths, and return its list."""
+    """Apply the log to a table in pages of these lengths and return the resulting list."""
     connection = sqlite3.connect(":memory:")
     left = [event(number, said) for number, said in numbered(log)]
     for length in [*pages, len(left)]:
@@ -67,7 +67,7 @@ def in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
 
 
 @given(logs, st.lists(st.integers(0, 5), max_size=10))
-def test_table_equals_the_fold_of_the_log_for_any_pages(log: list[Said | None], pages: list[int]) -> None:
+def test_table_equals_the_fold_of_the_log_for_any_page_sizes(log: list[Said | None], pages: list[int]) -> None:
     assert in_sqlite(log, pages) == model.build_list(numbered(log))
 
 
@@ -81,7 +81,7 @@ def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
     while left := [queue for queue in queues if queue]:
         log.append(chance.choice(left).pop(0))
     committed = model.build_list(numbered(log))
-    # A client that has received a part and has the rest in its outbox shows the same list, apart from the marks.
+    # A client that has received part of the log and has the rest in its outbox shows the same list, except for marks.
     seen = chance.randint(0, len(log))
     items = model.fold(numbered(log[:seen])).values()
     shown = model.build_list_with_pending(items, [said for said in log[seen:] if said is not None])
@@ -93,7 +93,7 @@ def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
     }
 
 
-def test_last_change_wins_and_removed_items_stay_removed() -> None:
+def test_last_change_wins_and_removed_items_remain_removed() -> None:
     def say(kind: str, text: str | None = None) -> Said:
         return model.build_event(kind, "a", "ann", text)
 
@@ -105,7 +105,7 @@ def test_last_change_wins_and_removed_items_stay_removed() -> None:
     assert model.build_list(numbered(log)) == []
 
 
-def test_pending_items_are_marked_and_last() -> None:
+def test_pending_items_are_marked_and_listed_last() -> None:
     milk = model.Item("a", 7, "milk", "bob")
     waiting = [model.build_event(model.ADDED, "b", "ann", "bread"), model.build_event(model.DONE, "a", "ann")]
     assert model.build_list_with_pending([milk], waiting) == [
@@ -123,7 +123,7 @@ def test_pending_items_are_marked_and_last() -> None:
 def test_reset_empties_the_table(tmp_path: Path) -> None:
     path = str(tmp_path / "ann.db")
     connection = sqlite3.connect(path, isolation_level=None)
-    model.reset(connection)  # the file is new
+    model.reset(connection)  # a new file
     model.apply(connection, [event(1, model.build_event(model.ADDED, "a", "ann", "milk"))])
     table = model.Table(path)
     assert [item.text for item in table.items()] == ["milk"]
@@ -143,16 +143,16 @@ console.log(JSON.stringify(cases.map(({ log, waiting }) => [buildList(log), buil
 
 
 def as_shown(log: list[tuple[int, Said | None]]) -> list[Said]:
-    """Return the events as the Insieme dialect shows them: without erased and incomplete events."""
+    """Return the events as in the Insieme dialect, without erased and incomplete events."""
     return [{"committedId": number, **said} for number, said in log if said is not None and "meta" in said]
 
 
 def shuffled(events: list[Said]) -> list[Said]:
-    """Return the events in a different order: the page sorts them."""
+    """Return the events in a different order, because the page must sort them."""
     return random.Random(7).sample(events, len(events))
 
 
-def test_page_and_python_model_make_the_same_list(tmp_path: Path) -> None:
+def test_page_and_python_model_produce_the_same_list(tmp_path: Path) -> None:
     cases: list[tuple[list[tuple[int, Said | None]], list[Said]]] = []
 
     @given(logs, st.lists(changes, max_size=5))

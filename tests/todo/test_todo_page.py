@@ -1,4 +1,4 @@
-"""Two terminals and a web page of examples/todo (a real Chromium with the npm client) edit one list."""
+"""Two terminals and a web page of examples/todo (in a real Chromium, with the npm client) edit one list."""
 
 import json
 import re
@@ -39,7 +39,7 @@ READ: Final = """
 
 
 class Web:
-    """The page, as its user sees and uses it."""
+    """The page as its user sees and uses it."""
 
     def __init__(self, tab: Tab) -> None:
         self.tab = tab
@@ -85,7 +85,7 @@ class Web:
         await until(is_there, lambda: text)
 
     async def shows(self, *lines: str, waiting: tuple[str, ...] = ()) -> None:
-        """Wait until the list is this one. `x` before a text means that it is done."""
+        """Wait until the list has exactly these items. A leading `x` marks an item as done."""
         wanted = [
             (line.removeprefix("x "), line.startswith("x "), line.removeprefix("x ") in waiting) for line in lines
         ]
@@ -109,7 +109,7 @@ class Web:
 
 @pytest.fixture
 def page_port() -> Iterator[int]:
-    """The port of the server of the page."""
+    """The port of the server that serves the page."""
     installed()
     server = create_page_server(0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -130,7 +130,7 @@ async def web(chromium: Chromium, url: str, port: int) -> AsyncIterator[Web]:
 
 
 async def all_show(screens: list[Screen], page: Web, *lines: str) -> None:
-    """Wait until the page and all terminals show this list; check that it has the same items and positions."""
+    """Wait until the page and all terminals show this list, and check that items and positions agree."""
     await page.shows(*lines)
     for one in screens:
         await one.shows(*lines)
@@ -159,7 +159,7 @@ async def test_two_terminals_and_a_page_converge_after_offline_edits(
         assert ann.drawn == ["· milk  eve", "✓ bread  ann"]
         await eve.says("● live · event 5")
 
-        # Ann and Eve are offline, and all three continue to edit.
+        # Ann and Eve go offline, and all three users continue to edit.
         await eve.switch()
         await ann.press("o")
         await eve.says("○ switched off")
@@ -178,7 +178,7 @@ async def test_two_terminals_and_a_page_converge_after_offline_edits(
         await ann.says("· 3 waiting")
         await ann.shows_lines(("milk", True, True), ("bread", False, True), ("rice", False, True))
 
-        # They reconnect one after another, and all agree on one order.
+        # They reconnect one by one, and all agree on one order.
         await eve.switch()
         await eve.shows("x bread", "eggs", "tea", "salt")
         await ann.press("o")
@@ -230,7 +230,7 @@ def test_create_page_server_serves_only_files_of_the_page(tmp_path: Path) -> Non
         process.communicate()
 
 
-def test_picture_of_the_readme_can_be_regenerated(tmp_path: Path) -> None:
+def test_readme_picture_can_be_regenerated(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM.parent / "screenshot.py"), str(tmp_path / "todo.png")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=tmp_path)  # noqa: S603
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/terminal.py"
 
 
 async def all_show(screens: list[Screen], *lines: str) -> None:
-    """Wait until all terminals show this list; check that it has the same items and positions."""
+    """Wait until all terminals show this list, and check that items and positions agree."""
     for one in screens:
         await one.shows(*lines)
     assert all(order == places(screens)[0] for order in places(screens))
@@ -82,7 +82,7 @@ async def test_terminals_agree_on_one_order_after_offline_edits(tmp_path: Path) 
 
         await bob.press("o")
         await all_show([bob], "eggs", "salt", "x rice")
-        await ann.press("o")  # Ann's change of the milk is after its removal, and has no effect
+        await ann.press("o")  # Ann's change to the milk follows its removal and has no effect
         await all_show([ann, bob], "eggs", "salt", "x rice", "tea")
         await ann.says("● live · event 8")
         await bob.says("● live · event 8")
@@ -178,7 +178,7 @@ def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> No
             output.until("● live · event 1")
             output.until("milk")
             output.type("q")
-            output.until("\x1b[?1049l")  # leaves the alternate screen
+            output.until("\x1b[?1049l")  # escape sequence that leaves the alternate screen
             assert process.wait(WAIT_S) == 0
     table = model.Table(str(tmp_path / "todo-ann.db"))
     assert [(item.text, item.by) for item in table.items()] == [("milk", "bob")]
@@ -186,7 +186,7 @@ def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> No
 
 
 class TerminalOutput:
-    """The output of a program in a terminal, and its keyboard."""
+    """The output of a program in a terminal, and its keyboard input."""
 
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
@@ -200,7 +200,7 @@ class TerminalOutput:
             assert ready, self.text[-1000:]
             try:
                 self.text += os.read(self._terminal, 65536).decode(errors="replace")
-            except OSError:  # the program has ended
+            except OSError:  # the program has exited
                 raise AssertionError(self.text[-1000:]) from None
 
     def type(self, keys: str) -> None:

@@ -327,7 +327,7 @@ async def test_websocket_with_unsent_data_is_closed_if_it_answers_no_pings(tmp_p
 
 
 @pytest.mark.rule("CO-30")
-async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
+async def test_number_of_grpc_connections_is_limited(tmp_path: Path) -> None:
     async with opened(tmp_path, connections_max=2) as door:
         gateway = door.gateway()
         await gateway.pushed(change(1, "r1", table="live", a=1))

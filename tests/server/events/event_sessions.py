@@ -1,4 +1,4 @@
-"""Sessions of the Events API without sockets, on a log whose commits and reads a test can hold."""
+"""Sessions of the Events API without sockets, on a log whose commits and reads tests can hold."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def item(number: int, *partitions: str, **more: Any) -> Json:
 
 
 def submissions(*items: Json) -> list[Submission]:
-    """Return the submissions that another process would make of these items."""
+    """Return the submissions that another process would create for these items."""
     return [event(one["id"], one["event"], one["partitions"]) for one in items]
 
 
@@ -44,14 +44,14 @@ def numbers(page: Json) -> list[int]:
 
 
 def code_of(reply: Json) -> str:
-    """Return the code of an error message."""
+    """Return the error code of a reply, which must be an error."""
     assert reply["type"] == "error", reply
     code: str = reply["payload"]["code"]
     return code
 
 
 class Tokens:
-    """Authenticates the names that a test has added."""
+    """Authenticates the names that a test adds."""
 
     is_open: ClassVar = False
 
@@ -77,7 +77,7 @@ class Tokens:
 
 
 class MemoryWire:
-    """Keeps the written messages. A test can make it stop accepting writes."""
+    """Stores the written messages. A test can make it stop accepting writes."""
 
     def __init__(self) -> None:
         self.messages: list[Json] = []
@@ -114,7 +114,7 @@ class MemoryWire:
         self.is_aborted = True
 
     async def arrived(self, count: int) -> list[Json]:
-        """Wait until `count` messages have arrived, and return the first `count`."""
+        """Wait until `count` messages have arrived and return them."""
         async with asyncio.timeout(WAIT_S):
             while len(self.messages) < count:
                 self._arrived.clear()
@@ -123,7 +123,7 @@ class MemoryWire:
 
 
 def texts_of(data: bytes) -> list[bytes]:
-    """Return the texts of unmasked WebSocket frames (RFC 6455, 5.2), which must be complete."""
+    """Return the texts of complete unmasked WebSocket frames (RFC 6455, 5.2)."""
     texts = []
     while data:
         assert data[0] == 0x81
@@ -151,7 +151,7 @@ class Peer:
         return self.wire.messages
 
     async def send(self, kind: str, payload: Any, **more: Any) -> str:
-        """Send a message, wait until the session has read it, and return its id."""
+        """Send a message, wait until the session has read it, and return the message id."""
         self._numbers += 1
         msg_id = f"{self.name}-{self._numbers}"
         message = {"type": kind, "protocol_version": "1.0", "msg_id": msg_id, "payload": payload, **more}
@@ -164,7 +164,7 @@ class Peer:
             await waiting
 
     async def ask(self, kind: str, payload: Any, **more: Any) -> Json:
-        """Send a message and return the reply to it, whatever other messages arrive before it."""
+        """Send a message and return the reply to it, regardless of other messages before it."""
         msg_id = await self.send(kind, payload, **more)
         return await self.reply(msg_id)
 
@@ -193,10 +193,10 @@ class Peer:
         return found
 
     def received(self) -> list[Any]:
-        """Return the messages in short form.
+        """Return all received messages in short form.
 
-        A broadcast is its committed id, a result the list of its committed ids, an error its code, any other message
-        its type.
+        A broadcast becomes its committed id, a result the list of its committed ids, an error its code, and any other
+        message its type.
         """
         found: list[Any] = []
         for message in self.messages:
@@ -214,7 +214,7 @@ class Peer:
 
 
 class SessionServer:
-    """The Events API and its log, with the sessions of a test."""
+    """The Events API and its log, with the sessions that a test opens."""
 
     def __init__(self, log: WatchedLog, authenticator: CredentialVerifier, **limits: int) -> None:
         self.log = log
@@ -226,7 +226,7 @@ class SessionServer:
         self.peers: list[Peer] = []
 
     def fail(self, error: Exception) -> None:
-        """End all sessions, as the server does when its log cannot be read."""
+        """Close all sessions, as the server does when it cannot read its log."""
         for peer in self.peers:
             peer.session.fail(error)
 
@@ -247,7 +247,7 @@ class SessionServer:
 async def session_server(
     *, tokens: Tokens | None = None, engine: dict[str, Any] | None = None, **limits: int
 ) -> AsyncIterator[SessionServer]:
-    """Run the Events API. Without `tokens`, ada, bob and cyd may read and write everything."""
+    """Run the Events API. Without `tokens`, ada, bob and cyd have grants for everything."""
     if tokens is None:
         tokens = Tokens()
         for name in ("ada", "bob", "cyd"):

@@ -1,4 +1,4 @@
-"""Sessions and items in the camel-case dialect of the Events API."""
+"""Sessions and items in the Insieme (camel-case) dialect of the Events API."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ PROJECT = "p1"
 
 
 def draft(event_id: str, n: int = 1, **members: Any) -> Json:
-    """Return an item as the client package sends it, without `meta.clientId`, which `submit` adds."""
+    """Return an item as the npm client sends it, without `meta.clientId`, which `submit` adds."""
     return {
         "id": event_id,
         "partition": "board",
@@ -23,7 +23,7 @@ def draft(event_id: str, n: int = 1, **members: Any) -> Json:
 
 
 class CamelPeer(Peer):
-    """A client that speaks the camel-case dialect."""
+    """A client that speaks the Insieme dialect."""
 
     async def send(self, kind: str, payload: Any, **more: Any) -> str:
         self._numbers += 1

@@ -37,7 +37,7 @@ async def test_every_invalid_credential_gets_the_same_answer(tmp_path: Path) -> 
 
 
 @pytest.mark.rule("CO-21")
-async def test_token_of_maximum_length_is_accepted(tmp_path: Path) -> None:
+async def test_token_of_the_maximum_length_is_accepted(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         long = token(grants={"read": [f"orders/{number:040}" for number in range(200)], "write": []})
         assert 12_000 < len(long) < 16_384
@@ -67,7 +67,7 @@ async def test_unauthorized_write_does_not_reveal_existing_ids(tmp_path: Path) -
     async with serving(tmp_path, tokens=True) as served:
         owner = token(grants={"read": ["*"], "write": ["*"]})
         await served.submit(item(1, "secret"), credential=owner)
-        served.credential = token()  # may read orders/*, and write orders/1
+        served.credential = token()  # grants: read orders/*, write orders/1
         answers = set()
         for number, partitions in ((1, ["secret"]), (2, ["secret"]), (1, ["nothing"]), (1, ["orders/1", "secret"])):
             one = {**item(number), "partitions": partitions}
@@ -83,7 +83,7 @@ async def test_unauthorized_write_does_not_reveal_existing_ids(tmp_path: Path) -
         }
         bodies = {(await served.submit(item(number, "secret"))).body.replace(b"2", b"1") for number in (1, 2)}
         assert len(bodies) == 1
-        # A client without the grant is refused also for events that it wrote itself.
+        # Without the grant, a client is refused even for events that it wrote itself.
         await served.submit(item(5, "orders/1"))
         less = token(grants={"read": [], "write": []})
         (late,) = (await served.submit(item(5, "orders/1"), credential=less)).json["results"]
@@ -138,7 +138,7 @@ async def test_forwarded_address_is_used_from_trusted_proxies_only(tmp_path: Pat
 
 
 @pytest.mark.rule("CO-24")
-async def test_requests_of_other_origins_are_refused_unless_configured(tmp_path: Path) -> None:
+async def test_requests_from_other_origins_are_refused_unless_configured(tmp_path: Path) -> None:
     async with serving(tmp_path, origins=("https://app.example.org",)) as served:
         paths = ("/", "/metrics", f"{PATH}?partition=a", f"{PATH}/stream?partition=a", "/nowhere")
         for origin in (

@@ -1,4 +1,4 @@
-"""The Events API over HTTP: submit events and read pages."""
+"""The Events API over HTTP: submitting events and reading pages."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ from server.running_server import Answer, Serving, event_id, item, numbers, serv
 
 @BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-4", "EV-5", "EV-8")
-async def test_event_commits_once_and_a_conflict_is_rejected(tmp_path: Path) -> None:
+async def test_event_commits_once_and_conflicting_content_is_rejected(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         first = await served.submit(item(1), item(2, "b"))
         assert (first.status, first.content_type) == (200, "application/json")
@@ -46,7 +46,9 @@ async def test_event_commits_once_and_a_conflict_is_rejected(tmp_path: Path) -> 
     ("written", "again"),
     [("1e21", "1000000000000000000000"), ("10000000000000000", "1e16"), ("9007199254740992", "9007199254740992.0")],
 )
-async def test_retry_with_another_spelling_of_a_large_number_is_known(tmp_path: Path, written: str, again: str) -> None:
+async def test_retry_with_a_different_spelling_of_a_large_number_is_known(
+    tmp_path: Path, written: str, again: str
+) -> None:
     body = '{"events":[{"id":"%s","partitions":["a"],"event":{"type":"counted","v":%s}}]}'
     async with serving(tmp_path) as served:
         first = await post(served, (body % (event_id(1), written)).encode())
@@ -67,7 +69,7 @@ async def test_committed_ids_and_results_survive_a_restart(tmp_path: Path) -> No
 
 @BOTH_STORES
 @pytest.mark.rule("EV-9")
-async def test_event_id_is_echoed_as_sent_and_compared_without_case(tmp_path: Path) -> None:
+async def test_event_id_is_echoed_as_sent_and_compared_case_insensitively(tmp_path: Path) -> None:
     small = str(UUID(int=0xABCDEF << 100))
     async with serving(tmp_path) as served:
         for text in (small.upper(), small):
@@ -173,10 +175,10 @@ async def test_request_above_the_event_or_byte_limit_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.rule("CO-24", "CO-33")
-async def test_body_must_have_the_json_content_type(tmp_path: Path) -> None:
+async def test_body_requires_the_json_content_type(tmp_path: Path) -> None:
     body = json.dumps({"events": [item(1)]}).encode()
     async with serving(tmp_path) as served:
-        # A page of another origin can send these types without a preflight.
+        # Web pages of other origins can send these types without a preflight request.
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
             answer = await served.request("POST", PATH, data=body, headers={"Content-Type": kind})
             assert answer.refusal == (415, "bad_request")
@@ -207,14 +209,14 @@ async def test_compressed_body_is_accepted_and_a_corrupt_one_refused(tmp_path: P
 
 @pytest.mark.rule("CO-30", "CO-33")
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_compressed_body_is_unpacked_up_to_the_limit_after_authentication(
+async def test_compressed_body_is_inflated_up_to_the_limit_and_only_after_authentication(
     tmp_path: Path, is_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few bytes can expand to any size, and the server would be busy with them."""
+    """A few bytes can expand to any size and would keep the server busy."""
     decompressobj, unpacked = zlib.decompressobj, 0
 
     class CountingDecompressor:
-        """Wraps the decompressor of `zlib`, which aiohttp uses too."""
+        """Wraps the `zlib` decompressor, which aiohttp uses too."""
 
         def __init__(self, *given: Any, **named: Any) -> None:
             self._decompressor = decompressobj(*given, **named)
@@ -237,7 +239,7 @@ async def test_compressed_body_is_unpacked_up_to_the_limit_after_authentication(
         assert unpacked == (2001 if is_known else 0)
 
 
-async def test_unknown_paths_and_methods_get_errors_of_the_same_form(tmp_path: Path) -> None:
+async def test_unknown_paths_and_methods_get_errors_of_the_same_shape(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         for path in ("/v1", "/v1/events/", "/v1/event", "/favicon.ico"):
             assert (await served.get(path)).refusal == (404, "unknown_path")
@@ -266,7 +268,7 @@ async def test_unknown_members_of_a_request_are_ignored(tmp_path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-11")
-async def test_page_has_the_events_of_all_partitions_once_and_ascending(tmp_path: Path) -> None:
+async def test_page_has_each_event_of_all_partitions_once_in_ascending_order(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await served.commit(item(1), item(2, "b"), item(3, "a", "b"), item(4, "c"), item(5, "größe"))
         page = (await served.page("a", "b", "a")).json
@@ -290,7 +292,7 @@ async def test_page_has_the_events_of_all_partitions_once_and_ascending(tmp_path
 
 @BOTH_STORES
 @pytest.mark.rule("EV-11", "CO-30")
-async def test_page_limit_is_clamped(tmp_path: Path) -> None:
+async def test_page_size_limit_is_clamped(tmp_path: Path) -> None:
     async with serving(tmp_path, page_events_max=4, page_events_default=3) as served:
         await served.commit(*(item(number) for number in range(1, 7)))
         for limit, expected in ((0, 1), (1, 1), (4, 4), (5, 4), (100_000, 4), (2**53 - 1, 4)):
@@ -302,14 +304,15 @@ async def test_page_limit_is_clamped(tmp_path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-12")
-async def test_paging_ends_at_the_bound_of_the_first_page(tmp_path: Path) -> None:
+async def test_paging_stops_at_the_bound_of_the_first_page(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         await served.commit(*(item(number) for number in range(1, 8)))
         page = (await served.page("a", limit=3)).json
         bound, found, following = page["sync_to_committed_id"], page["events"], 100
         assert bound == 7
         while page["has_more"]:
-            await served.commit(*(item(following + number) for number in range(5)))  # faster than the reader
+            # New events arrive faster than the reader pages.
+            await served.commit(*(item(following + number) for number in range(5)))
             following += 5
             page = (await served.page("a", limit=3, since=page["next_since_committed_id"], to=bound)).json
             assert page["sync_to_committed_id"] == bound
@@ -329,7 +332,7 @@ async def test_cursor_advances_without_matches_and_not_beyond_the_log(tmp_path: 
         await served.commit(*(item(number, "b") for number in range(1, 5)))
         page = (await served.page("a")).json
         assert (page["events"], page["next_since_committed_id"], page["has_more"]) == ([], 4, False)
-        # A bound ahead of the log must not make the reader miss later events.
+        # A bound ahead of the log must not make the reader skip later events.
         ahead = (await served.page("a", to=1000)).json
         assert (ahead["next_since_committed_id"], ahead["sync_to_committed_id"]) == (4, 4)
         behind = (await served.page("a", since=3, to=1)).json
@@ -350,7 +353,7 @@ async def test_cursor_of_another_history_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("EV-9")
-async def test_copies_of_a_partition_count_once(shared_server: Serving) -> None:
+async def test_duplicates_of_a_partition_count_once(shared_server: Serving) -> None:
     copies = ["caf%C3%A9", "cafe%CC%81"] * PARTITIONS_MAX
     query = "&".join(f"partition={name}" for name in copies)
     async with shared_server.session.get(f"{shared_server.url}{PATH}?{query}") as response:

@@ -1,4 +1,4 @@
-"""The Events API over HTTP: full queues, rate limits, and a store that fails."""
+"""The Events API over HTTP: full queues, rate limits and store failures."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ async def test_full_queue_refuses_new_events_and_answers_retries_and_reads(
         assert busy.refusal == (503, "server_busy")
         assert busy.error["details"]["retry_after_ms"] > 0
         assert int(busy.headers["Retry-After"]) >= 1
-        # Retries are still answered, and pages are read.
+        # Retries and pages are still answered.
         assert (await served.submit(item(1))).body == first.body
         assert (await served.page("a")).status == 200
         gate.open()
@@ -41,7 +41,7 @@ async def test_full_queue_refuses_new_events_and_answers_retries_and_reads(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-30", "CO-15")
-async def test_new_events_of_an_actor_are_rate_limited_and_retries_are_not(tmp_path: Path) -> None:
+async def test_new_events_per_actor_are_rate_limited_but_retries_are_not(tmp_path: Path) -> None:
     clock = ManualClock()
     async with serving(tmp_path, clock=clock, new_events_per_second_max=2) as served:
         first = await served.submit(item(1), item(2))
@@ -54,8 +54,8 @@ async def test_new_events_of_an_actor_are_rate_limited_and_retries_are_not(tmp_p
 
 
 @pytest.mark.rule("EV-16")
-async def test_page_has_the_commits_of_another_server(tmp_path: Path) -> None:
-    """The second server gets no notification, and polls once an hour only."""
+async def test_page_includes_the_commits_of_another_server(tmp_path: Path) -> None:
+    """The second server gets no notification and polls only once an hour."""
     async with serving(tmp_path, poll_ms=3_600_000) as one, serving(tmp_path, poll_ms=3_600_000) as two:
         assert await one.commit(item(1), item(2)) == [1, 2]
         assert two.server.apis.hub.position == 0
@@ -64,7 +64,7 @@ async def test_page_has_the_commits_of_another_server(tmp_path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("CO-30", "CO-15")
-async def test_rate_limit_spans_all_servers_of_a_log_and_restarts(tmp_path: Path) -> None:
+async def test_rate_limit_spans_restarts_and_all_servers_of_a_log(tmp_path: Path) -> None:
     clock = ManualClock()
     async with serving(tmp_path, clock=clock, new_events_per_second_max=2) as one:
         assert (await one.submit(item(1))).status == 200
@@ -133,7 +133,7 @@ async def test_store_failure_during_commit_is_answered_with_server_error(
 async def test_store_failure_during_a_read_is_answered_with_a_retry_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read has no outcome in doubt: the client repeats it."""
+    """A failed read has no uncertain outcome, so the client can repeat it."""
     async with serving(tmp_path) as served:
         assert await served.commit(item(1)) == [1]
         store: Any = served.server.log._store
@@ -151,7 +151,7 @@ async def test_store_failure_during_a_read_is_answered_with_a_retry_time(
 
 
 @pytest.mark.rule("CO-12")
-async def test_server_of_a_moved_log_refuses_writes(tmp_path: Path, database: str) -> None:
+async def test_server_refuses_writes_after_its_log_was_moved(tmp_path: Path, database: str) -> None:
     async with serving(tmp_path) as served:
         assert await served.commit(item(1)) == [1]
         await asyncio.to_thread(migrate_log, str(tmp_path / "events.db"), database, lambda _: None)
@@ -172,7 +172,7 @@ async def test_incomplete_requests_do_not_affect_other_clients(tmp_path: Path) -
         for data in (
             begun,
             begun + b"Content-Length: 99\r\n\r\n{",
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # the start of a TLS handshake
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # start of a TLS handshake
             b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         ):
             with socket.create_connection(("127.0.0.1", port)) as raw:

@@ -1,4 +1,4 @@
-"""Sessions of the Events API: replies in the order of requests, errors that close, and own events (EV-8, EV-14)."""
+"""Sessions of the Events API: replies in request order, closing errors, and the reader's own events (EV-8, EV-14)."""
 
 import asyncio
 from random import Random
@@ -43,7 +43,7 @@ async def test_replies_are_sent_in_the_order_of_their_requests() -> None:
         await submit_soon(ada, 2)
         await ada.raw(b"{")
         ada.session.receive_binary()
-        await submit_soon(ada, 1)  # known: answered from memory
+        await submit_soon(ada, 1)  # known, so answered from memory
         await ada.send("unknown", {})
         await submit_soon(ada, 3)
         await turns()
@@ -72,7 +72,7 @@ async def test_page_does_not_overtake_an_earlier_result() -> None:
 
 
 @pytest.mark.rule("EV-13", "EV-14")
-async def test_error_during_an_open_sync_cycle_waits_for_the_held_result() -> None:
+async def test_error_during_an_open_sync_cycle_waits_for_held_results() -> None:
     async with session_server(cycle_idle_ms=10**7) as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         await bob.submit(item(1), item(2))
@@ -87,7 +87,7 @@ async def test_error_during_an_open_sync_cycle_waits_for_the_held_result() -> No
 
 
 @pytest.mark.rule("CO-30", "CO-31")
-async def test_frames_are_not_read_while_too_many_replies_wait() -> None:
+async def test_frames_are_not_read_while_too_many_replies_are_waiting() -> None:
     async with session_server(outbox_frames_max=4) as server:
         ada = await server.connected()
         server.log.hold_commits()
@@ -107,7 +107,7 @@ async def test_frames_are_not_read_while_too_many_replies_wait() -> None:
 
 
 @pytest.mark.rule("EV-8", "EV-2")
-async def test_frame_limit_closes_after_the_results_of_accepted_requests() -> None:
+async def test_connection_over_the_frame_limit_closes_after_the_results_of_accepted_requests() -> None:
     async with session_server(frames_per_second_max=5) as server:
         ada = await server.connected()
         server.log.hold_commits()
@@ -136,7 +136,7 @@ async def test_broadcasts_continue_until_a_closing_error_is_sent() -> None:
 
 
 @pytest.mark.rule("EV-8", "CO-30")
-async def test_closing_error_does_not_wait_forever() -> None:
+async def test_closing_error_waits_a_bounded_time_for_results() -> None:
     async with session_server(frames_per_second_max=2, close_wait_ms=1) as server:
         ada = await server.connected()
         server.log.hold_commits()
@@ -150,7 +150,7 @@ async def test_closing_error_does_not_wait_forever() -> None:
 
 
 @pytest.mark.rule("EV-8", "CO-16")
-async def test_failed_request_closes_after_the_replies_before_it() -> None:
+async def test_failed_request_closes_the_connection_after_earlier_replies() -> None:
     async with session_server() as server:
         ada = await server.connected()
         server.log.gate.shut()
@@ -175,7 +175,7 @@ async def test_failed_request_closes_after_the_replies_before_it() -> None:
 
 
 @pytest.mark.rule("CO-22", "EV-8")
-async def test_writer_whose_rights_end_gets_its_results_and_a_reader_is_closed_at_once() -> None:
+async def test_revoked_writer_gets_its_results_but_a_revoked_reader_is_closed_immediately() -> None:
     tokens = Tokens()
     for name in ("ada", "eve"):
         tokens.add(name, parse_grants(["a"], ["a"]))
@@ -210,7 +210,7 @@ async def test_own_events_are_not_broadcast_when_a_sync_cycle_is_abandoned() -> 
 
 
 @pytest.mark.rule("EV-14", "CO-31")
-async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_is_closed_when_its_own_events_are_no_longer_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "RANGES_MAX", 2)
     async with session_server(cycle_idle_ms=1) as server:
         ada, _ = await submit_in_turn(server)
@@ -227,7 +227,7 @@ async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monke
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_own_positions_are_known_above_the_forgotten_ones(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_positions_above_the_forgotten_ones_are_known(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "RANGES_MAX", 8)
     chance = Random(seed)
     positions, added = OwnPositions(), set()
@@ -247,7 +247,7 @@ def test_own_positions_are_known_above_the_forgotten_ones(seed: int, monkeypatch
 
 
 class OrderWire:
-    """Keeps the written texts."""
+    """Stores the written texts."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -269,7 +269,7 @@ class OrderWire:
 
 
 class RandomReplies:
-    """Replies that become known, are placed, moved and sent in a random order, with other frames between them."""
+    """Settles, places, moves and sends replies in random order, with other frames in between."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
@@ -317,7 +317,7 @@ class RandomReplies:
 
 @pytest.mark.rule("EV-8")
 @pytest.mark.parametrize("seed", range(60))
-async def test_replies_leave_in_order_however_they_become_known(seed: int) -> None:
+async def test_replies_are_sent_in_order_regardless_of_when_they_settle(seed: int) -> None:
     replies = RandomReplies(seed)
     for _ in range(120):
         replies.act()

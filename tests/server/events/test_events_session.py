@@ -1,4 +1,4 @@
-"""Sessions of the Events API: connect, submit, and malformed messages."""
+"""Sessions of the Events API: connect, submit and malformed messages."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from server.events.event_sessions import Tokens, code_of, item, session_server, 
 
 
 @pytest.mark.rule("EV-1")
-async def test_before_connect_other_messages_are_refused_and_the_connection_stays_open() -> None:
+async def test_messages_before_connect_are_refused_and_keep_the_connection_open() -> None:
     async with session_server() as server:
         peer = server.accept()
         for kind, payload in (("sync", {}), ("submit_events", {"events": [item(1)]}), ("hello", {})):
@@ -66,7 +66,7 @@ async def test_reply_echoes_the_message_id_and_unknown_members_are_ignored() -> 
 
 
 @pytest.mark.rule("CO-21")
-async def test_failed_connects_of_one_address_are_rate_limited() -> None:
+async def test_failed_connects_per_address_are_rate_limited() -> None:
     async with session_server() as server:
         codes = []
         for _ in range(5):
@@ -98,7 +98,7 @@ async def test_expired_token_closes_the_connection_at_the_next_message_or_renewa
 
 
 @pytest.mark.rule("EV-3", "EV-4", "EV-5", "EV-8", "CO-20")
-async def test_event_commits_once_and_other_content_under_its_id_is_rejected() -> None:
+async def test_event_commits_once_and_different_content_under_its_id_is_rejected() -> None:
     async with session_server() as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         (first,) = await ada.submit(item(1, "b", "a", actor="root"))
@@ -180,7 +180,7 @@ async def test_malformed_submit_is_refused_as_a_whole_before_any_commit(events: 
         (b'"partitions":["a"],"event":{"type":"t","n":%b1%b}' % (b"[" * 600, b"]" * 600), None),
     ],
 )
-async def test_invalid_event_is_rejected_alone_with_its_field(bad: bytes, field: str | None) -> None:
+async def test_only_the_invalid_event_is_rejected_with_its_field(bad: bytes, field: str | None) -> None:
     async with session_server() as server:
         peer = await server.connected()
         events = b'{"id":"%b",%b}' % (uuid(2).encode(), bad)
@@ -200,7 +200,7 @@ async def test_invalid_event_is_rejected_alone_with_its_field(bad: bytes, field:
 
 
 @pytest.mark.rule("EV-8", "CO-33")
-async def test_oversized_event_is_rejected_alone() -> None:
+async def test_only_the_oversized_event_is_rejected() -> None:
     async with session_server(engine={"body_bytes_max": 100}) as server:
         ada = await server.connected("ada")
         large = item(2, "a", event={"type": "t", "text": "x" * 100})
@@ -233,7 +233,7 @@ async def test_forbidden_write_is_rejected_alike_for_known_and_unknown_ids() -> 
                 "errors": [{"field": "partitions", "message": "not all of them may be written"}],
             }
         ]
-        assert len(server.log.store.batches) == batches  # nothing was looked up
+        assert len(server.log.store.batches) == batches  # no event was looked up
         mixed = await eve.submit(item(8, "public", "secret"), item(9, "eve/1"), item(2, "public"))
         assert [one.get("reason", one["status"]) for one in mixed] == ["forbidden", "committed", "committed"]
 
@@ -251,7 +251,7 @@ async def test_retry_after_a_grant_was_removed_is_forbidden() -> None:
 
 
 @pytest.mark.rule("CO-19", "CO-18")
-async def test_failed_expectation_reports_the_newest_id_and_a_retry_its_original_result() -> None:
+async def test_failed_expectation_reports_the_newest_id_and_a_retry_gets_its_original_result() -> None:
     async with session_server() as server:
         peer = await server.connected()
         await peer.submit(item(1, expected_committed_id=0))
@@ -290,7 +290,7 @@ async def test_full_queue_refuses_new_events_and_still_answers_retries() -> None
 
 
 @pytest.mark.rule("CO-30")
-async def test_too_many_events_in_flight_are_refused_and_the_connection_stays_open() -> None:
+async def test_too_many_events_in_flight_are_refused_and_keep_the_connection_open() -> None:
     async with session_server(events_in_flight_max=2) as server:
         peer = await server.connected()
         server.log.hold_commits()
@@ -318,7 +318,7 @@ async def test_exceeding_the_frame_rate_closes_the_connection() -> None:
 
 
 @pytest.mark.rule("CO-15", "CO-18", "EV-2")
-async def test_new_events_of_an_actor_are_rate_limited_and_retries_are_not() -> None:
+async def test_new_events_per_actor_are_rate_limited_but_retries_are_not() -> None:
     async with session_server(new_events_per_second_max=2) as server:
         first, other = await server.connected("ada"), await server.connected("bob")
         await first.submit(item(1), item(2))
@@ -345,7 +345,7 @@ async def test_request_above_the_rate_limit_commits_nothing_and_is_resent_as_a_w
         assert reply["payload"]["details"] == {"retry_after_ms": 200}
         assert server.counts.events_committed == 1
         server.log.clock.advance(200)
-        # More than the burst of 5: admitted now that the bucket is full, and paid back before the next event.
+        # More than the burst of 5: the full bucket admits it, and must refill before the next event.
         assert [one["committed_id"] for one in await ada.submit(*events)] == list(range(2, 12))
         late = await ada.ask("submit_events", {"events": [item(101)]})
         assert late["payload"]["details"] == {"retry_after_ms": 1200}

@@ -1,4 +1,4 @@
-"""Sessions of the Events API: order of results and broadcasts, during a sync cycle and after it."""
+"""Sessions of the Events API: order of results and broadcasts, during and after a sync cycle."""
 
 import asyncio
 from uuid import UUID
@@ -75,7 +75,7 @@ async def test_conflicting_submission_in_flight_still_receives_the_broadcast() -
 
 
 @pytest.mark.rule("EV-15", "CO-13")
-async def test_commit_of_another_process_is_broadcast_before_later_results() -> None:
+async def test_commit_by_another_process_is_broadcast_before_later_results() -> None:
     async with session_server(engine={"poll_ms": 600_000}) as server:
         ada = await server.connected("ada")
         await ada.sync("a")
@@ -88,7 +88,7 @@ async def test_commit_of_another_process_is_broadcast_before_later_results() -> 
         retry = await other.send("submit_events", {"events": [item(7)]})
         await server.log.gate.reached.wait()
         await turns()
-        # The results are known, but position 1 has not been delivered: no higher position may precede it.
+        # The results are known, but position 1 is not delivered yet, and no higher position may precede it.
         assert ada.received() == ["connected", "sync_response"]
         assert other.received() == ["connected"]
         server.log.gate.open()
@@ -109,7 +109,7 @@ async def test_results_that_would_overtake_broadcasts_wait_for_the_end_of_the_sy
         await bob.submit(item(6))
         await ada.send("submit_events", {"events": [item(6)]})
         await turns()
-        # The retry of an event that ada has read would overtake no broadcast, but the result of an earlier request.
+        # The result of a retry of an event that ada has read would overtake no broadcast, but an earlier result.
         assert ada.received() == ["connected", "sync_response"]
         await ada.sync(since=page["next_since_committed_id"])
         await bob.submit(item(7))
@@ -118,7 +118,7 @@ async def test_results_that_would_overtake_broadcasts_wait_for_the_end_of_the_sy
 
 
 @pytest.mark.rule("EV-13", "EV-14")
-async def test_idle_sync_cycle_ends_and_releases_the_held_results() -> None:
+async def test_idle_sync_cycle_expires_and_releases_the_held_results() -> None:
     async with session_server(cycle_idle_ms=1) as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         await bob.submit(item(1), item(2), item(3))
@@ -195,7 +195,7 @@ def _record(server: SessionServer, number: int) -> Record:
 
 
 @pytest.mark.rule("CO-22")
-async def test_grant_removed_while_a_page_is_read_forbids_the_page() -> None:
+async def test_page_is_forbidden_if_the_grant_is_removed_while_it_is_read() -> None:
     tokens = Tokens()
     tokens.add("ada")
     tokens.add("eve", parse_grants(["a", "b"]))
@@ -227,7 +227,7 @@ async def test_sync_cycle_does_not_expire_while_its_page_is_read() -> None:
         asked = {"partitions": ["a"], "since_committed_id": page["next_since_committed_id"], "limit": 2}
         syncing = asyncio.ensure_future(ada.send("sync", asked))
         await server.log.gate.reached.wait()
-        server.door.limits = ApiLimits(cycle_idle_ms=1)  # only while the page is read
+        server.door.limits = ApiLimits(cycle_idle_ms=1)  # expires immediately, but only while the page is read
         await ada.raw(
             orjson.dumps({"type": "submit_events", "protocol_version": "1.0", "payload": {"events": [item(6)]}})
         )
@@ -278,7 +278,7 @@ async def test_unexpected_failure_during_catch_up_closes_the_connection() -> Non
 
 
 @pytest.mark.rule("CO-33")
-async def test_failing_wire_does_not_stop_broadcasts_to_other_peers(
+async def test_failing_connection_does_not_stop_broadcasts_to_other_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with session_server() as server:
@@ -311,7 +311,7 @@ async def test_long_frames_are_refused_before_connect_and_parsed_after_it() -> N
 
 
 @pytest.mark.rule("CO-31")
-async def test_full_wire_is_not_polled_in_a_busy_loop(
+async def test_full_connection_is_not_polled_in_a_busy_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with session_server() as server:
@@ -334,7 +334,7 @@ async def test_full_wire_is_not_polled_in_a_busy_loop(
         assert (await slow.wire.arrived(3))[-1]["payload"]["committed_id"] == 1
 
 
-async def test_finished_session_queues_no_frames() -> None:
+async def test_closed_session_queues_no_frames() -> None:
     async with session_server() as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         await bob.sync()

@@ -1,4 +1,4 @@
-"""Sessions of the Events API: readers that are slow, gone or concurrent."""
+"""Sessions of the Events API: slow, disconnected and concurrent readers."""
 
 import random
 
@@ -11,11 +11,11 @@ from oncelog.errors import HistoryChangedError
 from server.events.event_sessions import Peer, SessionServer, item, numbers, session_server, submissions
 
 ANSWERS = ("connected", "submit_events_result", "error")
-"""Pages are not among them: those of an open cycle overtake the results that wait for its end."""
+"""Pages are excluded, because pages of an open cycle overtake results that wait for its end."""
 
 
 class Crowd:
-    """Peers that submit, sync, page, stop reading and read again, in a random order."""
+    """Peers that submit, sync, page, pause and resume reading, in random order."""
 
     def __init__(self, server: SessionServer, peers: list[Peer], seed: int) -> None:
         self.server = server
@@ -33,7 +33,7 @@ class Crowd:
                 first = self.ids + 1
                 self.ids += chance.randint(1, 3)
                 numbers = [*range(first, self.ids + 1)]
-                if first > 1 and chance.random() < 0.4:  # a retry, or an event that another peer sent
+                if first > 1 and chance.random() < 0.4:  # a retry, or an event that another peer has sent
                     numbers.insert(chance.randrange(len(numbers) + 1), chance.randrange(max(1, first - 6), first))
                 await peer.send("submit_events", {"events": [item(one, "ab"[one % 2]) for one in numbers]})
             case 3 if not peer.wire.is_stuck and self.is_paging(index):
@@ -48,7 +48,7 @@ class Crowd:
                 await turns(chance.randrange(6))
 
     async def end(self) -> None:
-        """Let all peers read to the end; one more event then shows that all are up to date."""
+        """Make all peers read to the end, and check with one more event that all are up to date."""
         for index, peer in enumerate(self.peers):
             peer.wire.unstick()
             while self.is_paging(index):
@@ -68,7 +68,7 @@ class Crowd:
 
 @pytest.mark.rule("EV-12", "EV-13", "EV-14", "CO-13")
 @pytest.mark.parametrize("seed", range(40))
-async def test_every_reader_gets_each_event_once_and_in_order_under_random_actions(seed: int) -> None:
+async def test_every_reader_gets_each_event_once_and_in_order(seed: int) -> None:
     async with session_server(engine={"poll_ms": 600_000}, outbox_frames_max=10**6) as server:
         peers = [await server.connected(name) for name in ("ada", "ada", "bob", "cyd")]
         crowd = Crowd(server, peers, seed)
@@ -100,7 +100,7 @@ async def test_replies_keep_their_order_when_the_queue_is_full_and_other_process
 
 
 def _retried(peer: Peer) -> set[int]:
-    """Return the committed ids that other peers may have committed: these can be broadcast too."""
+    """Return the committed ids that another peer may have committed, and that can therefore be broadcast too."""
     return {
         one["committed_id"]
         for message in peer.messages
@@ -110,7 +110,7 @@ def _retried(peer: Peer) -> set[int]:
 
 
 def check(peer: Peer, everything: set[int]) -> None:
-    """Check that a peer got each event of the partition once and in order: by page, broadcast or its own result."""
+    """Check that a peer got each event of the partition once and in order, by page, broadcast or its own result."""
     requests = [int(one["msg_id"].split("-")[1]) for one in peer.messages if one["type"] in ANSWERS]
     assert requests == sorted(requests), "replies are sent in the order of their requests"
     paged: list[int] = []
@@ -131,7 +131,7 @@ def check(peer: Peer, everything: set[int]) -> None:
                 committed = [one["committed_id"] for one in payload["results"]]
                 own.update(committed)
                 if live:
-                    newest = max(newest, *committed)  # later broadcasts must be higher
+                    newest = max(newest, *committed)  # later broadcasts must have higher ids
     assert paged == sorted(set(paged))
     assert not set(live) & set(paged)
     assert not set(live) & (own - _retried(peer))
@@ -142,7 +142,7 @@ def check(peer: Peer, everything: set[int]) -> None:
 
 
 @pytest.mark.rule("CO-31", "CO-30")
-async def test_slow_reader_is_warned_then_closed_and_others_are_not_delayed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_reader_is_logged_then_closed_without_delaying_others(caplog: pytest.LogCaptureFixture) -> None:
     async with session_server(outbox_frames_max=10) as server:
         ada, slow, bob = await server.connected("ada"), await server.connected("cyd"), await server.connected("bob")
         await slow.sync()
@@ -166,7 +166,7 @@ async def test_slow_reader_is_warned_then_closed_and_others_are_not_delayed(capl
 
 
 @pytest.mark.rule("CO-31")
-async def test_recovered_slow_reader_gets_its_queue_in_one_write() -> None:
+async def test_slow_reader_that_recovers_gets_its_queue_in_one_write() -> None:
     async with session_server(outbox_frames_max=10) as server:
         ada, slow = await server.connected("ada"), await server.connected("cyd")
         await slow.sync()

@@ -9,7 +9,7 @@ from server.events.event_sessions import Tokens, code_of, item, numbers, session
 
 
 @pytest.mark.rule("EV-11", "EV-6")
-async def test_page_has_the_events_of_all_partitions_once_and_in_order() -> None:
+async def test_sync_page_has_each_event_of_all_partitions_once_in_order() -> None:
     async with session_server() as server:
         peer = await server.connected()
         await peer.submit(item(1, "a"), item(2, "b"), item(3, "a", "b"), item(4, "c"), item(5, "caf\u00e9"))
@@ -31,7 +31,7 @@ async def test_page_has_the_events_of_all_partitions_once_and_in_order() -> None
 
 
 @pytest.mark.rule("EV-9", "EV-6")
-async def test_partitions_are_counted_without_their_copies() -> None:
+async def test_duplicate_partitions_count_once() -> None:
     copies = ["caf\u00e9", "cafe\u0301"] * (PARTITIONS_MAX + 1)
     names = [f"p{number}" for number in range(PARTITIONS_MAX)]
     async with session_server() as server:
@@ -50,7 +50,7 @@ async def test_partitions_are_counted_without_their_copies() -> None:
 
 
 @pytest.mark.rule("EV-11", "CO-30")
-async def test_page_limit_is_clamped() -> None:
+async def test_page_size_limit_is_clamped() -> None:
     async with session_server(page_events_default=2, page_events_max=3) as server:
         peer = await server.connected()
         await peer.submit(*(item(number) for number in range(1, 6)))

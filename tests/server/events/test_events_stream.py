@@ -1,4 +1,4 @@
-"""The Events API over server-sent events, read by the rules of the HTML standard."""
+"""The Events API over server-sent events, parsed by the rules of the HTML standard."""
 
 import asyncio
 import socket
@@ -51,21 +51,21 @@ async def test_stream_sends_stored_events_first_and_then_new_ones(tmp_path: Path
         events = await stream.events(2)
         assert numbers(events) == [5, 6]
         assert events == (await served.page("a", since=3)).json["events"]
-        # The author's stream gets its events too: a stream is not bound to the connection of a submit.
+        # An author's stream includes its own events, because a stream is not tied to the submitting connection.
         assert await served.commit(item(6), item(7)) == [6, 7]
         assert numbers(await stream.events(1)) == [7]
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-16")
-async def test_last_event_id_resumes_without_gap_or_repeat(tmp_path: Path) -> None:
+async def test_last_event_id_resumes_without_gaps_or_repeats(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         found: list[int] = []
         number = 0
         last_event_id = ""
         for _ in range(5):
             await served.commit(item(number := number + 1), item(number := number + 1))
-            # A browser asks for the same address again: `since` is still there.
+            # A browser reconnects to the same URL, which still contains `since`.
             headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
             stream = await served.stream("a", since=0, headers=headers)
             await stream.connected()
@@ -147,8 +147,8 @@ async def test_stream_of_an_unreadable_partition_is_refused(tmp_path: Path) -> N
 # --- end of a stream -------------------------------------------------------------------------------------
 
 
-async def ended(stream: Any) -> Any:
-    """Return the data of an `error` event, which must be the last event."""
+async def read_error(stream: Any) -> Any:
+    """Return the data of the next event, which must be `error` and the last event of the stream."""
     message = await stream.next()
     assert message is not None
     assert message.kind == "error"
@@ -167,7 +167,7 @@ async def test_stream_ends_when_its_token_expires(tmp_path: Path, monkeypatch: p
             await stream.connected()
         assert isinstance(served.clock, ManualClock)
         served.clock.advance(5000)
-        error = await ended(short)
+        error = await read_error(short)
         assert error["code"] == "auth_failed"
         writer = token(grants={"write": ["*"]})
         await served.submit(item(1, "orders/1"), credential=writer)
@@ -188,7 +188,7 @@ async def test_stream_ends_when_its_key_or_grant_is_revoked(tmp_path: Path) -> N
         path.write_text(before + '"changed"' + after.replace('"a"', '"c"', 1))
         served.server.reload()
         for stream in streams[:2]:
-            assert (await ended(stream))["code"] == "auth_failed"
+            assert (await read_error(stream))["code"] == "auth_failed"
         await served.submit(item(1), credential=keys[2].text)
         assert [one["id"] for one in await streams[2].events(1)] == [item(1)["id"]]
         assert (await served.get(f"{STREAM}?partition=a", credential=keys[0].text)).status == 401
@@ -206,7 +206,7 @@ async def test_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
             assert numbers(await stream.events(1)) == [1]
         await soon(served.server.stop())
         for stream in streams:
-            assert await stream.next() is None  # without an error: the browser reconnects by itself
+            assert await stream.next() is None  # no error event: the browser reconnects on its own
 
 
 async def test_stream_is_removed_when_its_reader_disconnects(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ def large(number: int) -> dict[str, Any]:
     return {**item(number), "event": {"type": "large", "text": "x" * 100_000}}
 
 
-NEVER_MS: Final = 3_600_000
+LONG_HEARTBEAT_MS: Final = 3_600_000
 
 
 async def slow_stream(served: Serving, heartbeat_ms: int) -> socket.socket:
-    """Open a stream and do not read it. The server waits two heartbeats for this reader, and no other one."""
+    """Open a stream and do not read it. The server allows this reader, and no other, two heartbeats to catch up."""
     streams = served.server.apis.events.streams
     auth_gate = streams.auth_gate
     with pytest.MonkeyPatch.context() as patched:
@@ -263,8 +263,8 @@ def unread_stream(served: Serving) -> socket.socket:
 
 @BOTH_STORES
 @pytest.mark.rule("CO-31")
-async def test_slow_reader_is_disconnected_and_does_not_delay_others(tmp_path: Path) -> None:
-    async with serving(tmp_path, heartbeat_ms=NEVER_MS, subscription_bytes_max=1_000_000) as served:
+async def test_slow_reader_is_disconnected_without_delaying_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, heartbeat_ms=LONG_HEARTBEAT_MS, subscription_bytes_max=1_000_000) as served:
         with await slow_stream(served, heartbeat_ms=500):
             reader = await served.stream("a")
             await reader.connected()
@@ -278,13 +278,13 @@ async def test_slow_reader_is_disconnected_and_does_not_delay_others(tmp_path: P
             assert runner is not None
             served_by = runner.server
             assert served_by is not None
-            # One of the reader and one of the writer: queued bytes must not keep the third socket open.
+            # Only the reader's and the writer's sockets remain: queued bytes must not keep the third one open.
             await until(lambda: len(served_by.connections) == 2)
 
 
 @BOTH_STORES
 @pytest.mark.rule("CO-31")
-async def test_late_reader_misses_no_event(tmp_path: Path) -> None:
+async def test_reader_that_pauses_misses_no_event(tmp_path: Path) -> None:
     async with serving(tmp_path, subscription_bytes_max=500_000) as served:
         stream = await served.stream("a")
         await stream.connected()

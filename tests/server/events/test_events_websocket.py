@@ -1,4 +1,4 @@
-"""The WebSocket of the Events API, with real sockets, and with a server process where memory is measured."""
+"""The WebSocket of the Events API with real sockets, and with a server process for memory measurements."""
 
 import asyncio
 import itertools
@@ -21,11 +21,11 @@ from server.malformed_frames import malformed_frames
 from server.running_server import EventStream, SocketClient, api_key, item, numbers, serving
 
 MALFORMED_FRAMES = 20_000
-"""With --soak; a tenth of it by default."""
+"""Number with --soak. The default is a tenth of it."""
 CONNECTIONS = 8
 CONNECT_TIMEOUT_MS = 20
 GROWTH_BYTES_MAX = 24 * 2**20
-"""Allowance for caches and fragmentation. It finds large leaks only: the frames of a soak run have about 10 MB."""
+"""Allowance for caches and fragmentation. Only large leaks exceed it: a soak run sends about 10 MB of frames."""
 
 
 @BOTH_STORES
@@ -50,7 +50,7 @@ async def test_two_clients_see_the_same_order_and_a_restart_keeps_it(tmp_path: P
 
 
 @pytest.mark.rule("CO-24")
-async def test_socket_of_another_origin_is_refused(tmp_path: Path) -> None:
+async def test_socket_from_another_origin_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, origins=("https://app.example.org",)) as served:
         for origin in ("https://evil.example", "null", "https://app.example.org.evil.example"):
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
@@ -72,7 +72,7 @@ async def test_oversized_frame_closes_only_its_own_connection(tmp_path: Path) ->
 
 
 @pytest.mark.rule("CO-30")
-async def test_frame_of_exactly_the_limit_is_accepted(tmp_path: Path) -> None:
+async def test_frame_of_exactly_the_maximum_size_is_accepted(tmp_path: Path) -> None:
     async with serving(tmp_path, frame_bytes_max=10_000) as served:
         client = await served.connected()
         frame = {"type": "submit_events", "protocol_version": "1.0", "payload": {"events": [item(1)]}}
@@ -82,7 +82,7 @@ async def test_frame_of_exactly_the_limit_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-30", "EV-8")
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/chat"])
-async def test_oversized_frame_closes_with_a_reason_a_log_line_and_a_metric(
+async def test_oversized_frame_closes_the_connection_with_a_reason_log_line_and_metric(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "oncelog.doors")
@@ -100,7 +100,7 @@ async def test_oversized_frame_closes_with_a_reason_a_log_line_and_a_metric(
 
 @BOTH_STORES
 @pytest.mark.rule("EV-8", "CO-30")
-async def test_oversized_frame_closes_after_the_results_of_accepted_requests(
+async def test_oversized_frame_closes_the_connection_after_the_results_of_accepted_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, frame_bytes_max=10_000) as served:
@@ -126,7 +126,7 @@ async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp
         assert refused.value.status == 503
         await first.close()
         await until(lambda: len(served.server.apis.event_sessions) == 0)
-        # Only this connection has a short time to send `connect`.
+        # The short `connect` timeout applies only to this connection.
         auth_gate = served.server.apis.event_sessions.auth_gate
         limits = auth_gate.limits
         auth_gate.limits = replace(limits, connect_timeout_ms=CONNECT_TIMEOUT_MS)
@@ -149,7 +149,7 @@ async def test_expired_token_closes_its_connection(tmp_path: Path, monkeypatch: 
         await client.connect("ada", text)
         assert numbers(await client.submit(item(1))) == [1]
         clock.advance(60_000 + 30_000)
-        message = await client.receive()  # the server checks periodically
+        message = await client.receive()  # the server checks expiry periodically
         assert message["payload"]["code"] == "auth_failed"
         assert await client.closed() == 1008
 
@@ -199,8 +199,8 @@ async def test_closed_slow_reader_resumes_without_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("EV-13")
-async def test_reader_ahead_of_this_server_gets_no_event_twice(tmp_path: Path) -> None:
-    """The second server gets no notification and polls once an hour: its broadcasts are behind."""
+async def test_reader_ahead_of_its_server_gets_no_event_twice(tmp_path: Path) -> None:
+    """The second server gets no notification and polls once an hour, so its broadcasts lag behind."""
     async with serving(tmp_path, poll_ms=3_600_000) as one, serving(tmp_path, poll_ms=3_600_000) as two:
         assert await one.commit(item(1), item(2)) == [1, 2]
         reader = await two.connected("reader")
@@ -213,7 +213,7 @@ async def test_reader_ahead_of_this_server_gets_no_event_twice(tmp_path: Path) -
 
 
 async def _raw_reader(url: str, partition: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a WebSocket, sync, and stop reading: the bytes stay in the kernel, and then in the server."""
+    """Open a WebSocket, sync and stop reading, so that data fills the kernel buffers and then the server's queue."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     writer.write(
@@ -256,8 +256,8 @@ def _committed_ids(frames: list[bytes]) -> list[int]:
 @BOTH_STORES
 @pytest.mark.rule("CO-33")
 async def test_malformed_frames_are_all_answered_without_memory_growth(tmp_path: Path, is_soak: bool) -> None:
-    """A server process answers every frame, its memory does not grow, and another client is served all the time."""
-    # The server refuses malformed frames before they reach the store, so PostgreSQL gets a tenth of them.
+    """A server process answers every frame, its memory does not grow, and it continues to serve another client."""
+    # Malformed frames never reach the store, so a tenth of them is enough on PostgreSQL.
     quarter = MALFORMED_FRAMES // (1 if is_soak else 10) // (10 if is_postgres() else 1) // 4
     seed = 20_261_116
     say(f"seed {seed}")
@@ -280,7 +280,7 @@ async def test_malformed_frames_are_all_answered_without_memory_growth(tmp_path:
 
 
 async def _storm(session: aiohttp.ClientSession, served: processes.ServerProcess, seed: int, count: int) -> None:
-    """Send frames on several connections, and require an answer to each."""
+    """Send frames on several connections and require an answer to each."""
     await asyncio.gather(
         *(_send_all(session, served, seed * 100 + number, count // CONNECTIONS) for number in range(CONNECTIONS))
     )
@@ -296,7 +296,7 @@ async def _send_all(session: aiohttp.ClientSession, served: processes.ServerProc
         if message["type"] == "error":
             code = message["payload"]["code"]
             assert code in ("bad_request", "history_changed", "protocol_version_unsupported"), message
-            if code == "protocol_version_unsupported":  # a byte of the version was changed
+            if code == "protocol_version_unsupported":  # the mutation changed a byte of the version
                 assert await client.closed() == 1008
                 client = await _client(session, served, f"storm-{seed}")
     await client.close()
@@ -314,7 +314,7 @@ def _resident_bytes(served: processes.ServerProcess) -> int:
 
 
 @BOTH_STORES
-async def test_stream_and_socket_see_the_same_order(tmp_path: Path) -> None:
+async def test_stream_and_socket_deliver_the_same_order(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         socket = await served.connected("s")
         await socket.sync("a")

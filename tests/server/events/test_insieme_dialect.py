@@ -1,4 +1,4 @@
-"""The camel-case dialect of the Events API, and its events as seen in the native dialect."""
+"""The Insieme (camel-case) dialect of the Events API, and how its events appear in the native dialect."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ MISSING_VERSION = (
 
 @pytest.mark.rule("EV-2", "EV-18")
 @pytest.mark.parametrize("version", [{}, {"version": "1.0"}])
-async def test_frame_of_neither_dialect_gets_an_error_that_names_both(version: dict[str, str]) -> None:
+async def test_frame_of_neither_dialect_gets_an_error_that_lists_both(version: dict[str, str]) -> None:
     async with session_server() as server:
         ada = server.accept()
         await ada.raw(orjson.dumps({"type": "connect", "msg_id": "1", "payload": {"client_id": "a"}, **version}))
@@ -52,7 +52,7 @@ async def test_frame_of_neither_dialect_gets_an_error_that_names_both(version: d
 async def test_first_frame_selects_the_dialect_of_a_connection() -> None:
     async with session_server() as server:
         ada = camel.accept(server)
-        await ada.raw(b"no JSON")  # names no dialect, so the answer is in the native one
+        await ada.raw(b"no JSON")  # the frame identifies no dialect, so the answer is in the native one
         assert (await ada.wire.arrived(1))[0]["protocol_version"] == "1.0"
         assert code_of(await ada.ask("sync", {})) == "bad_request"
         reply = await ada.connect()
@@ -118,7 +118,7 @@ async def test_message_id_must_be_a_string() -> None:
 # --- submit ------------------------------------------------------------------------------------------
 
 
-async def test_event_commits_once_per_project_whichever_client_sends_it() -> None:
+async def test_event_commits_once_per_project_regardless_of_the_client() -> None:
     async with session_server() as server:
         ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob")
         other = await camel.connected(server, "cyd", "p2")
@@ -148,7 +148,7 @@ async def test_event_commits_once_per_project_whichever_client_sends_it() -> Non
         assert len((await ada.sync())["events"]) == 1
 
 
-async def test_event_id_is_scoped_to_its_project_and_case_sensitive() -> None:
+async def test_event_id_is_case_sensitive_and_scoped_to_its_project() -> None:
     async with session_server() as server:
         ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob", "p2")
         lower, upper = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "0198F3C2-7D55-7C1E-9A61-2F6F0C1B5A10"
@@ -202,7 +202,7 @@ async def test_rejected_item_stops_the_rest_of_its_request(changed: dict[str, An
         assert ada.wire.closed_with is None
 
 
-async def test_first_refusal_stops_the_request_in_the_log_or_in_the_api() -> None:
+async def test_first_refusal_by_the_log_or_the_api_stops_the_request() -> None:
     async with session_server(engine={"body_bytes_max": 400}) as server:
         ada = await camel.connected(server)
         await ada.submit(draft("e1"))
@@ -210,7 +210,7 @@ async def test_first_refusal_stops_the_request_in_the_log_or_in_the_api() -> Non
         results = await ada.submit(draft("e1", 2), draft("e2", type=""), draft("e3"))
         assert [one["status"] for one in results] == statuses
         assert {one.get("blockedById", "e1") for one in results} == {"e1"}
-        # An event that is too large is refused alone.
+        # Only the event that is too large is refused.
         results = await ada.submit(draft("e1"), draft("e4", payload={"text": "x" * 400}), draft("e5"))
         assert [one["status"] for one in results] == ["committed", *statuses[:2]]
         assert results[1]["errors"] == [{"field": "payload", "message": "must have at most 400 bytes"}]
@@ -272,7 +272,7 @@ async def test_malformed_request_is_refused_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("bad_id", ["", "x" * 300, "a\0b", "\ud800", "é\udfff" + "x" * 300])
-async def test_unusable_id_rejects_the_item_and_not_the_request(bad_id: str) -> None:
+async def test_unusable_id_rejects_only_its_item(bad_id: str) -> None:
     async with session_server() as server:
         ada = await camel.connected(server)
         first, wrong, behind = await ada.submit(draft("e1"), draft(bad_id), draft("e3"))
@@ -364,7 +364,7 @@ async def test_result_is_ordered_among_the_broadcasts() -> None:
         assert ada.received()[2:] == [[1], 2, [3]]
         assert bob.received()[2:] == [1, [2], 3]
         assert plain.received()[2:] == [1, 2, 3]
-        # A retry from another connection of the same client is not broadcast.
+        # A retry on another connection of the same client is not broadcast.
         again = await camel.connected(server, "ada")
         assert (await again.submit(draft("a1", meta={"clientTs": 1})))[0]["committedId"] == 1
         await turns()
@@ -430,7 +430,7 @@ async def test_native_readers_see_both_partitions_and_a_stable_uuid() -> None:
         assert (await bob.sync("project/p1"))["events"] == seen[:2]
 
 
-async def test_native_events_are_shown_if_they_have_the_required_members() -> None:
+async def test_native_events_with_the_required_members_are_shown() -> None:
     async with session_server() as server:
         ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
         await ada.sync()
@@ -474,7 +474,7 @@ async def test_native_events_are_shown_if_they_have_the_required_members() -> No
 
 
 async def test_same_uuid_in_both_dialects_has_two_separate_submitters() -> None:
-    """The same UUID in a project and in the log at the same time is two events, each with its own submitter."""
+    """The same UUID in a project and in the log denotes two events, each with its own submitter."""
     async with session_server() as server:
         ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
         await ada.sync()
@@ -501,7 +501,7 @@ async def test_application_validation_failure_stops_the_request() -> None:
         assert results[1]["errors"] == [{"field": "payload", "message": "no"}]
 
 
-async def test_both_dialects_see_the_same_order() -> None:
+async def test_both_dialects_deliver_the_same_order() -> None:
     async with session_server() as server:
         peers = [await camel.connected(server, name) for name in ("ada", "bob")]
         plain = await server.connected("cyd")
@@ -524,7 +524,7 @@ async def _submit_all(peer: CamelPeer, count: int) -> None:
 
 
 def _numbers(received: list[Any]) -> list[int]:
-    """Return the committed ids of broadcasts and own results, in the order of arrival."""
+    """Return the committed ids of broadcasts and own results in order of arrival."""
     found: list[int] = []
     for one in received:
         found += [one] if isinstance(one, int) else one if isinstance(one, list) else []
@@ -543,20 +543,20 @@ async def test_every_invalid_value_is_answered_and_committed_events_are_readable
         codes = set()
         for kind, payload in (("submit_events", submit), ("sync", sync)):
             whole = orjson.dumps({"type": kind, "protocolVersion": "1.0", "msgId": "m", "payload": payload})
-            for number, text in enumerate(_spoilt(whole.decode())):
+            for number, text in enumerate(_replace_each_value(whole.decode())):
                 await ada.raw(text.replace("@", f"a{number}").replace("#", f"b{number}").encode())
                 answered += 1
                 reply = (await ada.wire.arrived(answered))[-1]
                 if reply["type"] == "error":
                     codes.add(code_of(reply))
-                if ada.wire.closed_with is not None:  # the protocol version was not supported
+                if ada.wire.closed_with is not None:  # unsupported protocol version
                     ada = await camel.connected(server)
                     answered = 1
         assert codes == {"bad_request", "forbidden", "protocolVersion_unsupported"}
         assert len((await ada.sync(limit=1000))["events"]) == len((await plain.sync("project/p1"))["events"])
 
 
-def _spoilt(text: str) -> list[str]:
+def _replace_each_value(text: str) -> list[str]:
     """Return the message with each of its values replaced by each of `VALUES`."""
     ends = ",}]"
     spots = [index + 1 for index, character in enumerate(text) if character == ":"]

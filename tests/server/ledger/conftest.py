@@ -1,4 +1,4 @@
-"""Fixtures of the ledger tests: a wire protocol, and a server that the tests share."""
+"""Fixtures of the ledger tests: a wire protocol and a shared server."""
 
 import pytest
 import pytest_asyncio
@@ -10,18 +10,18 @@ from server.ledger.ledger_transports import WIRES
 from server.shared_servers import ServerPool, unique_name
 
 server_pool = server_pool_with()
-"""Servers in development mode. A module that needs other settings overrides this fixture."""
+"""Development-mode servers. Modules that need other settings override this fixture."""
 
 
 @pytest.fixture(autouse=True)
 def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the message of a health call time to arrive on a busy machine. A test of the timeout sets a short one."""
+    """Extend the timeout for the message of a health call for busy machines. Tests of the timeout set a short one."""
     monkeypatch.setattr(health_service, "READ_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture(params=WIRES)
 def wire(request: pytest.FixtureRequest) -> str:
-    """The protocol that the test speaks to the server: gRPC or HTTP."""
+    """The protocol between test and server: gRPC or HTTP."""
     return str(request.param)
 
 
@@ -29,7 +29,7 @@ def wire(request: pytest.FixtureRequest) -> str:
 async def shared_server(
     session_loop: None, server_pool: ServerPool[Door], wire: str, store_kind: str, request: pytest.FixtureRequest
 ) -> SharedServer:
-    """A server of the module's pool, which other tests use too, with an organization that only this test has."""
+    """A server from the module's pool, shared with other tests, with an organization that only this test uses."""
     door = await server_pool.get(store_kind)
     door.kind = wire
     return SharedServer(door, unique_name(request))

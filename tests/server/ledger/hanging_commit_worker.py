@@ -1,7 +1,7 @@
 """A server that hangs at its first commit: python hanging_commit_worker.py STORE before|after
 
-It prints its URL and gRPC port, and later "there" when it has reached the commit: before committing, or after
-committing and before answering. It then waits to be killed.
+It prints its URL and gRPC port, and later "there" when it hangs: before the commit, or after the commit and before
+the answer. It then waits to be killed.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ def write_of(name: str, **changed: Any) -> Json:
 
 
 async def check_nothing_written(shared_server: SharedServer) -> None:
-    """Check that the client with the refused call has written nothing, and that its first write succeeds."""
+    """Check that the client of the refused call has written nothing, and that its first write succeeds."""
     ledger = shared_server.ledger()
     assert await ledger.last_sequence() == 0
     assert await ledger.get_entity("a") is None
@@ -29,7 +29,7 @@ async def check_nothing_written(shared_server: SharedServer) -> None:
 
 
 async def among_others(shared_server: SharedServer, bad: Any) -> CallError:
-    """Return the error of a refused call, which is sent together with valid writes of other clients."""
+    """Send a call that must be refused together with valid writes of other clients, and return its error."""
     others = [shared_server.ledger(f"client-{number}") for number in range(4)]
     good = [ledger.write(1, put(ledger.client_id), key=key(1)) for ledger in others]
     one, two, error, three, four = await asyncio.gather(good[0], good[1], refused(bad), good[2], good[3])

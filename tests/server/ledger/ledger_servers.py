@@ -1,4 +1,4 @@
-"""Servers for the tests of the Ledger API, and connections to servers of this and other processes."""
+"""Servers for tests of the Ledger API, and connections to servers in this and other processes."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ from server.shared_servers import pool_fixture
 
 
 def key(number: int) -> bytes:
-    """An idempotency key."""
+    """Return an idempotency key that is unique to the number."""
     return b"key-" + number.to_bytes(12, "big")
 
 
@@ -29,7 +29,7 @@ def token(sub: str = "ada", read: Sequence[str] = ("*",), write: Sequence[str] =
 
 
 class Ways:
-    """Connections to one server: one gRPC channel and one HTTP session, shared by the wires of all credentials."""
+    """Connections to one server: a gRPC channel and an HTTP session that the wires of all credentials share."""
 
     def __init__(self, kind: str, url: str, rpc_port: int) -> None:
         self.kind = kind
@@ -48,10 +48,10 @@ class Ways:
 
     def _connect(self, kind: str) -> Any:
         if kind == GRPC:
-            # Without the bandwidth probe the window stays small, so unread data waits at the server.
+            # Without the bandwidth probe the window remains small, so unread data waits at the server.
             options = [("grpc.http2.bdp_probe", 0)]
             return grpc.aio.insecure_channel(f"127.0.0.1:{self.rpc_port}", options)
-        # No connection limit: tests send many requests at the same time.
+        # No connection limit, because tests send many requests at the same time.
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     def ledger(
@@ -66,7 +66,7 @@ class Ways:
 
 
 class Door(Ways):
-    """A server in this process, with connections to it."""
+    """A server in this process and connections to it."""
 
     def __init__(self, served: Serving, kind: str) -> None:
         assert served.server.grpc_service is not None
@@ -78,7 +78,7 @@ class Door(Ways):
 
 @asynccontextmanager
 async def opened(directory: Path, kind: str, **options: Any) -> AsyncIterator[Door]:
-    """Run a server on the log in the directory; the options are those of `serving`."""
+    """Run a server on the log in the directory, with the options of `serving`."""
     async with serving(directory, **options) as served:
         door = Door(served, kind)
         try:
@@ -88,19 +88,19 @@ async def opened(directory: Path, kind: str, **options: Any) -> AsyncIterator[Do
 
 
 def server_pool_with(**options: Any) -> Any:
-    """Return a fixture for a pool of servers that run with these options."""
+    """Return a fixture for a pool of servers with these options."""
     return pool_fixture(lambda directory: opened(directory, GRPC, **options))
 
 
 async def prepare(directory: Path, clock: ManualClock | ShiftedClock, **settings: int) -> None:
-    """Create the log that `opened` opens later, by default with one lane; `settings` may set the eviction interval."""
+    """Create a log for `opened`, by default with one lane. `settings` may set the eviction interval."""
     chosen = Settings(**{"lanes": 1, **settings})
     async with open_log(log_at(directory / "events.db"), settings=chosen, clock=clock):
         pass
 
 
 class SharedServer:
-    """A running server that many tests use. Each test has a unique organization."""
+    """A running server that many tests share. Each test uses a separate organization."""
 
     def __init__(self, door: Door, name: str) -> None:
         self.door = door
@@ -111,12 +111,12 @@ class SharedServer:
         return self.door.ledger(self.name, vault, client_id)
 
     def ledger_as(self, credential: str | None, vault: str = "", suffix: str = "") -> Ledger:
-        """Return a client of the test's organization, or of one named after it, that sends the credential."""
+        """Return a client of the test's organization, with `suffix` appended to its name, that sends the credential."""
         return self.door.ledger(f"{self.name}{suffix}", vault, credential=credential)
 
     @property
     def scope(self) -> str:
-        """The scope of the test's organization, as grants name it."""
+        """The scope of the test's organization, as in grants."""
         return f"ledger/{self.name}"
 
     def wire(self) -> Any:

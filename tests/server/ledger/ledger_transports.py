@@ -1,7 +1,7 @@
-"""Clients of the Ledger API over gRPC and HTTP with one interface and one form of answers.
+"""Clients of the Ledger API over gRPC and HTTP with the same interface and the same form of answers.
 
-Requests have the members of the JSON form, but values, keys and hashes are bytes. Answers have the same form on both
-wires: a field that is missing in gRPC is a missing member. A failed call raises CallError.
+Requests have the members of the JSON form, except that values, keys and hashes are bytes. A field that is missing in
+a gRPC answer is a missing member. A failed call raises CallError.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _BASE64: Final = frozenset(["value", "current_value", "value_equals", "body"])
 
 
 class CallError(Exception):
-    """A call that failed."""
+    """A call has failed."""
 
     def __init__(self, status: str, message: str, field: str | None, code: str, retry_after_ms: int | None) -> None:
         super().__init__(f"{status}: {message}")
@@ -78,25 +78,25 @@ class CallError(Exception):
         self.message = message
         self.field = field
         self.code = code
-        """The error code of the API; empty for an error of gRPC itself."""
+        """The API's error code, or an empty string for an error of gRPC itself."""
         self.retry_after_ms = retry_after_ms
         self.details: Mapping[str, Any] = {}
-        """Further details of the error, as texts."""
+        """Other details of the error, as strings."""
         self.http_status = 0
         self.retry_after_s = ""
-        """The Retry-After header of HTTP."""
+        """The `Retry-After` header of an HTTP answer."""
 
     @property
     def summary(self) -> tuple[str, str, str | None]:
-        """Status, message and field."""
+        """The status, message and field."""
         return self.status, self.message, self.field
 
 
 class Watching(Protocol):
-    """A stream of blocks."""
+    """An open block stream."""
 
     async def next(self) -> Json | None:
-        """Return the next block, or None if the server has ended the stream without an error. Raises CallError."""
+        """Return the next block, or None if the server closed the stream without an error. Raises CallError."""
 
     async def close(self) -> None:
         """Close the stream."""
@@ -108,7 +108,7 @@ class Wire(Protocol):
     kind: str
 
     async def call(self, name: str, members: Mapping[str, Any]) -> Json:
-        """Call the method with that name in the gRPC service. Raises CallError."""
+        """Call the operation by its gRPC method name. Raises CallError."""
 
     async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> Watching:
         """Start a block stream."""
@@ -214,7 +214,7 @@ _REQUESTS: Final[Mapping[str, Any]] = {
 
 
 def message_of(kind: Any, members: Mapping[str, Any]) -> Any:
-    """Build a message. Members that the message type does not have are dropped."""
+    """Build a message. Members that the message type lacks are dropped."""
     known = {name: value for name, value in members.items() if name in kind.DESCRIPTOR.fields_by_name}
     return json_format.ParseDict(_spelt(known, lambda _, value: b64encode(value).decode()), kind())
 
@@ -342,7 +342,7 @@ async def _answer(response: aiohttp.ClientResponse) -> Json:
     if is_ok:
         return _normal(_read(given))
     assert given["status"] == response.status
-    if "number" in given:  # gRPC has refusals of writes as data
+    if "number" in given:  # gRPC returns refused writes as data, not as an error
         assert {"code": given["code"], "message": given["detail"]}.items() <= given["error"].items()
         return _normal(_read({"error": given["error"]}))
     error = _error(STATUS_OF[response.status], given["error"])
@@ -363,7 +363,7 @@ def _json_bytes(name: str, value: bytes) -> str:
 
 
 def _spelt(value: Any, spell: Any, name: str = "") -> Any:
-    """Return the value with bytes encoded as text."""
+    """Return the value with its bytes encoded as text."""
     if isinstance(value, bytes):
         return spell(name, value)
     if isinstance(value, Mapping):
@@ -374,10 +374,10 @@ def _spelt(value: Any, spell: Any, name: str = "") -> Any:
 
 
 def _read(value: Any, name: str = "") -> Any:
-    """Return the value with encoded texts decoded to bytes."""
+    """Return the value with its encoded texts decoded to bytes."""
     if isinstance(value, dict):
         found = {member: _read(one, member) for member, one in value.items()}
-        if name == "record":  # in a proof the key is an idempotency key, not that of an entity
+        if name == "record":  # in a proof, `key` is an idempotency key, not an entity key
             found["key"] = bytes.fromhex(found["key"])
         return found
     if isinstance(value, list):
@@ -390,7 +390,7 @@ def _read(value: Any, name: str = "") -> Any:
 
 
 def _normal(answer: Json) -> Json:
-    """Bring answers that mean the same on both wires into one form."""
+    """Convert equivalent answers of both wires to the same form."""
     if "success" in answer:
         return dict(answer["success"])
     error = answer.get("error")
@@ -402,9 +402,9 @@ def _normal(answer: Json) -> Json:
     for entity in (answer.get("entity"), *answer.get("entities", ())):
         if isinstance(entity, dict) and not entity.get("erased"):
             entity.pop("erased", None)
-    for name in ("has_more", "next_after"):  # names of all lists over HTTP
+    for name in ("has_more", "next_after"):  # the name that HTTP uses for all lists
         answer.pop(name, None)
-    # JSON has null where gRPC has no field.
+    # JSON has null where gRPC omits the field.
     return {name: value for name, value in answer.items() if value is not None}
 
 
@@ -434,13 +434,13 @@ class Ledger:
         return {name: value for name, value in {**scope, **members}.items() if value != ""}
 
     async def write(self, sequence: int, *operations: Json, key: bytes = b"", **members: Any) -> Json:
-        """Return the answer: a success, or an object with an `error`."""
+        """Send a write and return the answer: a success, or an object with an `error`."""
         named = {"client_id": self.client_id, "idempotency_key": key}
         asked = self._scoped(**{**named, "sequence": sequence, "operations": list(operations), **members})
         return await self.wire.call("Write", {name: value for name, value in asked.items() if value != b""})
 
     async def batch_write(self, sequence: int, *writes: Any, key: bytes = b"", **members: Any) -> Json:
-        """Send a batch. A write is a list of operations, or an object with all its members."""
+        """Send a batch. Each write is a list of operations, or an object with all members."""
         listed = [one if isinstance(one, Mapping) else {"operations": one} for one in writes]
         named = {"client_id": self.client_id, "idempotency_key": key}
         asked = self._scoped(**{**named, "sequence": sequence, "writes": listed, **members})
@@ -483,7 +483,7 @@ class Ledger:
         return await self.wire.watch(self._scoped(after_height=after_height), last_event_id)
 
     async def transaction_ids(self) -> list[str]:
-        """Return the ids of all transactions of the scope, in the order of its blocks."""
+        """Return the ids of all transactions of the scope in block order."""
         found: list[str] = []
         watching = await self.watch_blocks()
         newest = await self._newest()
@@ -497,7 +497,7 @@ class Ledger:
         return found
 
     async def _newest(self) -> int:
-        """Return the newest height of the lane, from the error for a height that is too high."""
+        """Return the newest height of the lane, taken from the error for a height that is too high."""
 
         async def begun() -> Json | None:
             watching = await self.watch_blocks(after_height=2**52)
@@ -509,7 +509,7 @@ class Ledger:
 
 
 def success(answer: Json) -> Json:
-    """Return the answer after checking that it is a success."""
+    """Check that the answer is a success and return it."""
     assert "error" not in answer, answer
     assert answer.keys() == {
         "committed_tx_id",
@@ -525,7 +525,7 @@ def success(answer: Json) -> Json:
 
 
 def failure(answer: Json) -> Json:
-    """Return the error of an answer that must have one."""
+    """Check that the answer has an error and return the error."""
     assert answer.keys() == {"error"}, answer
     error: Json = answer["error"]
     assert error["message"]
@@ -533,12 +533,12 @@ def failure(answer: Json) -> Json:
 
 
 def code(answer: Json) -> str:
-    """Return OK or the code of the error."""
+    """Return the error code of an answer, or OK."""
     return "OK" if "error" not in answer else str(failure(answer)["code"])
 
 
 async def refused(call: Any) -> CallError:
-    """Return the error of a call that must fail."""
+    """Await a call that must fail and return its error."""
     try:
         answer = await call
     except CallError as error:
@@ -547,7 +547,7 @@ async def refused(call: Any) -> CallError:
 
 
 async def blocks(watching: Watching, count: int) -> list[Json]:
-    """Return the next blocks."""
+    """Return the next `count` blocks."""
     found = []
     for _ in range(count):
         block = await watching.next()

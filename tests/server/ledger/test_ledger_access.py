@@ -34,11 +34,11 @@ TX: Final = "0001000000000001"
 
 
 server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
-"""Servers that require credentials, at a standing clock."""
+"""Servers that require credentials, with a clock that stands still."""
 
 
 async def begun(ledger: Ledger) -> Json | None:
-    """Return the first block of a stream."""
+    """Open a block stream and return its first block."""
     watching: Watching = await ledger.watch_blocks()
     found = await watching.next()
     await watching.close()
@@ -95,7 +95,7 @@ async def test_invalid_credentials_are_refused_with_one_message(shared_server: S
             error = await refused(call)
             assert (error.status, error.code, error.field) == ("UNAUTHENTICATED", "auth_failed", None), bad
             texts.add(error.message)
-    assert len(texts) == 1  # the message does not tell a guesser why the credential failed
+    assert len(texts) == 1  # the message does not reveal why the credential failed
     assert await shared_server.ledger_as(good).last_sequence() == 1
 
 
@@ -141,7 +141,7 @@ async def test_recorded_actor_is_the_user_of_a_token_or_the_client_of_an_api_key
         found = await ledger.get_transaction(answer["committed_tx_id"])
         assert (found["actor"], found["client_id"]) == (actor, client)
         assert (await ledger.get_proof(answer["committed_tx_id"]))["record"]["actor"] == actor
-        # A client may name itself or leave its name out.
+        # A client may send its own id or omit it.
         assert await ledger.of(client_id=client).write(1, SET, key=key(1)) == answer
         assert await ledger.of(client_id=client).last_sequence() == 1
 
@@ -170,7 +170,7 @@ MAY_NOTHING: Final = ("PERMISSION_DENIED", "organization, vault: may neither be 
 
 
 async def rights(ledger: Ledger) -> str:
-    """Return the rights of a credential: r, w, rw or an empty text. Check that each kind of refusal has one message."""
+    """Return a credential's rights: r, w, rw or "". Check that all refusals of a kind have the same message."""
     found = ""
     refusals = [await error_or_none(call) for call in reads(ledger)]
     if MAY_NOT_READ in refusals:
@@ -209,13 +209,13 @@ async def error_or_none(call: Any) -> tuple[str, str, str | None] | None:
         (["ledger/a{o}/b", "ledger/a{o}/*"], ["ledger/a{o}/b"], ["", "", "", "", ""]),
     ],
 )
-async def test_grants_apply_to_the_scopes_they_name(
+async def test_grants_apply_to_the_scopes_they_list(
     shared_server: SharedServer, read: list[str], write: list[str], expected: list[str]
 ) -> None:
-    """`{o}` in a grant stands for the organization of the test."""
+    """`{o}` in a grant stands for the test's organization."""
     name, door = shared_server.name, shared_server.door
     scopes = [(name, ""), (name, "main"), (name, "other"), (f"{name}2", ""), (f"a{name}/b", "")]
-    for scope in scopes:  # with the key that the other credential tries
+    for scope in scopes:  # under the key that the other credential tries
         assert code(await door.ledger(*scope, credential=token("root")).write(1, SET, relate("r"), key=key(1))) == "OK"
     shown = token("ada", [one.format(o=name) for one in read], [one.format(o=name) for one in write])
     found = [await rights(door.ledger(*scope, credential=shown)) for scope in scopes]
@@ -251,7 +251,7 @@ async def test_unauthorized_write_does_not_reveal_keys_or_sequences(shared_serve
             ledger.batch_write(2, [SET], key=key(2)),
         ]
         assert await refusals(calls) == [MAY_NOT_WRITE] * len(calls)
-    # A malformed field is reported before the missing grant: that reveals nothing about stored data.
+    # A malformed field is reported before a missing grant, which reveals nothing about stored data.
     error = await refused(ledger.write(0, SET, key=key(1)))
     assert error.field == "sequence"
     assert await owner.last_sequence() == 1
@@ -271,7 +271,7 @@ async def test_retry_after_the_write_grant_was_removed_is_refused(shared_server:
 
 @contextmanager
 def replace_grants(shared_server: SharedServer) -> Iterator[None]:
-    """Let the API keys of the test grant another scope, until the end of the block."""
+    """Make the test's API keys grant a different scope until the end of the block."""
     door = shared_server.door
     assert door.served.api_keys is not None
     path = Path(door.served.api_keys._path)
@@ -288,7 +288,7 @@ def replace_grants(shared_server: SharedServer) -> Iterator[None]:
 @pytest.mark.rule("CO-22")
 async def test_transaction_of_another_scope_is_not_found(tmp_path: Path, wire: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
-    await prepare(tmp_path, clock)  # one lane, so that ids of both scopes look alike
+    await prepare(tmp_path, clock)  # one lane, so that the ids of both scopes have the same form
     async with opened(tmp_path, wire, tokens=True, clock=clock) as door:
         owner = door.ledger(vault="secret", credential=token("owner"))
         answer = success(await owner.write(1, SET, key=key(1)))

@@ -1,8 +1,8 @@
-"""Eviction is the same on all stores, and however the writes are batched.
+"""Eviction is the same on all stores and independent of batching.
 
-A model evicts as the specification says, immediately and from plain tables: at a position that is a multiple of the
-interval it removes everything last seen longer ago than the time to live. The stores only record the time of an
-eviction, and must give the same answers.
+A model follows the specification with plain tables: at each position that is a multiple of the interval it removes
+all entries last seen longer ago than the time to live. The stores only record the time of each eviction, and must give
+the same answers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,14 +47,14 @@ CLIENTS: Final = ("ann", "bob", "cyd")
 Outcome = tuple[Any, ...]
 OUTCOMES: Final = {"committed", "replayed", "identity_reused", "sequence_gap", "sequence_reused"}
 REOPEN_INTERVAL: Final = 9
-"""Moments between two reopenings of the stores."""
+"""Number of moments between two reopenings of the stores."""
 
 
 class Moment(NamedTuple):
     """Writes with the same time."""
 
     step_ms: int
-    """Time since the previous moment; below 0 the clock is set back."""
+    """Time since the previous moment. A negative value sets the clock back."""
     writes: list[Submission]
 
 
@@ -78,7 +78,7 @@ class Table:
         self.sequences: dict[tuple[str, str, int], Known] = {}
 
     def evict(self) -> None:
-        """Remove old entries, in the order of the specification; the order has no effect here."""
+        """Remove old entries, in the order of the specification, although the order has no effect here."""
         tables: list[tuple[dict[Any, Any], Any]] = [
             (self.clients, lambda entry: entry.last_seen_ms),
             (self.keys, lambda known: known.seen_ms),
@@ -112,7 +112,7 @@ class Model:
         if sequence > last + 1:
             return ("sequence_gap", last)
         if sequence <= last:
-            old = table.sequences[*client, sequence]  # its record decides, however old it is
+            old = table.sequences[*client, sequence]  # its record decides, regardless of its age
             return old.place if old.fingerprint == write.fingerprint else ("sequence_reused", last)
         self._commit(write, now_ms, lane, table)
         return ("committed", *table.sequences[*client, sequence].place[1:])
@@ -145,7 +145,7 @@ class Model:
 
 
 class HistoryGenerator:
-    """Generates histories in which clients return late, retry, skip sequences and reuse keys."""
+    """Generates histories in which clients return after a long time, retry, skip sequences and reuse keys."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
@@ -173,7 +173,7 @@ class HistoryGenerator:
         scope, client = self.chance.choice(SCOPES), self.chance.choice(CLIENTS)
         entry = self._model.table(scope)[1].clients.get((scope, client))
         sequence = 1 if entry is None else entry.sequence + 1
-        if self.chance.random() < 0.15:  # as a faulty client would send
+        if self.chance.random() < 0.15:  # as from a faulty client
             sequence = self.chance.choice([1, sequence + 1, max(1, sequence - 1), max(1, sequence - 2)])
         key = b"" if self.chance.random() < 0.2 else b"k" + self.chance.randrange(30).to_bytes(15, "big")
         operation = SetEntity(f"{self.chance.randrange(3)}", b"%d" % self.chance.randrange(4))
@@ -186,7 +186,7 @@ class HistoryGenerator:
 
 
 class Submitter:
-    """Submits a history to one store, in batches of a given or random size."""
+    """Submits a history to one store: write by write, one batch per moment, or in batches of random size."""
 
     def __init__(self, log: StoreDriver, chance: Random | None, is_whole: bool) -> None:
         self.log = log
@@ -223,7 +223,7 @@ class Submitter:
 
 
 def _outcome(verdict: Verdict) -> Outcome:
-    """Return a verdict without the height of its block, which depends on the batches."""
+    """Return a verdict without its block height, which depends on the batches."""
     match verdict:
         case Committed(receipt) | Replayed(receipt):
             if receipt is None:
@@ -245,7 +245,7 @@ def _outcome(verdict: Verdict) -> Outcome:
 
 @contextmanager
 def submitters(path: Path, settings: Settings, seed: int, with_postgres: bool) -> Iterator[dict[str, Submitter]]:
-    """Open stores that get single writes, one batch per moment, and batches of random size."""
+    """Open stores that get single writes, one batch per moment, or batches of random size."""
 
     def in_memory(clock: ManualClock, its: Settings | None) -> Store:
         return MemoryStore(its, clock=clock, draw=bytes)
@@ -285,9 +285,9 @@ def submitters(path: Path, settings: Settings, seed: int, with_postgres: bool) -
 
 
 def compare(path: Path, seed: int, moments: int, *, is_long: bool, with_postgres: bool) -> None:
-    """Submit one history to the model and to all stores, and compare the outcomes after every moment.
+    """Submit one history to the model and to all stores, and compare the outcomes after each moment.
 
-    A history that is not long ends early: after the first reopening, when every outcome has occurred.
+    Unless `is_long` is set, the history ends after the first reopening, as soon as every outcome has occurred.
     """
     say(f"seed {seed}")
     path.mkdir()
@@ -310,20 +310,20 @@ def compare(path: Path, seed: int, moments: int, *, is_long: bool, with_postgres
             if number % REOPEN_INTERVAL == REOPEN_INTERVAL - 1:
                 for submitter in opened.values():
                     submitter.log.reopen()
-    # A history without one of these outcomes would prove nothing about it.
+    # A history in which an outcome is missing would not test that outcome.
     assert model.evictions
     assert outcomes == OUTCOMES
 
 
 @pytest.mark.rule("LG-15", "LG-16", "LG-6", "LG-8", "CO-17")
 @pytest.mark.parametrize("seed", range(8))
-def test_sqlite_and_memory_stores_evict_as_the_model(tmp_path: Path, seed: int, is_soak: bool) -> None:
+def test_sqlite_and_memory_stores_evict_like_the_model(tmp_path: Path, seed: int, is_soak: bool) -> None:
     for one in range(seed, 20 if is_soak else seed + 1, 8):
         compare(tmp_path / f"{one}", one, 60, is_long=is_soak, with_postgres=False)
 
 
 @pytest.mark.rule("LG-15", "LG-16", "LG-6", "LG-8", "CO-17")
 @pytest.mark.parametrize("seed", [101, 103])
-def test_all_stores_evict_as_the_model(tmp_path: Path, seed: int, is_soak: bool) -> None:
+def test_all_stores_evict_like_the_model(tmp_path: Path, seed: int, is_soak: bool) -> None:
     for one in (seed, seed + 1, seed + 4) if is_soak else (seed,):
         compare(tmp_path / f"{one}", one, 50, is_long=is_soak, with_postgres=True)

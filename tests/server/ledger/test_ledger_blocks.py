@@ -21,7 +21,7 @@ SET: Final = put("a", b"1")
 
 
 async def followed(watching: Watching, upto: set[str]) -> list[Json]:
-    """Return the blocks of a stream up to the one with the last of these transactions."""
+    """Read the stream until it has delivered all of these transactions, and return the blocks."""
     found = []
     left = set(upto)
     while left:
@@ -34,7 +34,7 @@ async def followed(watching: Watching, upto: set[str]) -> list[Json]:
 
 
 def check_order(found: Sequence[Json], first: int) -> None:
-    """Check that heights are consecutive from the first, and that each block has the hash of the previous one."""
+    """Check that heights are consecutive from `first`, and that each block contains the hash of the previous one."""
     assert [block["header"]["height"] for block in found] == list(range(first, first + len(found)))
     for one, next_one in pairwise(found):
         assert next_one["header"]["previous_hash"] == block_of(one["header"]).hash
@@ -110,7 +110,7 @@ async def test_block_streams_are_complete_and_ordered_while_two_servers_write(tm
 
 
 @pytest.mark.rule("LG-18")
-async def test_block_stream_ends_at_server_stop_and_resumes_on_the_next_server(tmp_path: Path, wire: str) -> None:
+async def test_block_stream_ends_at_shutdown_and_resumes_on_the_next_server(tmp_path: Path, wire: str) -> None:
     async with opened(tmp_path, wire) as door:
         ledger = door.ledger(client_id="app")
         await written(ledger, 2)

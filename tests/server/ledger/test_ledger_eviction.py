@@ -1,4 +1,4 @@
-"""Eviction of ledger clients: at every fourth position of the log, by log time."""
+"""Eviction of ledger clients at every fourth log position, by log time."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,9 +25,9 @@ INTERVAL: Final = 4
 
 
 class EvictingServer:
-    """A server whose log has one lane and evicts at every fourth position, at a manual clock.
+    """A server with a manual clock whose log has one lane and evicts at every fourth position.
 
-    Positions are counted from the start of the test, which is at a multiple of the interval.
+    Positions count from the start of the test, which is at a multiple of the interval.
     """
 
     def __init__(self, door: Door, name: str, start: int = 0) -> None:
@@ -38,7 +38,7 @@ class EvictingServer:
         self._start = start
 
     async def fill(self, upto: int) -> None:
-        """Let other clients write until the log has reached the position."""
+        """Write as other clients until the log has reached the position."""
         others = self._door.ledger("others")
         for number in range(await position(self._door), self._start + upto):
             answer = await others.of(client_id=f"client-{number}").write(1, put("z"), key=key(number))
@@ -52,7 +52,7 @@ async def position(door: Door) -> int:
 
 @asynccontextmanager
 async def evicting(directory: Path, wire: str, clock: ManualClock) -> AsyncIterator[EvictingServer]:
-    """Run a server of one test on the log in the directory, which is created if it does not exist."""
+    """Run a server for one test on the log in the directory. Create the log if it does not exist."""
     async with opened_evicting(directory, wire, clock) as door:
         yield EvictingServer(door, "acme")
 
@@ -69,7 +69,7 @@ server_pool = pool_fixture(lambda directory: opened_evicting(directory, GRPC, Ma
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def server(shared_server: SharedServer) -> EvictingServer:
-    """A server that other tests use too, at a position that is a multiple of the interval."""
+    """A shared server at a position that is a multiple of the interval."""
     door = shared_server.door
     start = -(-await position(door) // INTERVAL) * INTERVAL
     await EvictingServer(door, shared_server.name).fill(start)
@@ -77,7 +77,7 @@ async def server(shared_server: SharedServer) -> EvictingServer:
 
 
 @pytest.mark.rule("LG-15")
-def test_eviction_interval_and_time_to_live_are_those_of_the_rule_and_positive() -> None:
+def test_eviction_interval_and_time_to_live_follow_the_rule_and_are_positive() -> None:
     assert (Settings().eviction_interval, LEDGER.retention.ttl_ms) == (1000, 86_400 * 1000)
     for interval in (0, -1):
         with pytest.raises(SettingsError, match="eviction_interval"):
@@ -114,7 +114,7 @@ async def test_eviction_is_the_same_after_restarts(tmp_path: Path, wire: str) ->
 
 
 async def check_evicted(ledger: Ledger, first: Json) -> None:
-    """Check that the client has no state, that a higher sequence is a gap, and that its retry as 1 executes again."""
+    """Check that the client has no state, that a higher sequence is a gap, and that a retry as sequence 1 executes."""
     unknown = {
         "last_committed_sequence": 0,
         "last_seen_ms": 0,
@@ -126,9 +126,9 @@ async def check_evicted(ledger: Ledger, first: Json) -> None:
     assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_GAP", 0)
     again = success(await retried(ledger, 1))
     assert again["committed_tx_id"] != first["committed_tx_id"]
-    assert (again["assigned_sequence"], again["version"]) == (1, 2)  # the version is the scope's and continues
+    assert (again["assigned_sequence"], again["version"]) == (1, 2)  # versions belong to the scope and continue
     assert await ledger.last_sequence() == 1
-    # The key now belongs to the new transaction.
+    # the key now belongs to the new transaction
     assert await retried(ledger, 1) == again
     assert code(await ledger.write(1, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
     assert (await ledger.get_transaction(first["committed_tx_id"]))["version"] == 1
@@ -144,7 +144,7 @@ async def test_evicted_client_recovers_by_sending_its_retry_as_sequence_one(serv
     last = await ledger.last_sequence()
     answer = success(await ledger.write(last + 1, put("a", b"3"), key=key(3)))
     assert (last, answer["assigned_sequence"]) == (0, 1)
-    # The old key is forgotten, so other operations under it are a new write.
+    # The old key is forgotten, so different operations under it are a new write.
     assert code(await ledger.write(2, put("a", b"else"), key=key(1))) == "OK"
 
 
@@ -157,13 +157,13 @@ async def test_only_entries_older_than_the_time_to_live_are_evicted(
     server.clock.advance(age_ms)
     await server.fill(INTERVAL)
     assert await server.ledger.last_sequence() == last
-    # The cache of answers forgets earlier, at the same age.
+    # The answer cache forgets at the same age, without waiting for a multiple of the interval.
     assert (outcome(await retried(server.ledger, 1)) == place(first)) is (last == 1)
 
 
 @pytest.mark.rule("LG-15")
 async def test_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
-    """Eviction happens at a log position, so a log without writes evicts nothing."""
+    """Eviction happens at log positions, so a log without writes evicts nothing."""
     (first,) = await written(server.ledger, 1)
     server.clock.advance(10 * TTL_MS)
     assert await server.ledger.last_sequence() == 1
@@ -173,14 +173,14 @@ async def test_time_without_writes_evicts_nothing(server: EvictingServer) -> Non
 
 @pytest.mark.rule("LG-6", "LG-13", "LG-15")
 async def test_record_at_the_evicting_position_applies_before_the_eviction(tmp_path: Path, wire: str) -> None:
-    """It renews its client. The evicted sequences of the client are not executed as new ones."""
+    """The record renews its client, so the client's earlier sequences do not execute again."""
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
         ledger = server.ledger
         committed = await written(ledger, 2)
         clock.advance(TTL_MS + 1)
         await server.fill(INTERVAL - 1)
-        third = success(await retried(ledger, 3))  # at the position that evicts
+        third = success(await retried(ledger, 3))  # at the evicting position
         assert await ledger.last_sequence() == 3
         assert await retried(ledger, 3) == third
         for number in (1, 2):
@@ -221,7 +221,7 @@ async def test_clock_that_is_set_back_evicts_nothing(tmp_path: Path, wire: str) 
         assert [await retried(ledger, number) for number in (1, 2)] == answers
         third = success(await retried(ledger, 3))
         assert third["timestamp_ms"] >= answers[1]["timestamp_ms"]
-        # Log time stood still, so nothing has become older.
+        # Log time stands still, so no entry has aged.
         clock.advance(29 * TTL_MS)
         await server.fill(3 * INTERVAL)
         assert await ledger.last_sequence() == 3

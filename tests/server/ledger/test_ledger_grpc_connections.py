@@ -1,4 +1,4 @@
-"""gRPC connections of clients without a credential, and of clients that send or read nothing, or too much."""
+"""gRPC connections of clients without a credential, and of clients that send or read nothing or too much."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ async def known(directory: Path, **options: Any) -> AsyncIterator[Door]:
 
 
 def channel_to(door: Door, *options: tuple[str, int]) -> Any:
-    """Return a channel with a separate connection."""
+    """Return a channel with its own connection."""
     return grpc.aio.insecure_channel(f"127.0.0.1:{door.rpc_port}", [("grpc.use_local_subchannel_pool", 1), *options])
 
 
@@ -69,7 +69,7 @@ def read_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.rule("CO-21", "CO-30")
 async def test_call_without_a_credential_is_refused_before_its_message(tmp_path: Path) -> None:
-    """A server that waited for the message first would wait for clients that send half of one."""
+    """A server that waited for the message first would wait for clients that send only half of it."""
     async with known(tmp_path) as door:
         channel = door.wire().channel
         names = [method.name for method in pb.DESCRIPTOR.services_by_name["Ledger"].methods]
@@ -121,7 +121,7 @@ async def connected(door: Door, data: bytes) -> AsyncIterator[asyncio.StreamRead
 @pytest.mark.parametrize("said", [b"", PREFACE[:5], PREFACE])
 async def test_connection_without_a_handshake_is_closed(tmp_path: Path, said: bytes) -> None:
     async with known(tmp_path, connect_timeout_ms=50) as door, connected(door, said) as reader:
-        await soon(reader.read())  # to its end
+        await soon(reader.read())  # until the connection closes
 
 
 @pytest.mark.rule("CO-30")
@@ -133,12 +133,12 @@ async def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.rule("CO-27", "CO-30")
 @pytest.mark.parametrize("limit", ["connections_max", "grpc_connections_max"])
-async def test_number_of_connections_is_limited(tmp_path: Path, limit: str) -> None:
+async def test_number_of_grpc_connections_is_limited(tmp_path: Path, limit: str) -> None:
     async with known(tmp_path, **{limit: 2}) as door:
         async with AsyncExitStack() as held:
             for _ in range(2):
                 reader = await held.enter_async_context(connected(door, PREFACE + SETTINGS))
-                assert await soon(reader.readexactly(9))  # the server's settings: the connection is accepted
+                assert await soon(reader.readexactly(9))  # the server accepts the connection and sends SETTINGS
             async with connected(door, PREFACE + SETTINGS) as reader:
                 with suppress(ConnectionError):
                     assert await soon(reader.read()) == b""
@@ -151,27 +151,25 @@ async def test_number_of_connections_is_limited(tmp_path: Path, limit: str) -> N
             finally:
                 await channel.close()
 
-        while not await soon(is_let_in()):  # gRPC notices a closed connection later
+        while not await soon(is_let_in()):  # gRPC detects the closed connection later
             pass
 
 
 @pytest.mark.rule("CO-30")
-async def test_length_of_metadata_is_limited(tmp_path: Path) -> None:
+async def test_metadata_length_is_limited(tmp_path: Path) -> None:
     async with known(tmp_path) as door:
         call = door.wire().channel.unary_unary(WRITE)
         for length, status in (
-            (16_384, grpc.StatusCode.UNAUTHENTICATED),  # accepted, but not a valid token
+            (16_384, grpc.StatusCode.UNAUTHENTICATED),  # the metadata is accepted, but the token is invalid
             (grpc_service.METADATA_BYTES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED),
         ):
             made = call(b"", metadata=(("authorization", "Bearer " + "a" * length),), timeout=WAIT_S)
             assert await made.code() is status
-        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"  # the connection still works
+        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"  # the connection is still usable
 
 
 @pytest.mark.rule("CO-30")
-async def test_number_of_concurrent_calls_of_a_connection_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_concurrent_calls_per_connection_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "CALLS_MAX", 3)
     async with known(tmp_path) as door:
         assert door.server.grpc_service is not None
@@ -179,9 +177,9 @@ async def test_number_of_concurrent_calls_of_a_connection_is_limited(
         way = door.wire(credential=GOOD)
         silent = [way.channel.stream_unary(WRITE)(metadata=way.metadata) for _ in range(6)]
         await until(lambda: len(calls) == 3)
-        other = channel_to(door)  # over a separate connection
+        other = channel_to(door)  # on a separate connection
         assert await soon(other.unary_unary(WRITE)(b"").code()) is grpc.StatusCode.UNAUTHENTICATED
-        await until(lambda: len(calls) == 3)  # the call of the other connection has ended
+        await until(lambda: len(calls) == 3)  # the call on the other connection has ended
         await other.close()
         for one in silent:
             one.cancel()
@@ -191,8 +189,8 @@ async def test_number_of_concurrent_calls_of_a_connection_is_limited(
 
 
 @pytest.fixture
-def no_garbage() -> Iterator[None]:
-    """Disable the garbage collector, so that unreachable objects are freed immediately or stay."""
+def disable_garbage_collector() -> Iterator[None]:
+    """Disable the garbage collector, so that only reference counting frees objects."""
     gc.collect()
     gc.disable()
     yield
@@ -200,7 +198,7 @@ def no_garbage() -> Iterator[None]:
 
 
 class Request:
-    """A message that weak references can refer to."""
+    """A message that supports weak references."""
 
     def __init__(self, message: Any) -> None:
         self._message = message
@@ -209,7 +207,7 @@ class Request:
         return getattr(self._message, name)
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("disable_garbage_collector")
 @pytest.mark.parametrize("status", ["OK", "INVALID_ARGUMENT"])
 async def test_answered_message_is_freed(tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC keeps the exception that ends a call, and the exception keeps the local variables of its frames."""
@@ -361,7 +359,7 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await until(lambda: door.server.counts.slow_readers_closed == 1)
             await until(lambda: len(door.server.grpc_service or ()) == 0)
         assert await ending(watching) == "UNAVAILABLE"
-        # A client that reads gets all blocks and stays connected.
+        # A client that reads gets all blocks and remains connected.
         again = await reader.watch_blocks()
         assert len(await blocks(again, 13)) == 13
         await again.close()

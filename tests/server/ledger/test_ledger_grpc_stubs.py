@@ -1,4 +1,4 @@
-"""The compiled ledger protocol is current, and the wheel contains it."""
+"""The compiled ledger protocol is up to date, and the wheel contains it."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ def run(*command: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_compiled_files_are_current(tmp_path: Path) -> None:
+def test_compiled_files_are_up_to_date(tmp_path: Path) -> None:
     plugin = Path(sysconfig.get_path("scripts")) / "protoc-gen-mypy_grpc"
     outs = [f"--{name}_out={tmp_path}" for name in ("python", "pyi", "grpc_python")]
     typed = [f"--plugin={plugin}", f"--mypy_grpc_out=quiet:{tmp_path}"]

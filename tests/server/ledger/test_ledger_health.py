@@ -1,4 +1,4 @@
-"""Health and reflection need no credential, so their messages, calls and streams are limited."""
+"""Health and reflection require no credential, so their messages, calls and streams are limited."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
 
 @asynccontextmanager
 async def known(directory: Path) -> AsyncIterator[tuple[Door, Any, Any]]:
-    """Run a server that requires credentials; yield it, a channel without a credential, and a stub of its health."""
+    """Run a server that requires credentials; yield it, a channel without a credential, and a health stub."""
     async with opened(directory, GRPC, tokens=True) as door:
         channel = door.wire().channel
         yield door, channel, health_pb2_grpc.HealthStub(channel)
@@ -64,7 +64,7 @@ async def test_number_of_health_watches_is_limited(tmp_path: Path, monkeypatch: 
         refused_one = stub.Watch(asking())
         assert await ended(refused_one) is EXHAUSTED
         assert "at most 2" in str(await refused_one.details())
-        # Single checks and writes are served all the same.
+        # Single checks and writes are still served.
         assert (await soon(stub.Check(asking(SERVICE)))).status == SERVING
         assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"
         watching[0].cancel()
@@ -100,7 +100,7 @@ async def test_health_refuses_long_and_malformed_requests(tmp_path: Path, method
         for bad in (long, b"\xff", b"\x0a\x01\xff"):
             assert await ended(call(bad)) is INVALID
         await until(lambda: health_in(door).watcher_count == 0)
-        assert not health_in(door)._server_watchers  # no watcher is left behind
+        assert not health_in(door)._server_watchers  # no watcher remains
         nothing = channel.stream_unary(method)
         assert await ended(nothing(iter(()))) is INVALID
 
@@ -114,8 +114,8 @@ async def test_health_reports_an_unknown_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-30")
-async def test_number_of_concurrent_health_reads_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC buffers a message while it is read, so concurrent reads are limited and not only calls."""
+async def test_concurrent_health_reads_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC buffers a message while reading it, so concurrent reads are limited as well as calls."""
     monkeypatch.setattr(health_service, "READS_PER_ADDRESS_MAX", 2)
     taking = most = 0
     read = health_service._read_message
@@ -148,7 +148,7 @@ async def test_health_call_without_a_message_times_out(tmp_path: Path, monkeypat
 
 
 class Sending:
-    """The context of a call that sends one message, which is too long."""
+    """The context of a call that sends one overlong message."""
 
     async def read(self) -> bytes:
         return bytes(health_service.MESSAGE_BYTES_MAX + 1)
@@ -158,7 +158,7 @@ class Sending:
 
 
 @pytest.mark.rule("CO-30")
-async def test_message_that_is_too_long_is_not_kept_in_memory() -> None:
+async def test_overlong_message_is_not_kept_in_memory() -> None:
     """gRPC keeps the exception that ends a call, and the exception keeps the local variables of its frames."""
     with pytest.raises(grpc.aio.AbortError) as raised:
         await health_service._read_message(Sending(), 1)

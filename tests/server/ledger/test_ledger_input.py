@@ -1,4 +1,4 @@
-"""Invalid fields in calls of the Ledger API: both wires report the same field and message, and nothing is written."""
+"""Invalid fields in Ledger API calls: both wires report the same field and message, and no data is written."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ LONG: Final = "x" * 1025
 VALUE_BYTES_MAX: Final = 2**20
 BIG: Final = bytes(VALUE_BYTES_MAX + 1)
 E_ACUTE: Final = "e\u0301"
-"""Two code points, for which NFC has one."""
+"""Two code points that NFC combines into one."""
 
 
 def conditioned(condition: Json, **members: Any) -> list[Json]:
@@ -98,7 +98,7 @@ BAD_NUMBERS: Final[list[tuple[Json, str]]] = [
     ({"operations": conditioned({"version_is": 2**53})}, "operations[0].set_entity.condition.version_is"),
     ({"operations": conditioned({"version_is": 2**64 - 1})}, "operations[0].set_entity.condition.version_is"),
 ]
-"""Numbers that JSON cannot hold; the message over HTTP is that of the JSON decoder."""
+"""Numbers that JSON cannot represent. Over HTTP, the message comes from the JSON decoder."""
 
 
 # --- writes -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ BAD_NUMBERS: Final[list[tuple[Json, str]]] = [
 
 @pytest.mark.rule("CO-33", "CO-30", "LG-2", "LG-14")
 @pytest.mark.parametrize(("changed", "field", "message"), BAD_WRITES, ids=[f"{n}" for n in range(len(BAD_WRITES))])
-async def test_write_with_an_invalid_field_is_refused_by_its_path(
+async def test_write_with_an_invalid_field_is_refused_with_its_path(
     shared_server: SharedServer, changed: Json, field: str, message: str
 ) -> None:
     error = await among_others(
@@ -120,7 +120,7 @@ async def test_write_with_an_invalid_field_is_refused_by_its_path(
 
 @pytest.mark.rule("CO-33", "LG-2")
 @pytest.mark.parametrize(("changed", "field"), BAD_NUMBERS, ids=[f"{n}" for n in range(len(BAD_NUMBERS))])
-async def test_number_out_of_range_is_refused_by_its_path(
+async def test_number_out_of_range_is_refused_with_its_path(
     shared_server: SharedServer, changed: Json, field: str
 ) -> None:
     error = await among_others(
@@ -132,7 +132,7 @@ async def test_number_out_of_range_is_refused_by_its_path(
 
 
 @pytest.mark.rule("CO-33", "LG-17")
-async def test_invalid_operation_in_a_batch_is_refused_by_its_path(shared_server: SharedServer) -> None:
+async def test_invalid_operation_in_a_batch_is_refused_with_its_path(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     error = await among_others(shared_server, ledger.batch_write(1, [SET], [put("a", BIG)], key=key(1)))
     assert error.summary == (
@@ -153,13 +153,14 @@ async def test_values_names_and_keys_up_to_their_limits_are_accepted(shared_serv
     assert code(await ledger.write(1, *operations, key=key(1))) == "OK"
     assert await ledger.value("k" * 1024) == bytes(VALUE_BYTES_MAX)
     assert (await ledger.check_relationship("𝄞" * 1024, "v" * 1024, "s" * 1024))["exists"]
-    full = ledger.of(organization="%/" * 40, vault=shared_server.name + "%" * 60)  # the longest names after escaping
+    # Names of the maximum length after escaping.
+    full = ledger.of(organization="%/" * 40, vault=shared_server.name + "%" * 60)
     assert code(await full.write(1, SET, key=key(1))) == "OK"
     assert await full.value("a") == b"1"
 
 
 @pytest.mark.rule("CO-30")
-async def test_maximum_length_of_values_is_configurable(tmp_path: Path, wire: str) -> None:
+async def test_maximum_value_length_is_configurable(tmp_path: Path, wire: str) -> None:
     async with opened(tmp_path, wire, entity_value_bytes_max=3) as door:
         ledger = door.ledger(client_id="app")
         error = await refused(ledger.write(1, put("a", b"1234"), key=key(1)))
@@ -173,7 +174,7 @@ async def test_request_that_is_too_large_is_refused_and_the_next_accepted(tmp_pa
     async with opened(tmp_path, wire, frame_bytes_max=10_000) as door:
         ledger = door.ledger(client_id="app")
         error = await refused(ledger.write(1, put("a", bytes(20_000)), key=key(1)))
-        if wire == GRPC:  # gRPC itself refuses it
+        if wire == GRPC:  # refused by gRPC itself
             assert error.status == "RESOURCE_EXHAUSTED"
             assert "10000" in error.message
         else:
@@ -191,7 +192,7 @@ async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path, wire: s
 
 
 @pytest.mark.rule("CO-33", "LG-3", "LG-5", "LG-12", "LG-13")
-async def test_refused_write_does_not_affect_others_of_its_group_commit(
+async def test_refused_write_does_not_affect_others_in_its_group_commit(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, wire) as door:
@@ -236,7 +237,7 @@ READS: Final[dict[str, Json]] = {
 
 @pytest.mark.rule("CO-33", "CO-30")
 @pytest.mark.parametrize("method", READS)
-async def test_read_of_an_invalid_scope_is_refused_by_its_path(shared_server: SharedServer, method: str) -> None:
+async def test_read_of_an_invalid_scope_is_refused_with_its_path(shared_server: SharedServer, method: str) -> None:
     for field in ("organization", "vault"):
         for name, message in BAD_NAMES:
             asked = {"organization": shared_server.name, **READS[method], field: name}
@@ -273,7 +274,7 @@ BAD_TOKENS: Final = [
     ),
 ]
 TEXT_TOKENS: Final = [b'["%s"]', b'["%s","b","c"]', b'["a","%s","c"]', b'["a","b","%s"]']
-"""Well-formed tokens with a text that no store can hold."""
+"""Well-formed tokens with texts that no store can hold."""
 
 
 @pytest.mark.rule("CO-33")
@@ -329,7 +330,7 @@ BAD_READS: Final[list[tuple[str, Json, str, str]]] = [
 @pytest.mark.parametrize(
     ("method", "members", "field", "message"), BAD_READS, ids=[f"{n}" for n in range(len(BAD_READS))]
 )
-async def test_read_with_an_invalid_field_is_refused_by_its_path(
+async def test_read_with_an_invalid_field_is_refused_with_its_path(
     shared_server: SharedServer, method: str, members: Json, field: str, message: str
 ) -> None:
     error = await refused(shared_server.wire().call(method, {"organization": shared_server.name, **members}))

@@ -1,4 +1,4 @@
-"""Operation of the Ledger API: health, reflection, shutdown, TLS, and a store that fails."""
+"""Operation of the Ledger API: health, reflection, shutdown, TLS and store failures."""
 
 import asyncio
 from itertools import count
@@ -27,7 +27,7 @@ pytestmark = BOTH_STORES
 ONLY_GRPC: Final = pytest.mark.parametrize("wire", [GRPC], indirect=True)
 SERVICE: Final = "oncelog.ledger.v1.Ledger"
 SHUTDOWN_MS: Final = 600_000
-"""Longer than a test waits for anything: a server that stops only at this deadline fails the test."""
+"""Longer than any wait in a test, so a server that only stops at this deadline fails the test."""
 SET: Final = put("a", b"1")
 SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -42,7 +42,7 @@ def health_of(door: Door) -> Any:
 
 @ONLY_GRPC
 async def test_health_covers_the_server_and_the_service(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, tokens=True) as door:  # health needs no credential
+    async with opened(tmp_path, wire, tokens=True) as door:  # health requires no credential
         for name in ("", SERVICE):
             answer = await health_of(door).Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
             assert answer.status == SERVING
@@ -75,17 +75,17 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
 
 
 @ONLY_GRPC
-async def test_calls_during_shutdown_end_as_unavailable(
+async def test_calls_during_shutdown_fail_as_unavailable(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that has not arrived when gRPC stops ends as CANCELLED, so the server waits until no more calls arrive."""
+    """A call that arrives after gRPC has stopped ends as CANCELLED, so the server first waits until no calls arrive."""
     async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
         began = asyncio.Event()
         service: Any = door.server.grpc_service
         sleep = asyncio.sleep
 
         async def sleep_until_called(delay_s: float, *given: Any) -> Any:
-            """Replace the pause without calls by one that a busy machine cannot exceed."""
+            """Replace the pause without calls, which a busy machine could exceed, with a wait for the next call."""
             if delay_s == grpc_service.QUIET_S:
                 came = service._call_count
                 await until(lambda: service._call_count != came or all(caller.done() for caller in callers))
@@ -113,12 +113,12 @@ async def test_calls_during_shutdown_end_as_unavailable(
 
 
 @pytest.mark.parametrize("wire", [HTTP], indirect=True)
-async def test_stopping_server_refuses_requests_of_open_connections_with_a_retry_delay(
+async def test_stopping_server_refuses_requests_on_open_connections_with_a_retry_delay(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
         ledger, other = door.ledger(client_id="app"), door.ledger(client_id="other")
-        await asyncio.gather(ledger.last_sequence(), other.last_sequence())  # opens two connections, which stay open
+        await asyncio.gather(ledger.last_sequence(), other.last_sequence())  # open two connections, which remain open
         gate = door.served.hold_commits(monkeypatch)
         held = asyncio.ensure_future(ledger.write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
@@ -136,7 +136,7 @@ async def test_stopping_server_refuses_requests_of_open_connections_with_a_retry
 
 @ONLY_GRPC
 async def test_health_watch_does_not_delay_shutdown(tmp_path: Path, wire: str) -> None:
-    """gRPC clients with health checks keep such a watch open."""
+    """gRPC clients with health checking keep such a watch open."""
     async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
         watched = health_of(door).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await soon(watched.read())).status == SERVING
@@ -210,7 +210,7 @@ async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> No
 
 
 @ONLY_GRPC
-async def test_reflection_is_disabled_together_with_openapi(tmp_path: Path, wire: str) -> None:
+async def test_disabling_openapi_also_disables_reflection(tmp_path: Path, wire: str) -> None:
     async with opened(tmp_path, wire, openapi=False) as door:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await reflected(door, list_services="")
@@ -225,7 +225,7 @@ async def test_grpc_can_be_disabled(tmp_path: Path) -> None:
         assert (await served.request("POST", "/v1/ledger/write", json=body)).status == 200
 
 
-# --- a store that fails ------------------------------------------------------------------------------------------
+# --- store failures ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-16")
@@ -270,7 +270,7 @@ def certificate_of(tls: TlsSettings) -> bytes:
 
 
 def secure(door: Door, certificate: bytes) -> Ledger:
-    """Return a client with a separate connection, because gRPC would reuse an open one."""
+    """Return a client with its own connection, because gRPC would reuse an open one."""
     credentials = grpc.ssl_channel_credentials(certificate)
     options = [("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.aio.secure_channel(f"localhost:{door.rpc_port}", credentials, options)
@@ -285,14 +285,14 @@ async def test_grpc_uses_tls_and_reloads_the_certificate(tmp_path: Path, wire: s
     async with opened(tmp_path, wire, tls=tls) as door:
         ledger = secure(door, first)
         answer = success(await ledger.write(1, SET, key=key(1)))
-        error = await refused(door.ledger(client_id="app").write(2, SET, key=key(2)))  # without TLS
+        error = await refused(door.ledger(client_id="app").write(2, SET, key=key(2)))  # a client without TLS
         assert error.status == "UNAVAILABLE"
         make_certificate(tmp_path, "second")
         second = certificate_of(tls)
         door.server.reload()
         other = secure(door, second)
         assert await other.write(1, SET, key=key(1)) == answer
-        # Open connections stay; a new client that trusts only the old certificate is refused.
+        # Open connections remain usable. A new client that trusts only the old certificate is refused.
         assert code(await ledger.write(2, SET, key=key(2))) == "OK"
         late = secure(door, first)
         assert (await refused(late.last_sequence())).status == "UNAVAILABLE"
@@ -314,7 +314,7 @@ async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
         assert await before.last_sequence() == 0
         if bad == "missing":
             (tmp_path / "key.pem").unlink()
-        elif bad == "both":  # a valid key of another certificate
+        elif bad == "both":  # the valid key of a different certificate
             kept = (tmp_path / "key.pem").read_bytes()
             make_certificate(tmp_path, "second")
             (tmp_path / "key.pem").write_bytes(kept)
@@ -331,7 +331,7 @@ async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
 @ONLY_GRPC
 @pytest.mark.rule("CO-24")
 async def test_grpc_uses_a_new_certificate_only_after_a_reload(tmp_path: Path, wire: str) -> None:
-    """As over HTTP: files are read at a reload, all or none, and not while they are being written."""
+    """As over HTTP, a reload reads all files or none, and files are not read while they are being written."""
     tls: TlsSettings = make_certificate(tmp_path, "first")
     first = certificate_of(tls)
     async with opened(tmp_path, wire, tls=tls) as door:

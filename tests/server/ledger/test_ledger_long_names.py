@@ -1,4 +1,4 @@
-"""Names of the documented lengths over both wires, in characters that no database can compress."""
+"""Names of the documented maximum lengths over both wires, in characters that no database can compress."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ SCRIPTS = {"ascii": (0x21, 0x7E), "cjk": (0x4E00, 0x9FFF), "supplementary": (0x2
 
 @pytest.mark.rule("CO-34", "LG-2")
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_names_of_the_documented_lengths_are_written_and_read(shared_server: SharedServer, script: str) -> None:
+async def test_names_of_the_maximum_lengths_are_written_and_read(shared_server: SharedServer, script: str) -> None:
     chance = Random(script)
     first, last = SCRIPTS[script]
 

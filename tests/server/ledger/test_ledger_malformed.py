@@ -1,4 +1,4 @@
-"""Malformed requests of the Ledger API: bodies that are not JSON or not a write, and bytes that are not a message."""
+"""Malformed Ledger API requests: bodies that are not JSON or not a write, and bytes that are not a message."""
 
 import json
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ BAD_BYTES: Final = [
 @pytest.mark.rule("CO-33")
 @pytest.mark.parametrize("path", ["write", "batch-write"])
 @pytest.mark.parametrize(("body", "field"), BAD_JSON, ids=[f"{n}" for n in range(len(BAD_JSON))])
-async def test_json_with_an_invalid_field_is_refused_by_its_path(
+async def test_json_with_an_invalid_field_is_refused_with_its_path(
     shared_server: SharedServer, path: str, body: Any, field: str
 ) -> None:
     given, expected = body, field
@@ -110,7 +110,7 @@ async def test_json_with_an_invalid_field_is_refused_by_its_path(
     assert error.field is not None
     assert error.field.endswith(expected)
     assert error.message.startswith(f"{error.field}: ")
-    assert "as a string" not in error.message  # a string would be refused too
+    assert "as a string" not in error.message  # as a string it would be refused too
     await check_nothing_written(shared_server)
 
 
@@ -118,7 +118,7 @@ async def test_json_with_an_invalid_field_is_refused_by_its_path(
 @pytest.mark.rule("LG-22", "CO-20")
 @pytest.mark.parametrize("path", ["write", "batch-write"])
 async def test_unknown_member_is_refused_by_name(shared_server: SharedServer, path: str) -> None:
-    """A misspelt `vault` would write to the organization, and a misspelt key would not be remembered."""
+    """Otherwise a misspelt `vault` would write to the organization, and a misspelt key would be ignored."""
     for name in ("vault_id", "idempotencyKey", "Vault", "x\ny", "actor"):
         given: Json = {"organization": shared_server.name, **GOOD, name: "main"}
         if path == "batch-write":
@@ -132,7 +132,7 @@ async def test_unknown_member_is_refused_by_name(shared_server: SharedServer, pa
 
 @ONLY_HTTP
 @pytest.mark.rule("LG-22", "LG-17")
-async def test_unknown_member_of_a_write_in_a_batch_is_refused_by_its_path(shared_server: SharedServer) -> None:
+async def test_unknown_member_of_a_write_in_a_batch_is_refused_with_its_path(shared_server: SharedServer) -> None:
     write = {"operations": GOOD["operations"], "vault_id": "main"}
     given = {"organization": shared_server.name, "client_id": "app", "sequence": 1, "writes": [write]}
     error = await refused(http_wire(shared_server).post("batch-write", json.dumps(given).encode()))

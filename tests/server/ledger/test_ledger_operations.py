@@ -1,4 +1,4 @@
-"""Transactions and batches of the Ledger API over both wires: operations, conditions, atomicity."""
+"""Transactions and batches of the Ledger API over both wires: operations, conditions and atomicity."""
 
 import asyncio
 from pathlib import Path
@@ -50,7 +50,7 @@ ON_ABSENT: Final[list[tuple[Json, str]]] = [
 
 
 @pytest.mark.rule("LG-20")
-def test_error_codes_have_the_numbers_of_the_rule() -> None:
+def test_error_codes_have_the_numbers_in_the_rule() -> None:
     assert {one.name: one.value for one in WriteErrorCode} == CODES
     named = {name.removeprefix("WRITE_ERROR_CODE_"): number for name, number in pb.WriteErrorCode.items()}
     assert named == {"UNSPECIFIED": 0, **CODES}
@@ -60,13 +60,13 @@ def test_error_codes_have_the_numbers_of_the_rule() -> None:
 
 
 @pytest.mark.rule("LG-2")
-async def test_version_of_an_entity_is_that_of_its_last_change(
+async def test_entity_has_the_version_of_its_last_change(
     shared_server: SharedServer,
 ) -> None:
     ledger = shared_server.ledger()
     assert success(await ledger.write(1, put("a", b"1"), put("b", b"2")))["version"] == 1
     assert success(await ledger.write(2, put("c", b"3", expires_at_ms=FUTURE_MS)))["version"] == 2
-    assert success(await ledger.write(3, put("a", b"1")))["version"] == 3  # setting the same value counts as a change
+    assert success(await ledger.write(3, put("a", b"1")))["version"] == 3  # setting the same value is a change too
     assert await ledger.get_entity("a") == {"key": "a", "value": b"1", "version": 3}
     assert await ledger.get_entity("b") == {"key": "b", "value": b"2", "version": 1}
     assert await ledger.get_entity("c") == {"key": "c", "value": b"3", "version": 2, "expires_at_ms": FUTURE_MS}
@@ -103,7 +103,7 @@ async def test_relationship_created_twice_keeps_its_version(shared_server: Share
 
 
 @pytest.mark.rule("LG-2")
-async def test_operations_see_the_effects_of_earlier_ones_in_the_transaction(shared_server: SharedServer) -> None:
+async def test_operations_see_the_effects_of_earlier_operations_in_the_transaction(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     changes = [
         put("a", b"1", condition={"must_not_exist": True}),
@@ -220,7 +220,7 @@ async def test_entity_exists_until_it_expires(tmp_path: Path, wire: str) -> None
 
 
 @pytest.mark.rule("LG-3", "LG-6")
-async def test_write_with_a_failed_condition_can_be_sent_again(
+async def test_write_with_a_failed_condition_can_be_retried(
     shared_server: SharedServer,
 ) -> None:
     ledger = shared_server.ledger()
@@ -236,7 +236,7 @@ async def test_write_with_a_failed_condition_can_be_sent_again(
     await another.write(1, put("a", b"other"))
     answer = success(await ledger.write(2, *asked, key=key(2)))
     assert (answer["assigned_sequence"], answer["version"]) == (2, 3)
-    # The write is known now, although its condition no longer holds.
+    # The write is now known, although its condition no longer holds.
     assert await ledger.write(2, *asked, key=key(2)) == answer
     assert (await ledger.value("a"), await ledger.value("b")) == (b"two", b"other")
 
@@ -299,18 +299,18 @@ async def test_batch_is_one_transaction_with_one_sequence(shared_server: SharedS
 
 
 @pytest.mark.rule("LG-17", "LG-10", "LG-12", "LG-13")
-async def test_batch_sent_again_is_a_duplicate(shared_server: SharedServer) -> None:
+async def test_resent_batch_is_a_duplicate(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     writes = [[put("a", b"1")], [put("b", b"2")]]
     answer = success(await ledger.batch_write(1, *writes, key=key(1)))
     for asked in (key(1), b""):
-        # From memory, too, a duplicate of a batch gets an error with the place of the transaction.
+        # Even from memory, a duplicate of a batch gets an error with the transaction's position.
         error = failure(await ledger.batch_write(1, *writes, key=asked))
         assert (error["code"], error["assigned_sequence"]) == ("ALREADY_COMMITTED", 1)
         assert (error["committed_tx_id"], error["block_height"]) == (answer["committed_tx_id"], answer["block_height"])
     assert code(await ledger.batch_write(1, writes[0], key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
     assert code(await ledger.batch_write(1, writes[0], key=key(2))) == "SEQUENCE_REUSED"
-    # A write of the same operations is the same transaction.
+    # A single write with the same operations is the same transaction.
     assert await ledger.write(1, *writes[0], *writes[1], key=key(1)) == answer
     assert await ledger.last_sequence() == 1
 
@@ -339,7 +339,7 @@ async def test_batch_with_a_failed_condition_changes_nothing(shared_server: Shar
 
 
 @pytest.mark.rule("LG-17")
-async def test_batch_must_have_one_scope(shared_server: SharedServer) -> None:
+async def test_writes_of_a_batch_must_have_the_same_scope(shared_server: SharedServer) -> None:
     name = shared_server.name
     ledger = shared_server.ledger(vault="one")
     good: Json = {"operations": [put("a", b"1")]}

@@ -1,4 +1,4 @@
-"""Limits of the Ledger API: streams that must end, a full queue, the rate of new writes."""
+"""Limits of the Ledger API: streams that must end, a full queue, and the rate of new writes."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = BOTH_STORES
 SET: Final = put("a", b"1")
 SCOPE: Final = "ledger/acme"
 SHUTDOWN_MS: Final = 600_000
-"""Longer than a test waits for anything: a server that stops only at this deadline fails the test."""
+"""Longer than any wait in a test, so a server that only stops at this deadline fails the test."""
 
 
 # --- streams -----------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
         await writer.write(2, SET)
         assert await watching.next() == await staying.next()
         if how == "expired":
-            clock.advance(100_000 + 30_000 - 1)  # the leeway
+            clock.advance(100_000 + 30_000 - 1)  # the end of the leeway
             door.server.run_checks()
             await writer.write(3, SET)
             assert await watching.next() == await staying.next()
@@ -70,16 +70,16 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
         assert len(block["tx_ids"]) == 1
         await until(lambda: door.server._reader_count == 1)
         await staying.close()
-        if wire == GRPC:  # an HTTP server notices a closed stream only when it sends
+        if wire == GRPC:  # over HTTP the server detects a closed stream only when it sends
             await until(lambda: door.server._reader_count == 0)
 
 
 @pytest.mark.rule("CO-23", "CO-31")
 @pytest.mark.parametrize("how", ["expired", "stopped"])
-async def test_stream_of_a_reader_that_does_not_read_can_be_ended(
+async def test_stream_ends_even_if_its_reader_does_not_read(
     tmp_path: Path, wire: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More blocks are pending than the connection buffers. The reader gets the buffered ones, then the end."""
+    """More blocks are pending than the connection buffers. The reader gets the buffered ones, then the stream ends."""
     sent = 0
 
     def counted(make: Any) -> Any:
@@ -90,7 +90,7 @@ async def test_stream_of_a_reader_that_does_not_read_can_be_ended(
 
         return count
 
-    monkeypatch.setattr(grpc_service, "CLOSE_TIMEOUT_S", WAIT_S)  # however slowly the reader reads
+    monkeypatch.setattr(grpc_service, "CLOSE_TIMEOUT_S", WAIT_S)  # even if the reader is slow
     clock = ManualClock(auth_material.NOW_MS)
     async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS, tokens=True, clock=clock) as door:
         reader = door.ledger(credential=token(exp=auth_material.NOW_S + 100))
@@ -140,10 +140,10 @@ async def test_full_queue_refuses_new_writes_and_answers_known_ones(
         gate = door.served.hold_commits(monkeypatch)
         held = asyncio.ensure_future(door.ledger(client_id="held").write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
-        # Answered from the cache at once.
+        # Answered from the cache immediately.
         assert await known.write(1, SET, key=key(1)) == first
         assert code(await known.write(2, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
-        # A write that is not in the cache queues a lookup behind the held commit; the queue holds one.
+        # A write that is not cached queues a lookup behind the held commit. The queue holds one lookup.
         asked = asyncio.ensure_future(earlier.write(1, SET, key=key(1)))
         await until(lambda: len(door.log._committer._known_only_queue) == 1)
         check_retry_delay(await refused(new.write(1, SET, key=key(1))), wire, "UNAVAILABLE", 503)
@@ -155,7 +155,7 @@ async def test_full_queue_refuses_new_writes_and_answers_known_ones(
 
 
 @pytest.mark.rule("CO-32")
-async def test_full_queue_refuses_a_write_that_the_lookup_finds_to_be_new(
+async def test_full_queue_refuses_a_write_that_a_lookup_finds_to_be_new(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, wire, queue_items_max=1) as door:
@@ -173,7 +173,7 @@ async def test_full_queue_refuses_a_write_that_the_lookup_finds_to_be_new(
 
 
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
-async def test_rate_limit_applies_to_new_writes_only(tmp_path: Path, wire: str) -> None:
+async def test_rate_limit_applies_only_to_new_writes(tmp_path: Path, wire: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     options: dict[str, Any] = {"tokens": True, "clock": clock, "new_events_per_second_max": 2}
     async with opened(tmp_path, wire, **options) as door:
@@ -184,7 +184,7 @@ async def test_rate_limit_applies_to_new_writes_only(tmp_path: Path, wire: str) 
         check_retry_delay(limited, wire, "RESOURCE_EXHAUSTED", 429)
         assert limited.code == "rate_limited"
         assert await ledger.last_sequence() == 2
-        # A known write is answered, and another reason for refusal is reported first.
+        # Known writes are answered, and other reasons for refusal are reported first.
         assert await ledger.write(1, SET, key=key(1)) == first
         assert await ledger.write(1, SET) == first
         assert code(await ledger.write(2, put("x"), key=key(2))) == "IDEMPOTENCY_KEY_REUSED"
@@ -192,7 +192,7 @@ async def test_rate_limit_applies_to_new_writes_only(tmp_path: Path, wire: str) 
         assert code(await ledger.write(7, SET, key=key(7))) == "SEQUENCE_GAP"
         error = failure(await ledger.write(3, put("a", condition={"must_not_exist": True}), key=key(3)))
         assert error["code"] == "KEY_EXISTS"
-        # The limit is per actor.
+        # the limit is per actor
         assert code(await door.ledger(credential=token("bob")).write(1, SET, key=key(1))) == "OK"
     async with opened(tmp_path, wire, **options) as door:
         ledger = door.ledger(credential=token())

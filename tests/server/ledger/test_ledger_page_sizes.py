@@ -1,4 +1,4 @@
-"""Pages of entities are limited in bytes, and the store fetches at most one entity more than a page holds."""
+"""Pages of entities have a byte limit, and the store fetches at most one entity more than a page holds."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from server.ledger.ledger_transports import GRPC, code, put
 pytestmark = BOTH_STORES
 
 PAGE: Final = 10_000
-"""Maximum number of bytes of a page."""
+"""Maximum page size in bytes."""
 
 
 server_pool = server_pool_with(page_bytes_max=PAGE)
@@ -22,7 +22,7 @@ server_pool = server_pool_with(page_bytes_max=PAGE)
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the values that a store has fetched."""
+    """The lengths of the values that the store has fetched."""
     lengths: list[int] = []
 
     def noted(row: Any) -> Entity:
@@ -44,7 +44,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ([5000] + [1] * 300 + [5000] * 50, 1000, 301),
         ([20_000] * 20, 1000, 1),  # longer than a page: one entity per page
         ([0] * 300, 1000, 300),
-        ([1] * 300, 7, 7),  # the page size is the limit
+        ([1] * 300, 7, 7),  # limited by the page size
     ],
 )
 async def test_page_fetches_at_most_one_entity_more_than_it_returns(

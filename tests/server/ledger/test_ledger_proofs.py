@@ -1,4 +1,4 @@
-"""Proofs and the hash chain of the Ledger API over both wires."""
+"""Ledger API proofs and the hash chain over both wires."""
 
 import asyncio
 import shutil
@@ -46,7 +46,7 @@ server_pool = pool_fixture(lambda directory: opened_with_one_lane(directory, GRP
 
 
 def record_of(answer: Json, scope: str, client: str, idempotency_key: bytes, operations: Sequence[Operation]) -> Record:
-    """Return the record as its sender can compute it from the request and the answer."""
+    """Return the record that the sender can compute from the request and the answer."""
     header, index = answer["block_header"], answer["transaction_proof"]["index"]
     return Record(
         header["lane"],
@@ -67,7 +67,7 @@ def record_of(answer: Json, scope: str, client: str, idempotency_key: bytes, ope
 
 
 def document_of(found: Json) -> documents.ProofDocument:
-    """Return the document that the public verifier takes."""
+    """Return the proof as a document for the public verifier."""
 
     def text(value: Any) -> Any:
         if isinstance(value, bytes):
@@ -169,7 +169,7 @@ async def test_proof_of_an_erased_transaction_covers_its_header(tmp_path: Path, 
         verification = documents.verify(document_of(found), block_hash=answers[1]["block_header"]["hash"])
         assert (verification.findings, verification.is_erased) == ((), True)
         fourth = success(await ledger.write(4, SET, key=key(4)))
-        erasure = fourth["block_header"]["height"] - 1  # the block of the audit record
+        erasure = fourth["block_header"]["height"] - 1  # the audit record's block
         assert erasure == answers[2]["block_header"]["height"] + 1
     assert (await oncelog("verify", log_at(tmp_path / "events.db"))).exit_code == 0
 

@@ -1,4 +1,4 @@
-"""Reads of the Ledger API over both wires: entities, relationships and transactions."""
+"""Ledger API reads over both wires: entities, relationships and transactions."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +21,7 @@ SET: Final = put("a", b"1")
 
 
 async def paged(ledger: Ledger, name: str, page_size: int, **members: Any) -> list[list[Json]]:
-    """Read all pages."""
+    """Read and return all pages."""
     call = {"entities": ledger.list_entities, "relationships": ledger.list_relationships}[name]
     pages, page_token = [], ""
     while True:
@@ -89,7 +89,7 @@ async def test_expired_entities_are_not_listed(tmp_path: Path, wire: str) -> Non
         left = [f"{number:02}" for number in range(0, 30, 3)]
         pages = await paged(ledger, "entities", 4)
         assert [[one["key"] for one in page] for page in pages] == [left[:4], left[4:8], left[8:]]
-        # The token names a key that has expired: the next page starts after it all the same.
+        # The token refers to a key that has expired. The next page still starts after it.
         rest = await ledger.list_entities(page_token=page["next_page_token"])
         assert [one["key"] for one in rest["entities"]] == left[3:]
 
@@ -160,7 +160,7 @@ async def test_transaction_returns_its_operations_as_sent(shared_server: SharedS
     assert (await ledger.get_transaction(answer["committed_tx_id"]))["operations"] == operations
 
 
-async def test_both_wires_give_equal_answers(shared_server: SharedServer) -> None:
+async def test_both_wires_return_equal_answers(shared_server: SharedServer) -> None:
     here = shared_server.ledger()
     there = here.through(shared_server.door.wire(HTTP if shared_server.door.kind == GRPC else GRPC))
     answer = success(await here.write(1, SET, put("b", b"\xff", expires_at_ms=2**50), relate("r"), key=key(1)))

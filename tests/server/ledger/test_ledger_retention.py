@@ -1,4 +1,4 @@
-"""What a ledger remembers after a restart, on a second server, with a full cache, and of erased transactions."""
+"""What a ledger remembers after a restart, on a second server, with a full cache, and after erasure."""
 
 from pathlib import Path
 from typing import Final
@@ -32,12 +32,12 @@ async def test_restarted_server_knows_every_key_with_its_sequence_id_and_height(
     async with opened(tmp_path, wire) as door:
         ledger = door.ledger(client_id="app")
         assert await ledger.get_client_state() == state
-        for number in (3, 4, 1, 2):  # not the answer of the last sequence
+        for number in (3, 4, 1, 2):  # not the answer for the last sequence
             for _ in range(2):
                 assert already(await retried(ledger, number)) == place(answers[number - 1])
             assert already(await retried(ledger, number, with_key=b"")) == place(answers[number - 1])
             assert already(await retried(ledger, number, with_key=key(77))) == place(answers[number - 1])
-            # A known key is looked up by the key, whatever the sequence.
+            # A known key is looked up by the key, regardless of the sequence.
             again = await ledger.write(number + 7, put("a", b"%d" % number), key=key(number))
             assert already(again) == place(answers[number - 1])
             other = await ledger.write(number, put("a", b"other"), key=key(number))
@@ -84,7 +84,7 @@ async def test_restarted_server_does_not_remember_a_failed_condition(tmp_path: P
 
 
 @pytest.mark.rule("LG-7", "LG-9", "LG-11", "LG-12", "LG-13")
-async def test_second_server_knows_what_the_first_committed(tmp_path: Path, wire: str) -> None:
+async def test_second_server_knows_the_commits_of_the_first(tmp_path: Path, wire: str) -> None:
     async with opened(tmp_path, wire) as one, opened(tmp_path, wire) as other:
         first, second = one.ledger(client_id="app"), other.ledger(client_id="app")
         answers = await written(first, 2)
@@ -107,7 +107,7 @@ async def test_second_server_knows_what_the_first_committed(tmp_path: Path, wire
 
 
 @pytest.mark.rule("LG-10")
-def test_cache_defaults_are_those_of_the_rule() -> None:
+def test_cache_defaults_follow_the_rule() -> None:
     assert (Limits().cache_entries_max, Limits().cache_ttl_ms) == (100_000, CACHE_TTL_MS)
 
 
@@ -124,7 +124,7 @@ async def test_write_evicted_from_the_cache_is_answered_from_the_store(tmp_path:
 
 
 @pytest.mark.rule("LG-10", "LG-11")
-async def test_answer_older_than_the_time_to_live_of_the_cache_comes_from_the_store(tmp_path: Path, wire: str) -> None:
+async def test_answer_older_than_the_cache_time_to_live_comes_from_the_store(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
     async with opened(tmp_path, wire, clock=clock, cache_ttl_ms=700) as door:
         ledger = door.ledger(client_id="app")

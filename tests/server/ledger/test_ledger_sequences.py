@@ -1,4 +1,4 @@
-"""Sequences and duplicates of the Ledger API over both wires: every row of the tables in the specification."""
+"""Ledger API sequences and duplicates over both wires: every row of the specification's tables."""
 
 import asyncio
 from typing import Final
@@ -24,7 +24,7 @@ OTHER: Final = put("a", b"2")
 
 
 @pytest.mark.rule("LG-1", "CO-20")
-async def test_transaction_holds_the_sent_and_the_assigned_fields(shared_server: SharedServer) -> None:
+async def test_transaction_has_the_sent_and_the_assigned_fields(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     operations = [put("a", b"\x00\xff", expires_at_ms=2**53 - 1), remove("b")]
     first = success(await ledger.write(1, *operations, key=key(1)))
@@ -59,7 +59,7 @@ async def test_client_id_in_development_mode_defaults_to_developer(shared_server
 
 
 @pytest.mark.rule("LG-1")
-async def test_transaction_ids_are_unique_over_scopes_and_clients(shared_server: SharedServer) -> None:
+async def test_transaction_ids_are_unique_across_scopes_and_clients(shared_server: SharedServer) -> None:
     ledgers = [shared_server.ledger(client, vault) for client in ("one", "two") for vault in ("", "v1", "v2")]
     answers = await asyncio.gather(*[ledger.write(1, SET, key=key(1)) for ledger in ledgers])
     assert len({success(answer)["committed_tx_id"] for answer in answers}) == len(ledgers)
@@ -119,7 +119,7 @@ async def test_sequence_gap_reports_the_last_sequence_and_writes_nothing(
         assert error.keys() == {"code", "number", "message", "last_committed_sequence"}
     assert await ledger.last_sequence() == last
     assert await ledger.value("a") == (b"%d" % last if last else None)
-    # The key was not stored either: a write with the right sequence may use it.
+    # The key was not stored either, so a write with the right sequence may use it.
     assert success(await ledger.write(last + 1, OTHER, key=key(99)))["version"] == last + 1
 
 
@@ -140,8 +140,8 @@ async def test_sequences_have_64_bits_in_grpc_and_53_in_json(shared_server: Shar
 
 
 @pytest.mark.rule("LG-5", "LG-8")
-async def test_client_recovers_from_a_gap_with_its_state(shared_server: SharedServer) -> None:
-    """The recovery of the specification: writes are rejected until the sequence is right."""
+async def test_client_uses_its_state_to_recover_from_a_gap(shared_server: SharedServer) -> None:
+    """Recovery as in the specification: writes are rejected until the sequence is right."""
     ledger = shared_server.ledger()
     await written(ledger, 3)
     for sequence in (9, 8, 5):
@@ -176,7 +176,7 @@ async def test_sequences_of_an_organization_and_of_its_vaults_are_independent(
     assert [await one.last_sequence() for one in (own, first, second)] == [3, 1, 0]
     assert code(await second.write(2, SET, key=key(2))) == "SEQUENCE_GAP"
     assert success(await first.write(2, SET, key=key(2)))["version"] == 2
-    # Keys belong to a scope: in another scope the same key is unknown.
+    # Keys belong to a scope, so the same key is unknown in another scope.
     assert success(await second.write(1, put("a", b"else"), key=key(1)))["version"] == 1
     assert [await one.value("a") for one in (own, first, second)] == [b"3", b"1", b"else"]
     assert [await one.last_sequence() for one in (own, first, second)] == [3, 2, 1]
@@ -192,7 +192,7 @@ async def test_clients_of_one_scope_have_separate_sequences_and_shared_entities(
     ann, bob = shared_server.ledger("ann"), shared_server.ledger("bob")
     await written(ann, 2)
     assert await bob.last_sequence() == 0
-    # Keys belong to a client: another client may use the same key for other operations.
+    # Keys belong to a client, so another client may use the same key for different operations.
     answer = success(await bob.write(1, put("a", b"bob"), key=key(1)))
     assert (answer["assigned_sequence"], answer["version"]) == (1, 3)
     assert await ann.value("a") == b"bob"
@@ -200,7 +200,7 @@ async def test_clients_of_one_scope_have_separate_sequences_and_shared_entities(
 
 
 @pytest.mark.rule("LG-7")
-async def test_names_with_separators_do_not_reach_another_scope(shared_server: SharedServer) -> None:
+async def test_names_with_separators_do_not_address_another_scope(shared_server: SharedServer) -> None:
     plain = shared_server.ledger()
     scopes = [("x/y", ""), ("x", "y"), ("x%2Fy", ""), ("x", "y/z"), ("x/y", "z"), ("x%", "2Fy")]
     ledgers = [plain.of(organization=shared_server.name + one, vault=two) for one, two in scopes]
@@ -248,7 +248,7 @@ async def test_retry_gets_the_complete_original_answer(shared_server: SharedServ
 
 @pytest.mark.rule("LG-4", "LG-10")
 @pytest.mark.parametrize("sequence", [1, 2, 3, 4, 77])
-async def test_known_key_is_answered_whatever_the_sequence(shared_server: SharedServer, sequence: int) -> None:
+async def test_known_key_is_answered_regardless_of_the_sequence(shared_server: SharedServer, sequence: int) -> None:
     ledger = shared_server.ledger()
     answers = await written(ledger, 3)
     assert await ledger.write(sequence, put("a", b"2"), key=key(2)) == answers[1]
@@ -257,7 +257,7 @@ async def test_known_key_is_answered_whatever_the_sequence(shared_server: Shared
 
 
 @pytest.mark.rule("LG-12", "LG-20")
-async def test_reused_key_with_other_operations_is_refused(shared_server: SharedServer) -> None:
+async def test_reused_key_with_different_operations_is_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     condition = {"must_not_exist": True}
     original = put("a", b"1", condition=condition)
@@ -281,10 +281,10 @@ async def test_reused_key_with_other_operations_is_refused(shared_server: Shared
 
 
 @pytest.mark.rule("LG-13", "LG-10")
-async def test_retry_by_client_and_sequence_gets_the_answer_whatever_the_key(
+async def test_retry_by_client_and_sequence_gets_the_answer_regardless_of_the_key(
     shared_server: SharedServer,
 ) -> None:
-    """The retry after a network timeout in the specification: by client and sequence."""
+    """Retry after a network timeout as in the specification, by client and sequence."""
     ledger = shared_server.ledger()
     answers = await written(ledger, 3)
     unkeyed = success(await ledger.write(4, SET))
@@ -293,7 +293,7 @@ async def test_retry_by_client_and_sequence_gets_the_answer_whatever_the_key(
             assert await ledger.write(number, put("a", b"%d" % number), key=asked) == answers[number - 1]
     for asked in (b"", key(88)):
         assert await ledger.write(4, SET, key=asked) == unkeyed
-    # A key that was only sent with a retry belongs to no transaction and can still be used.
+    # A key that was sent only with a retry belongs to no transaction and can still be used.
     assert success(await ledger.write(5, OTHER, key=key(88)))["assigned_sequence"] == 5
     assert len(await ledger.transaction_ids()) == 5
 
@@ -332,7 +332,9 @@ async def test_key_must_be_sixteen_bytes_that_are_not_all_zero(shared_server: Sh
 
 
 @pytest.mark.rule("LG-14")
-async def test_transactions_that_differ_in_a_field_boundary_have_different_hashes(shared_server: SharedServer) -> None:
+async def test_transactions_that_differ_only_in_field_boundaries_have_different_hashes(
+    shared_server: SharedServer,
+) -> None:
     ledger = shared_server.ledger()
     pairs: list[tuple[list[Json], list[Json]]] = [
         ([put("ab", b"c")], [put("a", b"bc")]),

@@ -1,4 +1,4 @@
-"""The Ledger API on two servers at once, one of them in another process, and on a server that is killed."""
+"""The Ledger API on two concurrent servers, one of them in another process, and on a server that is killed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ SET: Final = put("a", b"1")
 
 @asynccontextmanager
 async def opened_beside(directory: Path, wire: str) -> AsyncIterator[Door]:
-    """Run a server in this process on the log of a server process."""
+    """Run a server in this process on the log of another server process."""
     async with opened(directory, wire, store=log_at(directory / "log.db")) as door:
         yield door
 
@@ -41,7 +41,7 @@ def ways_to(process: ServerProcess, kind: str) -> Ways:
 
 
 class Pair:
-    """Two servers on one log: the first in this process, the second in another one."""
+    """Two servers on one log: the first in this process, the second in another process."""
 
     def __init__(self, here: Ways, there: Ways) -> None:
         self._servers = (here, there)
@@ -69,7 +69,7 @@ pair_pool = pool_fixture(opened_pair)
 async def ledgers(
     session_loop: None, pair_pool: ServerPool[Pair], store_kind: str, wire: str, request: pytest.FixtureRequest
 ) -> list[Ledger]:
-    """Clients of two servers, for an organization that only this test has."""
+    """Clients of two servers for an organization that only this test uses."""
     return (await pair_pool.get(store_kind)).ledgers(wire, unique_name(request))
 
 
@@ -121,7 +121,7 @@ async def test_client_sequence_continues_across_servers(ledgers: list[Ledger]) -
         assert await there.last_sequence() == number
         gap = failure(await there.write(number + 2, SET, key=key(99)))
         assert (gap["code"], gap["last_committed_sequence"]) == ("SEQUENCE_GAP", number)
-    for number in range(1, 13):  # not the answer of the last sequence
+    for number in range(1, 13):  # not the answer for the last sequence
         for ledger in ledgers:
             assert outcome(await retried(ledger, number)) == place(answers[number - 1])
     ids = [answer["committed_tx_id"] for answer in answers]
@@ -151,14 +151,14 @@ async def test_block_stream_delivers_blocks_written_on_the_other_server(ledgers:
 
 
 async def lost(sent: Any) -> None:
-    """Check that a write gets no answer when its server is killed."""
+    """Check that a write gets no answer because its server is killed."""
     with pytest.raises((CallError, aiohttp.ClientError, ConnectionError)) as raised:
         await soon(sent)
     assert getattr(raised.value, "status", "UNAVAILABLE") == "UNAVAILABLE"
 
 
 async def stored_ids(path: Path) -> list[str]:
-    """Return the ids of the transactions in the log, which is opened without a server."""
+    """Open the log without a server and return the ids of its transactions."""
     async with open_log(log_at(path)) as log:
         records = (await log.read(stream=ledger_scope("acme"))).records
         return [format_tx_id(record.lane, record.position) for record in records]
@@ -166,7 +166,7 @@ async def stored_ids(path: Path) -> list[str]:
 
 @pytest.mark.rule("CO-10", "CO-11", "CO-16", "LG-9", "LG-11", "LG-13")
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_server_killed_around_the_commit_stores_all_of_a_write_or_nothing(
+async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing(
     tmp_path: Path, wire: str, moment: str
 ) -> None:
     path = tmp_path / "events.db"
@@ -227,7 +227,7 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
 
 
 @pytest.mark.rule("LG-9", "LG-11", "CO-12")
-async def test_restarted_server_and_another_one_know_everything_after_a_kill(tmp_path: Path, wire: str) -> None:
+async def test_restarted_and_second_server_know_all_writes_after_a_kill(tmp_path: Path, wire: str) -> None:
     async with server_process(tmp_path, grpc=True) as process, opened_beside(tmp_path, wire) as other:
         ways = ways_to(process, wire)
         first, second = ways.ledger(client_id="app"), other.ledger(client_id="app")

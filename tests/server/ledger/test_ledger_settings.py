@@ -1,4 +1,4 @@
-"""Time to live and eviction interval of a ledger: settings of the server, kept by the log."""
+"""Time to live and eviction interval of a ledger are server settings that the log stores."""
 
 import json
 import logging
@@ -33,14 +33,14 @@ async def lines_of(door: Door) -> set[str]:
 
 
 async def fill(door: Door, count: int) -> None:
-    """Let other clients write in the same organization, and so in the same lane."""
+    """Write as other clients in the same organization, and therefore in the same lane."""
     for number in range(count):
         others = door.ledger(client_id=f"client-{number}")
         success(await others.write(await others.last_sequence() + 1, put("z")))
 
 
 @pytest.mark.rule("LG-21", "LG-15")
-async def test_new_log_is_made_with_the_settings_of_its_server(tmp_path: Path, wire: str) -> None:
+async def test_new_log_gets_the_settings_of_its_server(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
     async with opened(tmp_path, wire, clock=clock, ledger=SHORT) as door:
         ledger = door.ledger(client_id="app")
@@ -50,10 +50,10 @@ async def test_new_log_is_made_with_the_settings_of_its_server(tmp_path: Path, w
         assert await ledger.last_sequence() == 1
         await fill(door, 1)
         assert await ledger.last_sequence() == 0
-        # As sequence 1 the late retry is a new write.
+        # The late retry as sequence 1 is a new write.
         assert success(await retried(ledger, 1))["committed_tx_id"] != first["committed_tx_id"]
         assert door.log.settings == Settings(eviction_interval=INTERVAL)
-    # A server without the settings takes those of the log.
+    # A server without these settings uses those of the log.
     async with opened(tmp_path, wire, clock=clock) as door:
         ledger = door.ledger(client_id="app")
         (second,) = await written(door.ledger(client_id="other"), 1)
@@ -96,7 +96,7 @@ async def test_existing_log_with_the_defaults_refuses_other_settings(tmp_path: P
 
 
 @pytest.mark.rule("LG-21")
-async def test_library_opens_a_log_with_another_time_to_live(tmp_path: Path) -> None:
+async def test_library_opens_a_log_with_a_different_time_to_live(tmp_path: Path) -> None:
     place_of_log, policy = log_at(tmp_path / "events.db"), build_ledger_policy(TTL_MS)
     async with open_log(place_of_log, policies=[policy]):
         pass
@@ -129,7 +129,7 @@ def test_stats_shows_time_to_live_and_interval(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("LG-21", "CO-43")
-async def test_evictions_show_in_metrics_and_in_the_log_file(
+async def test_evictions_appear_in_metrics_and_in_the_server_log(
     tmp_path: Path, wire: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="oncelog.engine")
@@ -148,7 +148,7 @@ async def test_evictions_show_in_metrics_and_in_the_log_file(
 
 
 @pytest.mark.rule("LG-21")
-async def test_positions_of_all_lanes_show_in_metrics(tmp_path: Path, wire: str) -> None:
+async def test_positions_of_all_lanes_appear_in_metrics(tmp_path: Path, wire: str) -> None:
     async with opened(tmp_path, wire) as door:
         await written(door.ledger(client_id="app"), 3)
         lane = door.log.state.lane("ledger/acme")

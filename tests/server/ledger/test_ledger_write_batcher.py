@@ -1,4 +1,4 @@
-"""Batching of gRPC writes: writes of many concurrent calls are submitted to the log together."""
+"""The gRPC write batcher submits the writes of many concurrent calls to the log together."""
 
 import asyncio
 from pathlib import Path
@@ -15,15 +15,15 @@ from oncelog.server.limits import LONG_FRAME_BYTES
 from server.ledger.ledger_servers import Door, opened
 from server.ledger.ledger_transports import GRPC, code, put, refused
 
-NEVER_S = 1000.0
+LONG_WAIT_S = 1000.0
 
 
 @pytest.fixture
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold every write, as if many calls waited for their commit, until a condition that the test sets."""
+    """Hold every write, as if many calls were waiting for their commit, until a condition that the test sets."""
     monkeypatch.setattr(write_batcher, "BATCHING_THRESHOLD", 0)
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 1000)
-    monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", NEVER_S)
+    monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
 
 
 def held(door: Door) -> int:
@@ -68,7 +68,7 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
 
 
 async def test_single_write_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", NEVER_S)
+    monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
     async with opened(tmp_path, GRPC) as door:
         assert code(await soon(written(door, 1))) == "OK"
 
@@ -120,7 +120,9 @@ async def test_held_writes_are_submitted_when_another_write_is_answered(
 
 
 @pytest.mark.usefixtures("hold_writes")
-async def test_held_write_of_a_cancelled_call_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_write_of_a_cancelled_call_is_still_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 2)
     made: list[Any] = []
     answer = grpc_codec.encode_answer
@@ -139,7 +141,7 @@ async def test_held_write_of_a_cancelled_call_is_committed(tmp_path: Path, monke
         await until(lambda: not calls)
         assert code(await soon(written(door, 2))) == "OK"
         assert await door.ledger().value("entity/1") == b"v"
-        assert len(made) == 1  # no answer is built for the cancelled call
+        assert len(made) == 1  # the server builds no answer for the cancelled call
 
 
 @pytest.mark.usefixtures("hold_writes")
@@ -149,7 +151,7 @@ async def test_long_write_is_not_held(tmp_path: Path) -> None:
 
 
 def test_write_that_follows_many_answers_is_held() -> None:
-    """gRPC admits calls only when earlier ones end, so the number of waiting calls is not visible in advance."""
+    """gRPC admits calls only as earlier ones end, so the number of waiting calls is not known in advance."""
     door: Any = SimpleNamespace(log=SimpleNamespace(queue_length=0))
     held = WriteBatcher(door)
     now_s = 1000.0
@@ -162,7 +164,7 @@ def test_write_that_follows_many_answers_is_held() -> None:
 
 @pytest.mark.usefixtures("hold_writes")
 async def test_long_write_does_not_overtake_held_writes(tmp_path: Path) -> None:
-    """A client with consecutive sequences would otherwise get a sequence gap."""
+    """Otherwise a client with consecutive sequences would get a sequence gap."""
     async with opened(tmp_path, GRPC) as door:
         ledger = door.ledger(client_id="till")
         first = asyncio.ensure_future(ledger.write(1, put("a", b"v")))

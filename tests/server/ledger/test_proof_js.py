@@ -1,4 +1,4 @@
-"""examples/proof/verify.mjs, written from docs/reference/proofs.md, checks real and changed proofs (LG-18)."""
+"""examples/proof/verify.mjs, written from docs/reference/proofs.md, verifies genuine and tampered proofs (LG-18)."""
 
 import json
 import shutil
@@ -41,11 +41,11 @@ for await (const line of createInterface({ input: process.stdin })) {
   console.log(answer);
 }
 """
-"""Verifies one document per line, as a web page would with the module."""
+"""Verifies one document per line with the module, as a web page would."""
 
 
 def node() -> str:
-    """Return the path of node. The tests fail without it, instead of being skipped."""
+    """Return the path of node. Without it the tests fail instead of being skipped."""
     found = shutil.which("node")
     if found is None:
         pytest.fail("node is missing: `make test` installs it, as does apt-get install nodejs")
@@ -59,17 +59,17 @@ def run(file: Path | str, script: Path = VERIFIER) -> tuple[int, str, str]:
 
 
 def answers(documents: Sequence[bytes], parser: str = "whole") -> list[str]:
-    """Return the result of the JavaScript verifier for each document: yes, header (without a body) or no."""
+    """Return the JavaScript verifier's result for each document: yes, header (no body) or no."""
     lines = b"".join(b64encode(one) + b"\n" for one in documents)
     command = [node(), "--input-type=module", "-e", PAGE, VERIFIER.as_uri(), parser]
     done = subprocess.run(command, input=lines, capture_output=True, check=True, timeout=WAIT_S)  # noqa: S603
-    said = done.stdout.decode().split()
-    assert len(said) == len(documents)
-    return said
+    results = done.stdout.decode().split()
+    assert len(results) == len(documents)
+    return results
 
 
 def ours(data: bytes) -> str:
-    """Return the result of `oncelog.proof` for a document."""
+    """Return the result of `oncelog.proof` for the document."""
     try:
         result = verify(decode(data))
     except ProofError:
@@ -83,7 +83,7 @@ UINT64_MAX = 2**64 - 1
 
 
 def made_up(record: Record, index: int, count: int) -> bytes:
-    """Return the document of a record at that index of a block with other records."""
+    """Return the proof document of a record at the given index of a block with other records."""
     return encode(proof_document(prove_alone(record, index, count)))
 
 
@@ -117,7 +117,7 @@ def build_transaction(number: int) -> Submission:
 
 
 def proven_in(log: str) -> list[bytes]:
-    """Return the proofs of a log with blocks of several sizes; the second record of each block, if any, is erased."""
+    """Return the proofs of a log with blocks of several sizes. The second record of each block, if any, is erased."""
     with oncelog.open_blocking(log) as opened:
         receipts, number = [], 0
         for size in (1, 2, 3, 7, 8, 9, 64):
@@ -135,9 +135,9 @@ def proven_in(log: str) -> list[bytes]:
 @pytest.mark.rule("LG-18", "CO-41")
 def test_javascript_verifier_agrees_on_every_record_of_a_log(tmp_path: Path) -> None:
     documents = proven_in(log_at(tmp_path / "log.db"))
-    said = answers(documents)
-    assert said == [ours(one) for one in documents]
-    assert (said.count("header"), said.count("no"), len(said)) == (6, 0, 188)
+    results = answers(documents)
+    assert results == [ours(one) for one in documents]
+    assert (results.count("header"), results.count("no"), len(results)) == (6, 0, 188)
 
 
 @pytest.mark.rule("LG-18")
@@ -150,10 +150,10 @@ def test_verifier_runs_on_a_file_and_reports_the_error(tmp_path: Path) -> None:
         assert run(path) == (0, f"{words}; block hash {decode(document).block.hash}\n", "")
     path.write_bytes(json.dumps(json.loads(whole), indent=2, ensure_ascii=True).encode())
     assert run(path)[0] == 0
-    said = json.loads(whole)
-    path.write_text(json.dumps({**said, "record": {**said["record"], "actor": "user:eve"}}))
+    document = json.loads(whole)
+    path.write_text(json.dumps({**document, "record": {**document["record"], "actor": "user:eve"}}))
     assert run(path) == (1, "", "not proven: $.path: does not lead to the block's Merkle root\n")
-    path.write_text(json.dumps({**said, "\x1b[2J": 1}))
+    path.write_text(json.dumps({**document, "\x1b[2J": 1}))
     assert run(path) == (1, "", "not proven: $: has an unknown member\n")
     path.write_text("\x1b[2J")
     status, out, complaint = run(path)
@@ -165,7 +165,7 @@ def test_verifier_runs_on_a_file_and_reports_the_error(tmp_path: Path) -> None:
 
 
 def test_verifier_runs_through_a_symbolic_link(tmp_path: Path) -> None:
-    """A verifier that is run by another name must not exit with status 0 without verifying."""
+    """A verifier that is run under a different name must not exit with status 0 without verifying."""
     link = tmp_path / "größe link.mjs"
     link.symlink_to(VERIFIER)
     path = tmp_path / "proof.json"
@@ -176,23 +176,23 @@ def test_verifier_runs_through_a_symbolic_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("LG-18")
-def test_proof_is_valid_at_its_own_index_in_blocks_of_every_size_only() -> None:
+def test_proof_is_valid_only_at_its_own_index_in_blocks_of_every_size() -> None:
     record = replace(LARGE, position=5000, body=b"")
     places = [(index, count) for count in (*range(1, 18), 31, 32, 33) for index in range(count)]
     places += [(index, 1000) for index in (0, 1, 511, 512, 998, 999)]
     documents = [made_up(record, *place) for place in places]
     assert set(answers(documents)) == {"yes"}
-    # Another index or count, or a longer or shorter path, is refused.
-    said = [json.loads(one) for one in documents]
-    elsewhere = [{**one, "index": (one["index"] + 1) % one["count"]} for one in said if one["count"] > 1]
-    elsewhere += [{**one, "count": one["count"] + 1} for one in said]
-    elsewhere += [{**one, "path": one["path"][1:]} for one in said if one["path"]]
-    elsewhere += [{**one, "path": [*one["path"], "00" * 32]} for one in said]
+    # A different index or count, or a longer or shorter path, is refused.
+    parsed = [json.loads(one) for one in documents]
+    elsewhere = [{**one, "index": (one["index"] + 1) % one["count"]} for one in parsed if one["count"] > 1]
+    elsewhere += [{**one, "count": one["count"] + 1} for one in parsed]
+    elsewhere += [{**one, "path": one["path"][1:]} for one in parsed if one["path"]]
+    elsewhere += [{**one, "path": [*one["path"], "00" * 32]} for one in parsed]
     assert set(answers([json.dumps(one).encode() for one in elsewhere])) == {"no"}
 
 
 @pytest.mark.rule("LG-18")
-def test_any_changed_byte_is_refused(tmp_path: Path, is_soak: bool) -> None:
+def test_proof_with_a_changed_byte_is_refused(tmp_path: Path, is_soak: bool) -> None:
     flips = (1, 2, 0x20, 0x80)
     real = proven_in(str(tmp_path / "log.db"))
     erased = next(one for one in real if ours(one) == "header")
@@ -203,33 +203,33 @@ def test_any_changed_byte_is_refused(tmp_path: Path, is_soak: bool) -> None:
             for place, byte in enumerate(document)
             for change in (flips if is_soak else flips[place % 4 :][:1])
         ]
-        said = answers(changed)
-        wrong = [one for one, answer in zip(changed, said, strict=True) if answer != "no"]
+        results = answers(changed)
+        wrong = [one for one, answer in zip(changed, results, strict=True) if answer != "no"]
         assert wrong == []
 
 
-def doctored(said: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return a change for each kind of error, with its description."""
-    record, block = said["record"], said["block"]
+def tampered_documents(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return one change for each kind of error, with a description."""
+    record, block = document["record"], document["block"]
     changes: list[tuple[str, Any]] = [
-        ("salt of 15 bytes", {"salt": said["salt"][2:]}),
-        ("salt of 17 bytes", {"salt": said["salt"] + "00"}),
+        ("salt of 15 bytes", {"salt": document["salt"][2:]}),
+        ("salt of 17 bytes", {"salt": document["salt"] + "00"}),
         ("a salt and no body", {"body": None}),
         ("a body and no salt", {"salt": None}),
         ("another body", {"body": "AAAA"}),
         ("base64 with bits at its end", {"body": "AB=="}),
-        ("base64 with a space", {"body": said["body"][:4] + " " + said["body"][4:]}),
-        ("body hash of 31 bytes", {"body_hash": said["body_hash"][2:]}),
-        ("upper case", {"body_hash": said["body_hash"].upper()}),
-        ("a hash of the path of 31 bytes", {"path": [said["path"][0][2:], *said["path"][1:]]}),
-        ("a path that is turned", {"path": said["path"][::-1]}),
+        ("base64 with a space", {"body": document["body"][:4] + " " + document["body"][4:]}),
+        ("body hash of 31 bytes", {"body_hash": document["body_hash"][2:]}),
+        ("upper case", {"body_hash": document["body_hash"].upper()}),
+        ("a hash of the path of 31 bytes", {"path": [document["path"][0][2:], *document["path"][1:]]}),
+        ("a path that is turned", {"path": document["path"][::-1]}),
         ("no path", {"path": []}),
         ("a path that is not a list", {"path": {}}),
-        ("an index beyond the block", {"index": said["count"]}),
+        ("an index beyond the block", {"index": document["count"]}),
         ("a negative index", {"index": -1}),
-        ("an index that is text", {"index": str(said["index"])}),
+        ("an index that is text", {"index": str(document["index"])}),
         ("a count of 0", {"count": 0}),
-        ("another count", {"count": said["count"] + 1, "block": {**block, "count": block["count"] + 1}}),
+        ("another count", {"count": document["count"] + 1, "block": {**block, "count": block["count"] + 1}}),
         ("an unknown member", {"more": 1}),
         ("an unknown member of the record", {"record": {**record, "more": 1}}),
         ("a member that everything has", {"record": {**record, "__proto__": {}}}),
@@ -240,26 +240,26 @@ def doctored(said: dict[str, Any]) -> list[tuple[str, Any]]:
         ("no record", {"record": None}),
     ]
     for part in ("record", "block"):
-        for name, value in said[part].items():
+        for name, value in document[part].items():
             if isinstance(value, int):
                 others: list[Any] = [value + 1, value - 1, value ^ 256, value + 2**32, value + 2**64, -value - 1]
                 others += [str(value), float(value), value + 0.5, None, True, [value], {"": value}]
-                changes += [(f"{part}.{name} is {one}", {part: {**said[part], name: one}}) for one in others]
+                changes += [(f"{part}.{name} is {one}", {part: {**document[part], name: one}}) for one in others]
     for name in ("previous_hash", "merkle_root", "hash"):
         for one in ("00" * 32, block[name][2:], block[name] + "00", block[name].upper(), None):
             changes.append((f"block.{name} is {one}", {"block": {**block, name: one}}))
-    for name in said:
+    for name in document:
         changes.append((f"{name} is missing", {name: ...}))
     return changes
 
 
 @pytest.mark.rule("LG-18")
 def test_tampered_document_is_refused(tmp_path: Path) -> None:
-    said = json.loads(made_up(LARGE, 4, 7))
-    changes = doctored(said)
+    document = json.loads(made_up(LARGE, 4, 7))
+    changes = tampered_documents(document)
     documents = []
     for _, change in changes:
-        whole = {name: value for name, value in {**said, **change}.items() if value is not ...}
+        whole = {name: value for name, value in {**document, **change}.items() if value is not ...}
         documents.append(json.dumps(whole).encode())
     results = answers(documents)
     assert [what for (what, _), answer in zip(changes, results, strict=True) if answer != "no"] == []
@@ -271,14 +271,14 @@ def test_tampered_document_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.rule("LG-18")
 def test_lone_surrogate_differs_from_the_replacement_character() -> None:
-    """An encoder replaces a lone surrogate by U+FFFD, which would give it the hash of another document."""
+    """An encoder replaces a lone surrogate with U+FFFD, which would produce the hash of another document."""
     document = made_up(replace(LARGE, actor="\ufffd"), 0, 1)
     assert answers([document, document.replace("\ufffd".encode(), b"\\ud800")]) == ["yes", "no"]
 
 
 @pytest.mark.rule("LG-18")
 def test_large_integers_are_not_rounded() -> None:
-    """2^53 and 2^53 + 1 are one number to JSON.parse."""
+    """JSON.parse reads 2^53 and 2^53 + 1 as the same number."""
     record = replace(LARGE, client_sequence=2**53)
     document = made_up(record, 0, 1)
     assert b'"client_sequence":9007199254740992' in document
@@ -286,14 +286,14 @@ def test_large_integers_are_not_rounded() -> None:
     assert answers([document, other]) == ["yes", "no"]
     spelled = [document.replace(b"9007199254740992", one) for one in (b"9007199254740992.0", b"09007199254740992")]
     assert answers(spelled) == ["no", "no"]
-    # A caller that parsed the document with JSON.parse gets no proof of a rounded number.
+    # A document that the caller has parsed with JSON.parse does not verify if a number was rounded.
     assert answers([made_up(replace(SMALL, client_sequence=2**53 - 1), 0, 1)], "rounding") == ["yes"]
     rounded = made_up(replace(SMALL, client_sequence=2**53), 0, 1).replace(b"9007199254740992", b"9007199254740993")
     assert answers([rounded], "rounding") == ["no"]
 
 
 def forged() -> list[bytes]:
-    """Return documents with consistent hashes and contradictory members, as a forger of a block can make them."""
+    """Return documents with consistent hashes but contradictory members, as the forger of a block can make them."""
     found = prove_alone(SMALL, 4, 7)
     leaf = hash_leaf(encode_record_header(SMALL), found.body_hash)
     beside = bytes(32)
@@ -303,7 +303,7 @@ def forged() -> list[bytes]:
         replace(found, block=replace(found.block, height=4)),
         replace(found, block=replace(found.block, log_time_ms=4)),
         replace(found, block=replace(found.block, first_position=4)),
-        # An index that the block does not have, a path that is too long, one that is too short.
+        # An index beyond the block, a path that is too long, and a path that is too short.
         replace(found, proof=Proof(1, 1, ()), block=replace(alone, first_position=SMALL.position - 1, root=leaf)),
         replace(found, proof=Proof(0, 1, (beside,)), block=replace(alone, root=hash_node(beside, leaf))),
         replace(found, proof=Proof(0, 1, (beside,)), block=replace(alone, root=hash_node(leaf, beside))),
@@ -353,9 +353,9 @@ def test_both_verifiers_agree_on_generated_documents(drawn: list[tuple[Record, t
         document = made_up(record, *place)
         cut = where % len(document)
         documents += [document, document[:cut] + inserted + document[cut + len(inserted) :]]
-    said = answers(documents)
-    assert set(said[::2]) == {"yes"}
-    assert said == [ours(one) for one in documents]
+    results = answers(documents)
+    assert set(results[::2]) == {"yes"}
+    assert results == [ours(one) for one in documents]
 
 
 def test_verifier_is_short_and_has_no_imports() -> None:

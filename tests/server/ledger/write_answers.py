@@ -1,4 +1,4 @@
-"""Writes that several ledger tests send, and the parts of their answers that tests compare."""
+"""Writes that several ledger tests send, and the parts of the answers that they compare."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,22 +11,22 @@ from server.ledger.ledger_transports import CallError, Json, Ledger, Watching, c
 
 
 async def written(ledger: Ledger, count: int, start: int = 1) -> list[Json]:
-    """Commit transactions with consecutive sequences, each with the idempotency key of its number."""
+    """Commit transactions with consecutive sequences. The sequence determines each idempotency key."""
     return [success(await retried(ledger, number)) for number in range(start, start + count)]
 
 
 async def retried(ledger: Ledger, number: int, **members: Any) -> Json:
-    """Send the write with this sequence, the same as `written` sends."""
+    """Send the write with this sequence again, as `written` has sent it."""
     return await ledger.write(number, put("a", b"%d" % number), key=members.pop("with_key", key(number)), **members)
 
 
 def place(answer: Json) -> tuple[int, str, int]:
-    """Return sequence, id and height of a success."""
+    """Return the sequence, id and height of a success."""
     return answer["assigned_sequence"], answer["committed_tx_id"], answer["block_height"]
 
 
 def already(answer: Json) -> tuple[Any, ...]:
-    """Return sequence, id and height of an answer that must be ALREADY_COMMITTED."""
+    """Check that the answer is ALREADY_COMMITTED and return its sequence, id and height."""
     error = failure(answer)
     assert (error["code"], error["number"]) == ("ALREADY_COMMITTED", 5)
     assert error.keys() <= {"code", "number", "message", "committed_tx_id", "block_height", "assigned_sequence"}
@@ -34,12 +34,12 @@ def already(answer: Json) -> tuple[Any, ...]:
 
 
 def outcome(answer: Json) -> tuple[Any, ...]:
-    """Return sequence, id and height, whether the write was committed now or before."""
+    """Return the sequence, id and height of a write that was committed now or earlier."""
     return place(answer) if code(answer) == "OK" else already(answer)
 
 
 def block_of(header: Json) -> Block:
-    """Return the block of a header and check the hash of the header."""
+    """Check the hash of a header and return its block."""
     block = Block(
         header["lane"],
         header["height"],
@@ -54,10 +54,10 @@ def block_of(header: Json) -> Block:
 
 
 class Unchanged:
-    """Condition: a positive number has had the same value for a hundred polls.
+    """Condition that a positive number has had the same value for a hundred polls.
 
-    The tests use it to let a server fill the buffers of a client that does not read. Their assertions hold whether or
-    not the buffers are full.
+    Tests use it to wait while a server fills the buffers of a client that does not read. Their assertions hold whether
+    or not the buffers are full.
     """
 
     def __init__(self, number: Callable[[], int]) -> None:
@@ -73,12 +73,12 @@ class Unchanged:
 
 
 async def ending(watching: Watching) -> str:
-    """Read a block stream to its end and return the status it ends with."""
+    """Read a block stream to its end and return its final status."""
     try:
         while await watching.next() is not None:
             pass
     except CallError as error:
         return error.status
-    except aiohttp.ClientError:  # a stopping server cuts the connection of a slow reader
+    except aiohttp.ClientError:  # a stopping server aborts the connection of a slow reader
         pass
     return "OK"

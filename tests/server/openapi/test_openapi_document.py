@@ -1,4 +1,4 @@
-"""The OpenAPI document describes the server: schemathesis sends requests that it allows and that it forbids."""
+"""The OpenAPI document describes the server: schemathesis sends requests that conform to it and that violate it."""
 
 import asyncio
 import threading
@@ -29,14 +29,14 @@ CONFIG: Final[dict[str, Any]] = {
     "seed": 7,
     "generation": {"deterministic": True, "no-shrink": True},
     "checks": {
-        # A cursor ahead of the log and the partition of another user are well-formed.
+        # A cursor ahead of the log and another user's partition are well-formed.
         "positive_data_acceptance": {"expected-statuses": ["200", "201", "403", "404", "409"]},
         "negative_data_rejection": {"expected-statuses": ["400", "401", "413", "415"]},
     },
     "phases": {"stateful": {"enabled": False}},
 }
 NOT_SENT: Final = frozenset({"connectChat", "follow", "followDeltas", "watchBlocks"})
-"""Operations whose answer does not end."""
+"""Operations with endless answers."""
 SCHEMA_CANNOT_SAY: Final = (
     "must be that of the credential",
     "needs a resource or a subject",
@@ -55,7 +55,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "exactly one of tx_id and idempotency_key is required",
     "$.content: must have at most",
 )
-"""Messages of refusals of the ledger, deltas and chat APIs that JSON Schema cannot express."""
+"""Messages of the ledger, deltas and chat APIs that refuse requests for reasons that JSON Schema cannot express."""
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def server_in_thread(directory: Path, **options: Any) -> Iterator[Serving]:
 
 
 def examined(served: Serving, cases_max: int, path_regex: str, **config: Any) -> tuple[int, list[str]]:
-    """Send generated requests and return their number and the faults of the answers."""
+    """Send generated requests; return their number and the faults in the answers."""
     generation = {**CONFIG["generation"], **config.get("generation", {}), "max-examples": cases_max}
     made = schemathesis.Config.from_dict({**CONFIG, **config, "generation": generation})
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", config=made).include(path_regex=path_regex)
@@ -140,7 +140,7 @@ def _adjust_event(event: Any, index: int) -> Any:
 
 
 def _with_its_id(delta: Any) -> Any:
-    """Return the delta with its derived id, if it is valid otherwise."""
+    """Return the delta with its derived id if it is otherwise valid."""
     try:
         return {**delta, "deltaId": delta_id_from_json(delta).hex()} if len(delta["deltaId"]) == 64 else delta
     except (CanonicalError, LookupError, TypeError):
@@ -150,7 +150,7 @@ def _with_its_id(delta: Any) -> Any:
 @pytest.mark.rule("EV-16", "CO-33")
 def test_answers_conform_to_the_document_in_development_mode(tmp_path: Path, is_soak: bool) -> None:
     few, some, many = (10, 15, 40) if is_soak else (2, 3, 8)
-    # The development mode requires no credential. An accepted stream does not end.
+    # Development mode requires no credential. An accepted stream does not end.
     checks = {**CONFIG["checks"], "ignored_auth": {"enabled": False}}
     config = {"checks": checks, "generation": {**CONFIG["generation"], "with-security-parameters": False}}
     with server_in_thread(tmp_path, request_events_max=20) as served:
@@ -169,9 +169,9 @@ def test_answers_conform_to_the_document_in_development_mode(tmp_path: Path, is_
 @pytest.mark.rule("EV-16", "CO-21", "CO-22")
 def test_answers_conform_to_the_document_for_a_client_without_grants(tmp_path: Path, is_soak: bool) -> None:
     few, many = (5, 25) if is_soak else (4, 10)
-    # The coverage phase sends hundreds of requests, nearly all of which the server refuses for the same reason.
+    # The coverage phase sends hundreds of requests, and the server refuses nearly all of them for the same reason.
     phases = {**CONFIG["phases"], "coverage": {"enabled": is_soak}}
-    # The ledger and events APIs check the form first; deltas and chats check access first.
+    # The ledger and events APIs check the syntax first; the deltas and chat APIs check access first.
     rejected = {"expected-statuses": ["400", "401", "403", "413", "415"]}
     checks = {**CONFIG["checks"], "negative_data_rejection": rejected}
     with server_in_thread(tmp_path, tokens=True, auth_failures_per_minute_max=0, request_events_max=20) as served:
@@ -198,8 +198,8 @@ def document_of(served: Serving) -> dict[str, Any]:
     return build_document(served.server.list_endpoints(), served.server.settings.api_limits)
 
 
-async def test_document_describes_every_route_and_no_other(tmp_path: Path) -> None:
-    async with serving(tmp_path, tokens=True) as served:  # the development mode has a web page too
+async def test_document_describes_exactly_the_routes(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True) as served:  # development mode adds a web page
         paths = document_of(served)["paths"]
         described = {(method, path) for path, operations in paths.items() for method in operations.keys() & METHODS}
         runner = served.server._http.runner
@@ -212,7 +212,7 @@ async def test_document_describes_every_route_and_no_other(tmp_path: Path) -> No
     assert routes == described
 
 
-async def test_disabled_metrics_and_openapi_are_not_found(tmp_path: Path) -> None:
+async def test_disabled_metrics_and_openapi_endpoints_are_not_found(tmp_path: Path) -> None:
     async with serving(tmp_path, metrics=False, openapi=False) as served:
         statuses = [(await served.get(path)).status for path in ("/metrics", "/openapi.json", "/healthz")]
     assert statuses == [404, 404, 200]
@@ -272,7 +272,7 @@ async def test_examples_of_every_operation_are_accepted(tmp_path: Path) -> None:
 
 
 def example_of(path: str, operation: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return address and body of a request that has the examples of all parameters that have one."""
+    """Return the URL and body of a request with the examples of all parameters that have one."""
     query: list[tuple[str, str]] = []
     for parameter in operation.get("parameters", ()):
         assert "example" in parameter or not parameter.get("required"), (path, parameter["name"])

@@ -1,6 +1,6 @@
-"""One headless Chromium for many tests: each tab has its own browser context and storage.
+"""One headless Chromium for many tests. Each tab has a separate browser context and storage.
 
-The process does not belong to an event loop, so tests that have different loops share it.
+The process does not belong to an event loop, so tests with different loops can share it.
 """
 
 import itertools
@@ -36,7 +36,7 @@ OPTIONS: Final = (
 
 
 class Chromium:
-    """A running browser."""
+    """A running browser process."""
 
     def __init__(self, port: int, path: str) -> None:
         self._url = f"ws://127.0.0.1:{port}"
@@ -45,7 +45,7 @@ class Chromium:
 
     @asynccontextmanager
     async def tab(self) -> AsyncIterator[Tab]:
-        """Open an empty page in a new browser context, and dispose of the context at the end."""
+        """Open an empty page in a new browser context, which is disposed of at the end of the block."""
         async with aiohttp.ClientSession() as session, session.ws_connect(self._url + self._path) as control:
             context = (await self._call(control, "Target.createBrowserContext"))["browserContextId"]
             try:
@@ -72,7 +72,7 @@ class Chromium:
 
 @contextmanager
 def running_chromium() -> Iterator[Chromium]:
-    """Start a browser with an empty profile, and kill it at the end."""
+    """Start a browser with an empty profile, and kill it at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="oncelog-chromium-", ignore_cleanup_errors=True) as name:
         profile = Path(name)
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -80,7 +80,7 @@ def running_chromium() -> Iterator[Chromium]:
             [component("chromium", "chromium"), *OPTIONS, f"--user-data-dir={profile}", *sandbox, "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # its process group is killed at the end, and no other process
+            start_new_session=True,  # a separate process group, which can be killed as a whole
         )
         try:
             yield Chromium(*_address(profile / "DevToolsActivePort", process))
@@ -92,13 +92,13 @@ def running_chromium() -> Iterator[Chromium]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Chromium]:
-    """A browser for all tests of a directory."""
+    """A browser for all tests in a directory."""
     with running_chromium() as found:
         yield found
 
 
 def _address(file: Path, process: "subprocess.Popen[bytes]") -> tuple[int, str]:
-    """Return port and path of the DevTools protocol, which the browser writes to a file when it listens."""
+    """Return the port and path of the DevTools protocol, which the browser writes to a file once it listens."""
 
     def lines() -> list[str]:
         assert process.poll() is None, f"chromium ended with {process.returncode}"

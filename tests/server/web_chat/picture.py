@@ -1,6 +1,6 @@
-"""Make the picture of the README: python tests/server/web_chat/picture.py docs/images/chat.png
+"""Make the README's picture: python tests/server/web_chat/picture.py docs/images/chat.png
 
-A server and two windows, one light and one dark. Bob is on a bad network and has a pending message.
+It shows two windows of one server, one light and one dark. Bob is on a bad network and has a pending message.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as in the configuration of pytest
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as in the pytest configuration
 
 from cli.server_process import ServerProcess  # noqa: E402
 from server.web_chat.chromium import Chromium, running_chromium  # noqa: E402
@@ -33,13 +33,13 @@ DARK: Final = [{"name": "prefers-color-scheme", "value": "dark"}]
 
 
 async def arrive_with_panel(one: Window, name: str) -> None:
-    """Open the page with its panel, in the size of the picture."""
+    """Open the page with its panel, at the size of the picture."""
     await one.arrive(name, None, *WINDOW)
     await one.tab.run("document.getElementById('panel').hidden && document.getElementById('panel-toggle').click()")
 
 
 async def pictures(chromium: Chromium, served: ServerProcess) -> list[bytes]:
-    """Play a short conversation and take a picture of both windows."""
+    """Play a short conversation and take a screenshot of both windows."""
     async with two_windows(chromium, served.url) as (ann, bob):
         both = (ann, bob)
         await bob.tab.call("Emulation.setEmulatedMedia", features=DARK)
@@ -69,7 +69,7 @@ async def _play(both: tuple[Window, Window], story: tuple[tuple[int, str], ...],
 
 
 async def _until_delivered(both: tuple[Window, Window], count: int) -> None:
-    """Wait until both show this number of messages, all delivered."""
+    """Wait until both windows show this number of messages, all delivered."""
     for one in both:
         await one.shows(lambda lines: len(lines) == count and all(line["mark"] in ("", "delivered") for line in lines))
 
@@ -93,7 +93,7 @@ def side_by_side(images: list[bytes]) -> str:
 
 
 async def picture(chromium: Chromium, directory: Path) -> bytes:
-    """Make the picture, as PNG."""
+    """Return the picture as PNG."""
     with chat_server(directory) as served:
         page = directory / "both.html"
         page.write_text(side_by_side(await pictures(chromium, served)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The web chat in a real Chromium: two users, a killed server, a bad network, and the keyboard alone."""
+"""The web chat in a real Chromium: two users, a killed server, a bad network, and keyboard-only use."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ from server.web_chat.windows import (
 
 PHONE: Final = (375, 740)
 KEPT: Final = "navigator.serviceWorker.ready.then((one) => one.active !== null)"
-"""The service worker is active: the browser can load the page without the server."""
+"""True once the service worker is active, so that the browser can load the page without the server."""
 PICTURE: Final = Path(__file__).parents[3] / "docs/images/chat.png"
 PICTURE_BYTES_MAX: Final = 300 * 1024
 MESSAGES: Final = 20
-"""Enough for the bad network to drop some frame."""
+"""Enough for the bad network to drop at least one frame."""
 FAST_BUT_BAD: Final = {"drop": 0.15, "duplicate": 0.25, "reorder": 0.3, "delayMs": 40}
 
 
@@ -40,7 +40,7 @@ def all_sent(count: int) -> Any:
 
 
 async def both_have(ann: Window, bob: Window, count: int) -> list[Line]:
-    """Wait until both windows show this number of messages; check that order and audit panels agree."""
+    """Wait until both windows show this number of messages, and check that their order and audit panels agree."""
     lines = await ann.shows(all_sent(count))
     check_same(lines, await bob.shows(all_sent(count)))
     order = await ann.text_of("#audit [data-kind=order]")
@@ -53,7 +53,7 @@ async def both_have(ann: Window, bob: Window, count: int) -> list[Line]:
 @BOTH_STORES
 @pytest.mark.rule("CH-12")
 @pytest.mark.rule("CH-14")
-async def test_two_windows_chat_across_a_kill_of_the_server(tmp_path: Path, chromium: Chromium) -> None:
+async def test_two_windows_chat_across_a_killed_server(tmp_path: Path, chromium: Chromium) -> None:
     with chat_server(tmp_path) as served:
         async with two_windows(chromium, served.url) as (ann, bob):
             await both_arrive(ann, bob)
@@ -69,7 +69,7 @@ async def test_two_windows_chat_across_a_kill_of_the_server(tmp_path: Path, chro
             await ann.write("are you there?", "bob?")
             await bob.write("the server is away", "I go on")
             await ann.shows_marks("delivered", "pending", "pending")
-            # A reload uses the page that the service worker stored; the pending messages are still there.
+            # A reload uses the page that the service worker has stored, and the pending messages are still there.
             await ann.come("ann")
             await ann.shows_texts("hello", "hello yourself", "are you there?", "bob?")
             await ann.shows_marks("delivered", "pending", "pending")
@@ -105,7 +105,7 @@ async def test_bad_network_neither_loses_nor_duplicates_messages(tmp_path: Path,
             assert mine == [f"{name} {number}" for number in range(MESSAGES)]
         assert "dropped 0" not in await ann.text_of("#harm")
         assert "The network dropped" in await ann.text_of("#harm")
-        # Delivery marks arrive as well, although frames that carry them are dropped too.
+        # Delivery marks arrive too, although the network also drops frames that carry them.
         await ann.shows_marks(*["delivered"] * MESSAGES)
         await bob.shows_marks(*["delivered"] * MESSAGES)
 
@@ -121,7 +121,7 @@ async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chro
         await ann.write("is anybody here?")
         await ann.shows_marks("sent")
 
-        # A private chat: only invited users may read it.
+        # Only invited users may read a private chat.
         await ann.tab.run("document.getElementById('new-chat').focus()")
         await ann.type("tea/cake")
         await ann.press("Enter")
@@ -147,7 +147,7 @@ async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chro
         await ann.shows_texts("milk?", "yes")
         await bob.shows_marks("delivered")
 
-        # With the network off, a message is pending; both windows have it afterwards.
+        # A message written with the network off is pending. Both windows have it afterwards.
         await bob.network("off")
         await bob.says("switched off")
         await bob.write("and sugar")
@@ -165,7 +165,7 @@ async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chro
         await ann.click("[data-chat=lobby] button")
         await ann.shows_marks("delivered")
 
-        # A user who leaves no longer has the chat.
+        # A user who leaves a chat no longer sees it.
         await bob.click("#chat-list li:not([data-chat=lobby]) button")
         await bob.click("#leave")
         await bob.until("document.querySelectorAll('#chat-list li').length", 1)
@@ -188,7 +188,7 @@ async def test_messages_are_shown_as_text_and_scripts_are_blocked(tmp_path: Path
         for one in (ann, bob):
             assert await one.tab.run("document.querySelectorAll('#messages :is(script, img, h1, a)').length") == 0
             assert "taken" not in await one.tab.run("document.title")
-        # The content security policy blocks it, even if the page had the bug.
+        # Even with such a bug in the page, the content security policy blocks the script.
         script = "try { document.body.innerHTML = '<p>'; 'was taken' } catch (error) { error.name }"
         assert await bob.tab.run(script) == "TypeError"
         loaded = "performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)"
@@ -196,7 +196,7 @@ async def test_messages_are_shown_as_text_and_scripts_are_blocked(tmp_path: Path
 
 
 async def tab_to(one: Window, selector: str, backwards: bool = False) -> None:
-    """Press Tab until the focus is there. Every stop on the way has a name and is visible."""
+    """Press Tab until the element has the focus. Check that every stop on the way has a name and is visible."""
     for _ in range(40):
         if await one.tab.run(f"document.activeElement?.matches({json.dumps(selector)}) ?? false"):
             return
@@ -237,7 +237,7 @@ async def test_page_is_usable_by_keyboard_and_screen_reader(tmp_path: Path, chro
         await bob.shows_texts("first line\nsecond line")
         await bob.until("document.getElementById('announcer').textContent", "ann: first line\nsecond line")
 
-        # The messages are one tab stop; the arrow keys move between them.
+        # The message list is one tab stop, and the arrow keys move between messages.
         await tab_to(ann, "#messages .number", backwards=True)
         assert await ann.tab.run("document.activeElement.closest('li').dataset.mark") != ""
         await ann.press("ArrowUp")
@@ -249,7 +249,7 @@ async def test_page_is_usable_by_keyboard_and_screen_reader(tmp_path: Path, chro
         await ann.press("Tab")
         assert await ann.tab.run("document.activeElement.id") == "text"
 
-        # The network switch by arrow keys, then a new chat and an invitation.
+        # Use the network switch with the arrow keys, then create a chat and invite a user.
         await tab_to(ann, "#network input")
         await ann.press("ArrowRight")
         await ann.says("bad network")
@@ -316,7 +316,7 @@ async def test_page_fits_a_phone_and_has_light_and_dark_themes(tmp_path: Path, c
         await ann.tab.call("Emulation.setEmulatedMedia", features=dark_system)
         dark = await ann.tab.run(COLOURS)
         assert dark != light
-        await ann.click("#theme")  # light, regardless of the system
+        await ann.click("#theme")  # light, regardless of the system theme
         assert await ann.tab.run(COLOURS) == light
         await ann.click("#theme")
         assert await ann.tab.run(COLOURS) == dark
@@ -349,7 +349,7 @@ async def test_pending_messages_go_to_the_lobby_of_a_new_log(tmp_path: Path, chr
             assert (line["text"], line["sequence"]) in (("waits", 1), ("waits", 2), ("waits", 3))
 
 
-def test_picture_of_the_readme_can_be_regenerated(tmp_path: Path) -> None:
+def test_readme_picture_can_be_regenerated(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).parent / "picture.py"), str(tmp_path / "chat.png")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=tmp_path)  # noqa: S603
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""How the server serves the web chat: local only, a fixed set of files, under a strict content security policy."""
+"""The server serves the web chat only locally, as a fixed set of files, with a strict content security policy."""
 
 import sys
 import zipfile
@@ -39,7 +39,7 @@ async def test_page_and_files_have_a_strict_content_security_policy(tmp_path: Pa
             assert (answer.status, answer.headers["Location"]) == (308, f"/chat{query}")
 
 
-async def test_page_is_served_in_development_mode_only(tmp_path: Path) -> None:
+async def test_page_is_served_only_in_development_mode(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         assert (await served.get("/chat")).status == 404
         assert (await served.get("/chat/")).status == 404

@@ -1,4 +1,4 @@
-"""The member list of the web chat in a real Chromium: owners, their buttons, and refusals."""
+"""The web chat's member list in a real Chromium: owners, their buttons, and refusals."""
 
 import json
 from pathlib import Path
@@ -51,19 +51,19 @@ async def test_owner_manages_members_and_others_see_no_buttons(tmp_path: Path, c
         await bob.click(button_of("cyn", "remove"))
         await shows_members(ann, ann=["owner"], bob=["owner", "Remove"])
 
-        # The last owner leaves: the oldest member inherits.
+        # The last owner leaves, and the longest-standing member becomes owner.
         await bob.click(button_of("ann", "remove"))
         await ann.until("document.querySelector('[data-chat=tea] .preview') !== null")
         await shows_members(bob, bob=["owner"])
 
 
 @pytest.mark.rule("CH-19")
-async def test_refused_change_of_members_is_explained(tmp_path: Path, chromium: Chromium) -> None:
+async def test_refused_membership_change_is_explained(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
         await create(served, "tea", "ann", "bob")
         await ann.arrive("ann", "tea")
         await shows_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
-        # The window does not know yet that another owner took the role away.
+        # The window does not know yet that another owner has removed the role.
         await ann.network("off")
         for name, role in (("bob", "owner"), ("ann", "member")):
             path = f"/v1/chats/tea/members/user:{name}"
@@ -77,12 +77,12 @@ async def test_refused_change_of_members_is_explained(tmp_path: Path, chromium: 
 
 
 @pytest.mark.rule("CH-19")
-async def test_user_that_has_left_is_not_made_an_owner(tmp_path: Path, chromium: Chromium) -> None:
+async def test_user_who_has_left_is_not_made_an_owner(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, _):
         await create(served, "tea", "ann", "bob")
         await ann.arrive("ann", "tea")
         await shows_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
-        # Keep the button: a request for the members that is under way removes it when bob has left.
+        # Keep a reference to the button, because a pending member request removes it once bob has left.
         await ann.tab.run(f"window.makeOwner = document.querySelector({json.dumps(button_of('bob', 'make-owner'))}); 0")
         await ann.network("off")
         assert (await served.request("DELETE", "/v1/chats/tea/members/user:bob", credential="bob")).status == 200

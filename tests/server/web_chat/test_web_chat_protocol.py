@@ -1,4 +1,4 @@
-"""The protocol of the web chat in Node, against a model of the server: fixed cases and random histories."""
+"""The web chat's protocol in Node against a model of the server: fixed cases and random histories."""
 
 import os
 import subprocess

@@ -26,25 +26,25 @@ READY: Final = """
 document.getElementById("state").dataset.state === "live" && !document.getElementById("manage").hidden
 """
 NAVIGATED: Final = "Inspected target navigated"
-"""Chromium's answer to a script if the page is reloaded while it runs."""
+"""Chromium's error for a script that is running while the page reloads."""
 KEYS: Final = {"Enter": "\r", " ": " "}
 SHIFT: Final = 8
 WELCOME_BOT: Final = "doorkeeper"
 GREETINGS: Final = 2
-"""Messages that the welcome bot sends into a new lobby."""
+"""Number of messages that the welcome bot sends to a new lobby."""
 
 Line = dict[str, Any]
 
 
 class Window:
-    """One window of one user."""
+    """A user's window."""
 
     def __init__(self, tab: Tab, url: str) -> None:
         self.tab = tab
         self.url = url
 
     async def come(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
-        """Open the page, also when no server is running."""
+        """Open the page, even if no server is running."""
         asked = {"name": name} if chat is None else {"name": name, "chat": chat}
         await self.tab.open(f"{self.url}/chat?{urlencode(asked)}", width, height)
         await self.until("document.getElementById('app').hidden === false")
@@ -57,7 +57,7 @@ class Window:
     # --- reading
 
     async def until(self, script: str, wanted: Any = True) -> None:
-        """Wait until an expression has this value in the page."""
+        """Wait until the expression has this value in the page."""
         seen = [None]
 
         async def is_so() -> bool:
@@ -66,18 +66,18 @@ class Window:
             except RuntimeError as error:
                 if NAVIGATED not in str(error):
                     raise
-                return False  # the page was being loaded
+                return False  # the page is loading
             return bool(seen[0] == wanted)
 
         await until(is_so, lambda: (script, wanted, seen[0]))
 
     async def lines(self) -> list[Line]:
-        """Return the lines of the open chat, without those of the welcome bot."""
+        """Return the lines of the open chat, without the welcome bot's."""
         found: list[Line] = await self.tab.run(READ)
         return [one for one in found if one["sender"] != WELCOME_BOT]
 
     async def shows(self, condition: Callable[[list[Line]], bool]) -> list[Line]:
-        """Wait until the lines meet the condition."""
+        """Wait until the lines satisfy the condition."""
         seen: list[Line] = []
 
         async def is_so() -> bool:
@@ -105,7 +105,7 @@ class Window:
     # --- actions
 
     async def type(self, text: str) -> None:
-        """Insert text at the focus."""
+        """Type text into the focused element."""
         await self.tab.call("Input.insertText", text=text)
 
     async def press(self, key: str, modifiers: int = 0) -> None:
@@ -148,7 +148,7 @@ _CODES: Final = {
 
 
 def chat_server(directory: Path) -> AbstractContextManager[ServerProcess]:
-    """Run a server that can be killed and started again."""
+    """Run a server that can be killed and restarted."""
     return serving(directory)
 
 
@@ -167,7 +167,7 @@ async def two_windows(chromium: Chromium, url: str) -> AsyncIterator[tuple[Windo
 
 
 async def both_arrive(ann: Window, bob: Window) -> None:
-    """Open both pages in an empty lobby and wait for the greetings, which would otherwise mix with later messages."""
+    """Open both pages in an empty lobby and wait for the greetings, so that they do not mix with later messages."""
     await asyncio.gather(ann.arrive("ann"), bob.arrive("bob"))
     await asyncio.gather(
         *(one.until(f"{READ}.filter((one) => one.sender === '{WELCOME_BOT}').length", GREETINGS) for one in (ann, bob))
@@ -175,7 +175,7 @@ async def both_arrive(ann: Window, bob: Window) -> None:
 
 
 def check_same(*windows: list[Line]) -> None:
-    """Check that all windows show the same messages in the same order, each once, with sequences that have no gap."""
+    """Check that all windows show the same messages once, in the same order, with gapless sequences."""
     first = [(one["sequence"], one["id"], one["text"]) for one in windows[0]]
     for lines in windows:
         assert [(one["sequence"], one["id"], one["text"]) for one in lines] == first
