@@ -1,4 +1,4 @@
-"""Helpers of the tests that follow a log."""
+"""Helpers for tests that follow a log."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from oncelog.engine.subscription import Subscription
 
 ONE_LANE = Settings(lanes=1)
 NO_POLL_MS = 3_600_000
-"""No poll for commits of other processes happens during the test."""
+"""Prevents polls for commits of other processes during the test."""
 
 
 async def take(records: Follower, count: int) -> list[Record]:
@@ -18,7 +18,7 @@ async def take(records: Follower, count: int) -> list[Record]:
 
 
 async def is_quiet(records: Follower) -> bool:
-    """Whether nothing more arrives. The follower cannot be used after this."""
+    """Whether no more records arrive. The follower cannot be used afterwards."""
     more = asyncio.ensure_future(anext(records))
     await turns(50)
     is_waiting = not more.done()

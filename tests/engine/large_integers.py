@@ -1,6 +1,6 @@
-"""Writes of a log that was made before integers beyond ±(2^53−1) were accepted.
+"""Writes of a log that was created before integers beyond ±(2^53−1) were accepted.
 
-`tests/vectors/earlier_numbers.json` lists the writes with the places that they got, and
+`tests/vectors/earlier_numbers.json` lists the writes with their positions, and
 `tests/vectors/earlier_numbers.db.gz` is the file of that log.
 """
 
@@ -25,7 +25,7 @@ FILE = _FOLDER / "earlier_numbers.db.gz"
 
 @dataclass(frozen=True)
 class Place:
-    """The place that a write got: lane, position, and sequence in its stream."""
+    """Lane, position and stream sequence of a write."""
 
     lane: int
     position: int
@@ -37,7 +37,7 @@ class Place:
 
 
 def listed(kind: str) -> list[tuple[Any, Place]]:
-    """Return the writes of that kind (`events`, `deltas`, `calls`) with their places."""
+    """Return the writes of a kind (`events`, `deltas`, `calls`) with their positions."""
     return [(one["write"], Place(**one["place"])) for one in json.loads(LISTED.read_text(encoding="utf-8"))[kind]]
 
 
@@ -48,7 +48,7 @@ def unpack(path: Path) -> Path:
 
 
 def event_of(write: Any) -> Submission:
-    """Return the submission of a listed event: its JSON text is parsed as a server does."""
+    """Return the submission of a listed event, parsed from JSON as in the server."""
     return oncelog.event(write["id"], parse(write["event"]), write["partitions"])
 
 
@@ -58,7 +58,7 @@ def delta_of(write: Any) -> Submission:
 
 
 def call_counter(log: Log) -> tuple[Callable[[Any], Any], list[Any]]:
-    """Return a function that runs once for each argument, and the arguments of the calls that ran."""
+    """Return a function that runs once per argument, and a list of the arguments of executed calls."""
     ran: list[Any] = []
 
     @oncelog.once(log, name="remember", retention=FOREVER)

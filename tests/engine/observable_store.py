@@ -1,4 +1,4 @@
-"""A store that tests can hold, break and observe, and a clock of the event loop."""
+"""A store that tests can block, break and observe, and a manual clock for the event loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ Open = Callable[..., Log]
 
 
 async def nothing(*_: object) -> None:
-    """Default of every hook."""
+    """Do nothing; the default of every hook."""
 
 
 @pytest_asyncio.fixture
@@ -64,7 +64,7 @@ def uuid(number: int) -> UUID:
 
 
 class LoopClock:
-    """Event loop time that a test can advance. Timers fire when their time has come, without waiting."""
+    """Event loop time that a test advances. Timers fire without waiting when their time is reached."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._time = loop.time
@@ -90,7 +90,7 @@ class LoopClock:
 
 
 class Gate:
-    """A point that blocks callers until it is opened, and reports the first caller."""
+    """Blocks callers until it is opened, and reports the first caller."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -275,11 +275,11 @@ class WatchedLog(Log):
         self.store.before_commit = self.gate
 
     async def commit_elsewhere(self, *items: Item) -> None:
-        """Commit as another process would: this log is not notified."""
+        """Commit as another process would, without notifying this log."""
         await self.store.inner.commit([Request(items)])
 
-    def submitting(self, *items: Item) -> list[asyncio.Task[Any]]:
-        """Submit each item from its own task."""
+    def submit_concurrently(self, *items: Item) -> list[asyncio.Task[Any]]:
+        """Submit each item from a separate task."""
         return [asyncio.ensure_future(self.submit(item)) for item in items]
 
 
@@ -288,5 +288,5 @@ def positions(records: Sequence[Record]) -> list[int]:
 
 
 def count_leases(log: Log) -> int:
-    """Return how many leases the callers of a log hold."""
+    """Return how many leases are held in a log."""
     return sum(map(len, log.leases._groups.values()))

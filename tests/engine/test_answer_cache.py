@@ -1,4 +1,4 @@
-"""The answer cache: bounded, complete, and silent about keys that the log may have forgotten or erased."""
+"""The answer cache is bounded, answers completely, and does not answer keys that may be forgotten or erased."""
 
 import asyncio
 from pathlib import Path
@@ -54,7 +54,7 @@ def answer(number: int, log_time_ms: int = 0) -> Remembered:
     return Remembered(Receipt(0, number, 0, log_time_ms, number, 0), b"x")
 
 
-# --- the cache alone -------------------------------------------------------------------------------------
+# --- the cache in isolation ------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-10", "CO-30")
@@ -71,7 +71,7 @@ def test_cache_evicts_the_least_recently_used_answer() -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_cache_of_size_zero_keeps_nothing() -> None:
+def test_cache_of_size_zero_stores_nothing() -> None:
     cache = AnswerCache(entries_max=0, ttl_ms=DAY_MS)
     cache.put(identity(event(1)), answer(1))
     assert len(cache.answers) == 0
@@ -122,7 +122,7 @@ async def test_cached_answer_has_a_receipt_and_a_valid_proof() -> None:
         assert found.salt == salt
         assert verify(record, found.salt, found.proof, found.block)
     assert cache.find_attestation(replace(decided.changes.records[0].receipt, height=9)) is None
-    cache.clear()  # after an erasure no salt may be kept
+    cache.clear()  # an erasure must remove the salt
     assert cache.find_attestation(decided.changes.records[0].receipt) is None
 
 
@@ -183,7 +183,7 @@ async def test_store_decides_retries_that_are_too_old_for_the_cache(
 async def test_expired_key_stays_expired_after_the_clock_is_set_back(log: WatchedLog) -> None:
     await log.submit(write(FOR_AN_HOUR, 1))
     log.clock.advance(2 * HOUR_MS)
-    await log.submit(write(FOR_AN_HOUR, 2))  # log time advances by two hours and does not go back
+    await log.submit(write(FOR_AN_HOUR, 2))  # log time advances by two hours and does not decrease
     log.clock.jump(-2 * HOUR_MS)
     assert assert_committed(await log.submit(write(FOR_AN_HOUR, 1))).sequence == 3
 
@@ -196,9 +196,9 @@ async def test_expired_key_stays_expired_while_the_queue_is_full() -> None:
         await log.submit(write(FOR_AN_HOUR, 2))
         log.clock.jump(-2 * HOUR_MS)
         log.hold_commits()
-        accepted = log.submitting(event(1))
+        accepted = log.submit_concurrently(event(1))
         await log.gate.reached.wait()
-        retry = log.submitting(write(FOR_AN_HOUR, 1))
+        retry = log.submit_concurrently(write(FOR_AN_HOUR, 1))
         await turns()
         log.gate.open()
         assert_refused(await retry[0], Reason.BUSY)
@@ -220,13 +220,13 @@ async def test_answer_decided_before_an_erasure_is_not_cached_after_it(log: Watc
     await log.submit(event(1))
     log._cache.clear()
     log.hold_commits()
-    first = log.submitting(event(1))
+    first = log.submit_concurrently(event(1))
     await log.gate.reached.wait()
-    log.submitting(event(2))
+    log.submit_concurrently(event(2))
     await turns()
     log.gate.open()
     log.gate.shut()
-    await until(lambda: len(log.store.batches) == 3)  # the first answer is decided, and the next commit is held
+    await until(lambda: len(log.store.batches) == 3)  # the first verdict is decided, and the next commit is blocked
     assert await log.erase(key=key(1)) == 1
     log.gate.open()
     await first[0]
@@ -280,7 +280,7 @@ async def test_retry_in_the_scope_of_a_tenant_is_answered_from_memory(tenants: t
 
 @pytest.mark.rule("EV-4", "EV-5")
 async def test_other_content_under_a_cached_id_is_decided_by_the_store() -> None:
-    """Another server has committed the event in the scope of its tenant; this one has another tenant's id in memory."""
+    """Another server committed the event in its tenant's scope; this server caches the same id of another tenant."""
     async with WatchedLog() as log:
         assert_committed(await log.submit(event(1, "of another tenant", partitions=("other/x",))))
         await log.set_tenants((Tenant("acme", own_ids=True),))

@@ -1,4 +1,4 @@
-"""Acts of the engine leave audit records, at the next commit that is possible (CO-43)."""
+"""Acts of the engine write audit records with the next possible commit (CO-43)."""
 
 import errno
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 
 
 class FullStore(MemoryStore):
-    """Its disk can be full."""
+    """A store whose disk can be full."""
 
     is_full = False
 
@@ -69,7 +69,7 @@ async def test_read_only_on_and_off_are_recorded() -> None:
         assert [(one.act, one.actor) for one in await acts(log)] == [("read_only_on", ROOT), ("read_only_off", ROOT)]
 
 
-async def test_a_log_that_is_read_only_before_it_is_opened_records_it() -> None:
+async def test_read_only_set_before_opening_is_recorded() -> None:
     log = oncelog.open(":memory:")
     log.set_read_only()
     async with log:
@@ -98,7 +98,7 @@ async def test_quota_changes_are_recorded() -> None:
         assert third.details["limits"] == {"b": {"bytes_max": [0, 7], "records_max": [5, 2]}}
 
 
-@pytest.mark.parametrize("character", ["\U0001f600", "\x01"])  # four bytes in canonical JSON, and six
+@pytest.mark.parametrize("character", ["\U0001f600", "\x01"])  # four and six bytes in canonical JSON
 async def test_details_of_many_changed_quotas_fit_into_a_record(character: str) -> None:
     tenants = [Tenant(str(number) + character * 200, 2**53, 2**53, 10**6) for number in range(100)]
     async with oncelog.open(":memory:", tenants=tenants) as log:
@@ -107,14 +107,14 @@ async def test_details_of_many_changed_quotas_fit_into_a_record(character: str) 
         assert len(canonical(dict(first.details))) <= ACT_DETAILS_BYTES_MAX
 
 
-async def test_limits_of_quotas_whose_names_are_shown_alike_are_not_mixed_up() -> None:
+async def test_quotas_with_equal_shortened_names_keep_their_limits() -> None:
     tenants = [Tenant("a" * 64 + letter, records_max=number) for number, letter in enumerate("bc", 1)]
     async with oncelog.open(":memory:", tenants=tenants) as log:
         (first,) = await acts(log)
         assert first.details["limits"] == {"a" * 64: {"records_max": [0, 1]}}
 
 
-async def test_an_act_on_a_full_disk_is_recorded_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_act_on_a_full_disk_is_recorded_when_space_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "PAUSE_S_MIN", 0.001)
     monkeypatch.setattr(audit, "PAUSE_S_MAX", 0.001)
     clock = ManualClock()
@@ -122,7 +122,7 @@ async def test_an_act_on_a_full_disk_is_recorded_when_there_is_room(monkeypatch:
     async with Log(store, clock=clock) as log:
         await log.submit(event(1))
         store.is_full = True
-        assert await log.erase(partition="p", actor=ROOT) == 1, "the erasure itself is possible"
+        assert await log.erase(partition="p", actor=ROOT) == 1, "erasures need no space"
         happened_ms = clock.wall_ms()
         clock.advance(60_000)
         assert len(log._act_queue.waiting) == 1
@@ -132,7 +132,7 @@ async def test_an_act_on_a_full_disk_is_recorded_when_there_is_room(monkeypatch:
         assert (entry.time_ms, entry.log_time_ms) == (happened_ms, happened_ms + 60_000)
 
 
-async def test_the_queue_of_acts_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_queue_of_acts_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(audit, "QUEUED_ACTS_MAX", 2)
     monkeypatch.setattr(audit, "CLOSE_S", 0.01)
     store = FullStore()
@@ -145,7 +145,7 @@ async def test_the_queue_of_acts_is_bounded(monkeypatch: pytest.MonkeyPatch, cap
     assert "act_0 by user:root is not recorded: the log was closed" in caplog.text
 
 
-async def test_a_clock_in_doubt_does_not_stop_an_erasure() -> None:
+async def test_erasure_succeeds_after_a_clock_jump() -> None:
     clock = ManualClock()
     async with Log(MemoryStore(clock=clock), clock=clock) as log:
         await log.submit(event(1))
@@ -155,7 +155,7 @@ async def test_a_clock_in_doubt_does_not_stop_an_erasure() -> None:
         assert [one.act for one in await acts(log)] == ["erase"]
 
 
-async def test_acts_are_filtered_and_paged() -> None:
+async def test_acts_can_be_filtered_and_paged() -> None:
     clock = ManualClock()
     async with Log(MemoryStore(clock=clock), clock=clock) as log:
         start_ms = clock.wall_ms()
@@ -185,7 +185,7 @@ async def test_acts_are_filtered_and_paged() -> None:
             await log.audit("0" * len(log.epoch) + "~0-1")
 
 
-async def test_a_page_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_of_acts_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "SCAN_RECORDS_MAX", 3)
     async with oncelog.open(":memory:") as log:
         for number in range(5):

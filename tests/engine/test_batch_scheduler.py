@@ -1,4 +1,4 @@
-"""Clients answered by one commit tend to submit again together: when the next batch waits for them."""
+"""When a batch waits for clients that were answered by one commit and will submit again together."""
 
 import asyncio
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from oncelog.engine.batch_scheduler import (
 
 
 class Queue:
-    """A queue of waiting callers."""
+    """A queue of callers."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -38,7 +38,7 @@ class Queue:
 
 
 class FakeTime(NamedTuple):
-    """Replacement of the `time` module."""
+    """Replacement for the `time` module."""
 
     now_s: list[float]
     computed_s: list[float]
@@ -52,7 +52,7 @@ class FakeTime(NamedTuple):
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Time that a test sets."""
+    """Wall time, set by the test."""
     now = [100.0]
     monkeypatch.setattr(batch_scheduler, "time", FakeTime(now, [1000.0]))
     return now
@@ -60,7 +60,7 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def computed_s(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> list[float]:
-    """Processor time of the thread that a test sets."""
+    """Processor time of the thread, set by the test."""
     computed = [1000.0]
     monkeypatch.setattr(batch_scheduler, "time", FakeTime(now_s, computed))
     return computed
@@ -69,7 +69,7 @@ def computed_s(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> list[floa
 def busy_queue(
     now_s: list[float], computed_s: list[float], answered: int, behind: int, part: float = BUSY_CPU_FRACTION
 ) -> Queue:
-    """Return a queue after a batch during which the thread computed for more than this part of the time."""
+    """Return a queue after a batch during which the thread computed for more than a given part of the time."""
     queue = Queue()
     queue.settle(answered)
     now_s[0] += 0.01
@@ -79,7 +79,7 @@ def busy_queue(
 
 
 class Rounds:
-    """Rounds of callers that are answered and submit again, in simulated time."""
+    """Simulates rounds of callers that are answered and submit again."""
 
     def __init__(self, now_s: list[float], computed_s: list[float]) -> None:
         self.queue = Queue()
@@ -88,7 +88,7 @@ class Rounds:
         self._computed_s = computed_s
 
     def commit(self, callers: int, answering_s: float, committing_s: float, idle_s: float, behind: int = 0) -> None:
-        """Commit a batch some time after the last one; the thread is idle for a part of it."""
+        """Commit a batch some time after the previous one. The thread is idle for a part of that time."""
         self._now_s[0] += answering_s
         self._computed_s[0] += answering_s
         self.gathering.start_batch()
@@ -102,7 +102,13 @@ class Rounds:
     [
         (0.002, 0.001, 0, PIPELINE_CALLERS_MIN, True),
         (0.002, 0.001, 0, PIPELINE_CALLERS_MIN - 1, False),  # too few
-        (0.002, 0.001, 1, PIPELINE_CALLERS_MIN, False),  # a caller arrived meanwhile and is in the next batch anyway
+        (
+            0.002,
+            0.001,
+            1,
+            PIPELINE_CALLERS_MIN,
+            False,
+        ),  # a caller that has arrived meanwhile is in the next batch anyway
         (
             0.002,
             0.002 * FAST_COMMIT_RATIO * 1.01,
@@ -110,7 +116,13 @@ class Rounds:
             PIPELINE_CALLERS_MIN,
             False,
         ),  # slow disk: two commits would take longer than one and the answers
-        (RETURN_WINDOW_S * 1.01, 0.001, 0, PIPELINE_CALLERS_MIN, False),  # they do not return from the previous commit
+        (
+            RETURN_WINDOW_S * 1.01,
+            0.001,
+            0,
+            PIPELINE_CALLERS_MIN,
+            False,
+        ),  # these callers were not answered by the previous commit
     ],
 )
 def test_batch_is_pipelined_when_all_callers_wait_for_one_quick_commit(
@@ -130,7 +142,7 @@ def test_batch_is_pipelined_when_all_callers_wait_for_one_quick_commit(
     assert not rounds.gathering.should_pipeline(waiting)
 
 
-def test_halves_are_joined_again_when_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
+def test_pipelining_stops_when_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
     rounds = Rounds(now_s, computed_s)
     for _ in range(2):
         rounds.commit(256, 0.002, 0.004, 0.001)
@@ -144,7 +156,7 @@ def test_halves_are_joined_again_when_the_disk_is_slow(now_s: list[float], compu
         rounds.commit(128, 0.0, 0.004, idle_s, behind=128)
         wanted.append(rounds.gathering.should_wait)  # the queued half is committed, or waits for the other
     rounds.queue.come(128)
-    wanted.append(rounds.gathering.should_wait)  # all have returned
+    wanted.append(rounds.gathering.should_wait)  # all callers have returned
     assert wanted == [False, False, True, False]
     rounds.commit(256, 0.001, 0.008, 0.001 * FAST_COMMIT_RATIO * 1.01)
     assert not rounds.gathering.should_pipeline(256)
@@ -161,7 +173,7 @@ def test_first_write_does_not_wait() -> None:
     [
         (256, 0, 1, True),
         (256, 0, 63, True),
-        (256, 0, 64, False),  # a quarter of them is enough
+        (256, 0, 64, False),  # a quarter of the callers is enough
         (100, 156, 0, False),  # enough arrived during the commit
         (RETURNING_CALLERS_MIN, 0, 1, True),
         (RETURNING_CALLERS_MIN - 1, 0, 1, False),
@@ -185,7 +197,7 @@ def test_first_returning_caller_waits_for_the_others(
         (20, 20, True),
         (500, BATCH_ITEMS_TARGET - 1, True),
         (500, BATCH_ITEMS_TARGET, False),
-        (0, 32, False),  # all of them have returned
+        (0, 32, False),  # all callers have returned
         (RETURNING_CALLERS_MIN - 4, 2, False),  # too few to wait for
     ],
 )
@@ -207,7 +219,7 @@ async def test_busy_thread_stops_waiting_when_all_callers_returned(
     queue = busy_queue(now_s, computed_s, 30, 20)
     waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
     await asyncio.sleep(0)
-    queue.come(29)  # one less than there were
+    queue.come(29)  # one fewer than before
     await asyncio.sleep(0)
     assert not waiting.done()
     queue.come(1)
@@ -242,7 +254,7 @@ async def test_wait_ends_after_an_idle_gap() -> None:
     queue.settle(100)
     queue.come(1)
     await queue.gathering.wait(asyncio.get_running_loop())
-    queue.come(1)  # no wait is running any more
+    queue.come(1)  # the wait has ended
 
 
 async def test_wait_for_a_trickle_of_callers_is_limited(now_s: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""The blocking log: the methods of the log, from any thread."""
+"""The blocking log has the methods of the async log, callable from any thread."""
 
 import inspect
 import threading
@@ -51,7 +51,7 @@ ASYNC_ONLY = {
     "recall",
     "submit_many_nowait",
 }
-"""For servers, which serve many clients from one event loop."""
+"""Methods for servers, which serve many clients from one event loop."""
 DEPRECATED = {"books", "evicted_clients", "guard", "queued", "read_brief", "settled", "works"}
 
 
@@ -68,12 +68,12 @@ def test_blocking_log_has_every_method_of_the_log_with_the_same_signature() -> N
             ours, theirs = ours.fget, theirs.fget
         mine, his = inspect.signature(ours), inspect.signature(theirs)
         assert mine.parameters == his.parameters, name
-        if name not in ("follow", "leases", "state"):  # which return a blocking or an asynchronous object
+        if name not in ("follow", "leases", "state"):  # these methods return a blocking or an async object
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
         assert ours.__doc__.startswith(f"Like `Log.{name}`")
     assert public(BlockingLeaseManager) == {"recall", "begin", "run", "complete", "release"}
-    for name in public(BlockingLeaseManager) - {"run"}:  # whose callback is blocking or asynchronous
+    for name in public(BlockingLeaseManager) - {"run"}:  # these methods take a blocking or an async callback
         assert inspect.signature(getattr(BlockingLeaseManager, name)) == inspect.signature(
             getattr(LeaseManager, name)
         ), name
@@ -114,7 +114,9 @@ def test_duplicate_writes_from_eight_threads_commit_once(tmp_path: Path) -> None
 
         def write(first: int) -> list[Any]:
             together.wait()
-            return [log.submit(event(number)) for number in range(first, first + 40)]  # each by two threads
+            return [
+                log.submit(event(number)) for number in range(first, first + 40)
+            ]  # each write is submitted by two threads
 
         verdicts = [verdict for told in threads.map(write, range(1, 161, 20)) for verdict in told]
         assert sum(isinstance(verdict, Committed) for verdict in verdicts) == 180
@@ -166,7 +168,7 @@ def test_closing_ends_followers_in_other_threads() -> None:
                 seen.append(record.position)
                 arrived.wait()
                 if is_late:
-                    closed.wait()  # and asks for the next record after the log was closed
+                    closed.wait()  # asks for the next record after the log was closed
             return seen
 
         reading = [threads.submit(read, is_late) for is_late in (False, True)]

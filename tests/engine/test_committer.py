@@ -42,11 +42,11 @@ class _BrokenError(Exception):
 @pytest.mark.rule("CO-10", "CO-11")
 async def test_submissions_during_a_commit_form_the_next_batch(log: WatchedLog) -> None:
     log.hold_commits()
-    first = log.submitting(event(1))
+    first = log.submit_concurrently(event(1))
     await log.gate.reached.wait()
-    others = log.submitting(*map(event, range(2, 12)))
+    others = log.submit_concurrently(*map(event, range(2, 12)))
     await turns()
-    assert not any(task.done() for task in first + others)  # no answer before the commit is durable
+    assert not any(task.done() for task in first + others)  # no verdict before the commit is durable
     log.gate.open()
     verdicts = await asyncio.gather(*first, *others)
     assert [assert_committed(verdict).position for verdict in verdicts] == list(range(1, 12))
@@ -57,7 +57,7 @@ async def test_submissions_during_a_commit_form_the_next_batch(log: WatchedLog) 
 @pytest.mark.rule("CO-10")
 async def test_lone_submission_commits_alone_and_submissions_of_one_loop_turn_together(log: WatchedLog) -> None:
     assert assert_committed(await log.submit(event(1))).position == 1
-    await asyncio.gather(*log.submitting(event(2), event(3)))
+    await asyncio.gather(*log.submit_concurrently(event(2), event(3)))
     assert [len(batch) for batch in log.store.batches] == [1, 2]
 
 
@@ -65,9 +65,9 @@ async def test_lone_submission_commits_alone_and_submissions_of_one_loop_turn_to
 async def test_batch_is_bounded_by_items_and_bytes_without_splitting_requests() -> None:
     async with WatchedLog(batch_items_max=3, batch_bytes_max=10) as log:
         log.hold_commits()
-        tasks = log.submitting(*map(event, range(1, 8)))
+        tasks = log.submit_concurrently(*map(event, range(1, 8)))
         many = asyncio.ensure_future(log.submit_many([event(number) for number in range(8, 13)]))
-        large = log.submitting(event(13, "x" * 9), event(14, "yy"), event(15, "z"))
+        large = log.submit_concurrently(event(13, "x" * 9), event(14, "yy"), event(15, "z"))
         await log.gate.reached.wait()
         log.gate.open()
         await asyncio.gather(*tasks, many, *large)
@@ -88,9 +88,9 @@ def _fails_with(bad: int) -> Any:
 
 @pytest.mark.rule("CO-33")
 @pytest.mark.parametrize("bad", [1, 4, 7])
-async def test_submission_that_breaks_its_commit_fails_alone(log: WatchedLog, bad: int) -> None:
+async def test_submission_that_fails_its_commit_fails_alone(log: WatchedLog, bad: int) -> None:
     log.store.before_commit = _fails_with(bad)
-    tasks = log.submitting(*map(event, range(1, 8)))
+    tasks = log.submit_concurrently(*map(event, range(1, 8)))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(outcomes.pop(bad - 1), _BrokenError)
     assert all(isinstance(outcome, Committed) for outcome in outcomes)
@@ -102,13 +102,13 @@ async def test_submission_that_breaks_its_commit_fails_alone(log: WatchedLog, ba
 
 @pytest.mark.rule("CO-33")
 async def test_malformed_request_fails_alone(log: WatchedLog) -> None:
-    """A field has a type that cannot be compared. Only its own caller gets the error."""
+    """A field has a type that cannot be compared. Only the caller of that request gets the error."""
     log.hold_commits()
-    good = log.submitting(event(1))
+    good = log.submit_concurrently(event(1))
     await log.gate.reached.wait()
     odd: Any = 17
     bad = asyncio.ensure_future(log.submit_many([event(2, partitions=(odd,))]))
-    more = log.submitting(event(3))
+    more = log.submit_concurrently(event(3))
     await turns()
     log.gate.open()
     outcomes = await asyncio.gather(*good, bad, *more, return_exceptions=True)
@@ -146,13 +146,13 @@ async def test_store_failure_fails_the_whole_batch_without_bisection(log: Watche
         raise StoreUnavailableError("the disk is full")
 
     log.store.before_commit = fail
-    outcomes = await asyncio.gather(*log.submitting(*map(event, range(1, 6))), return_exceptions=True)
+    outcomes = await asyncio.gather(*log.submit_concurrently(*map(event, range(1, 6))), return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["the disk is full"] * 5
     assert all(isinstance(outcome, StoreUnavailableError) for outcome in outcomes)
     assert len(log.store.batches) == 1
     log.hold_commits()
     log.gate.open()
-    verdicts = await asyncio.gather(*log.submitting(*map(event, range(1, 6))))
+    verdicts = await asyncio.gather(*log.submit_concurrently(*map(event, range(1, 6))))
     assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
 
 
@@ -161,7 +161,7 @@ async def test_clock_jump_refuses_new_writes_and_answers_known_ones() -> None:
     async with WatchedLog(cache_entries_max=0) as log:
         receipt = assert_committed(await log.submit(event(1)))
         log.clock.jump(DAY_MS)
-        outcomes = await asyncio.gather(*log.submitting(event(1), event(2), event(3)), return_exceptions=True)
+        outcomes = await asyncio.gather(*log.submit_concurrently(event(1), event(2), event(3)), return_exceptions=True)
         assert outcomes[0] == Replayed(receipt)
         assert isinstance(outcomes[1], ClockJumpedError)
         assert isinstance(outcomes[2], ClockJumpedError)
@@ -176,7 +176,7 @@ async def test_batch_behind_a_clock_jump_is_looked_up_in_one_transaction() -> No
         log.clock.jump(25 * HOUR_MS)
         before = len(log.store.batches)
         outcomes = await asyncio.gather(
-            *log.submitting(*(event(number) for number in range(1, 51))), return_exceptions=True
+            *log.submit_concurrently(*(event(number) for number in range(1, 51))), return_exceptions=True
         )
         assert outcomes[0] == Replayed(receipt)
         assert {type(outcome) for outcome in outcomes[1:]} == {ClockJumpedError}
@@ -204,7 +204,7 @@ async def test_validation_error_is_the_refusal_and_known_ids_are_not_validated()
 
     async with WatchedLog(validate=validate, cache_entries_max=0) as log:
         receipt = assert_committed(await log.submit(event(1)))
-        tasks = log.submitting(event(2, "raises"), event(3), event(4, "raises in silence"))
+        tasks = log.submit_concurrently(event(2, "raises"), event(3), event(4, "raises in silence"))
         raised, fine, silent = await asyncio.gather(*tasks)
         assert assert_refused(raised, Reason.INVALID).message == "the total is missing"
         assert assert_refused(silent, Reason.INVALID).message == "KeyError"
@@ -215,7 +215,7 @@ async def test_validation_error_is_the_refusal_and_known_ids_are_not_validated()
         assert asked == [1, 2, 3, 4, 5]
 
 
-# --- closing, and stores that die ------------------------------------------------------------------------
+# --- closing, and stores that crash ----------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-11")
@@ -223,7 +223,7 @@ async def test_closing_commits_accepted_writes_and_refuses_new_ones() -> None:
     log = WatchedLog(batch_items_max=2)
     async with log:
         log.hold_commits()
-        tasks = log.submitting(*map(event, range(1, 8)))
+        tasks = log.submit_concurrently(*map(event, range(1, 8)))
         await log.gate.reached.wait()
         closing = asyncio.ensure_future(log.close())
         await turns()
@@ -240,13 +240,13 @@ async def test_closing_commits_accepted_writes_and_refuses_new_ones() -> None:
     await log.close()
 
 
-class _Dead(BaseException):
-    """An error that ends a thread or a process, not only a call."""
+class _CrashError(BaseException):
+    """An error that stops a thread or a process, not only a call."""
 
 
 @pytest.mark.rule("CO-16")
-@pytest.mark.parametrize("error", [asyncio.CancelledError, _Dead])
-async def test_callers_get_an_error_when_the_store_dies_during_bisection(error: type[BaseException]) -> None:
+@pytest.mark.parametrize("error", [asyncio.CancelledError, _CrashError])
+async def test_callers_get_an_error_when_the_store_crashes_during_bisection(error: type[BaseException]) -> None:
     async with WatchedLog(batch_items_max=4, queue_items_max=8) as log:
 
         async def die_when_divided(batch: Sequence[Request]) -> None:
@@ -255,9 +255,9 @@ async def test_callers_get_an_error_when_the_store_dies_during_bisection(error: 
 
         log.gate.shut()
         log.store.before_commit = die_when_divided
-        tasks = log.submitting(*map(event, range(1, 9)))
+        tasks = log.submit_concurrently(*map(event, range(1, 9)))
         await log.gate.reached.wait()
-        tasks += log.submitting(event(9))  # an inquiry, because the queue is full
+        tasks += log.submit_concurrently(event(9))  # becomes an inquiry, because the queue is full
         await turns()
         log.gate.open()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -265,15 +265,15 @@ async def test_callers_get_an_error_when_the_store_dies_during_bisection(error: 
 
 
 @pytest.mark.rule("CO-16", "CO-32")
-async def test_inquiries_get_an_error_when_the_store_dies() -> None:
+async def test_inquiries_get_an_error_when_the_store_crashes() -> None:
     async def die(_: object) -> None:
         raise asyncio.CancelledError
 
     async with WatchedLog(queue_items_max=1, cache_entries_max=0) as log:
         log.hold_commits()
-        accepted = log.submitting(event(1))
+        accepted = log.submit_concurrently(event(1))
         await log.gate.reached.wait()
-        asking = log.submitting(event(2))
+        asking = log.submit_concurrently(event(2))
         await turns()
         log.store.before_commit = die
         log.gate.open()

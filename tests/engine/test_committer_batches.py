@@ -14,7 +14,7 @@ from oncelog.testing.contract.writes import (
 
 
 async def test_single_caller_with_many_items_does_not_wait_for_a_larger_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = waits_of(monkeypatch)
+    waited = record_waits(monkeypatch)
     async with WatchedLog() as log:
         for first in range(0, 1000, 100):
             await log.submit_many([event(first + number) for number in range(64)])
@@ -26,10 +26,10 @@ async def test_single_caller_with_many_items_does_not_wait_for_a_larger_batch(mo
 async def test_batch_does_not_wait_for_more_than_the_limits_allow(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
 ) -> None:
-    waited = waits_of(monkeypatch)
+    waited = record_waits(monkeypatch)
     async with WatchedLog(**limits) as log:
         for first in range(0, 200, 20):
-            await asyncio.gather(*log.submitting(*(event(first + number, "x" * 100) for number in range(20))))
+            await asyncio.gather(*log.submit_concurrently(*(event(first + number, "x" * 100) for number in range(20))))
     assert waited == []
 
 
@@ -49,7 +49,7 @@ async def test_large_batches_are_pipelined_in_two_halves(monkeypatch: pytest.Mon
 
 
 class SteppingTime:
-    """Replacement of the `time` module: each reading advances the clock by one microsecond of computing."""
+    """Replacement for the `time` module. Each reading advances the clock by one microsecond of computing."""
 
     def __init__(self) -> None:
         self._now_us = 1_000_000_000
@@ -68,13 +68,13 @@ async def test_small_batches_are_not_pipelined() -> None:
         log._committer.on_batch = lambda items, _: sizes.append(items)
         for first in range(3):
             await asyncio.gather(
-                *log.submitting(*(event(1000 * first + one) for one in range(PIPELINE_CALLERS_MIN - 1)))
+                *log.submit_concurrently(*(event(1000 * first + one) for one in range(PIPELINE_CALLERS_MIN - 1)))
             )
     assert sizes == [PIPELINE_CALLERS_MIN - 1] * 3
 
 
-def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the queue length of each batch that waits for more. The thread is always busy."""
+def record_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the queue length of each batch that waits for more items. The thread is always busy."""
     waited: list[int] = []
     monkeypatch.setattr(batch_scheduler, "time", SteppingTime())
 

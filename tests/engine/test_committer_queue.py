@@ -29,10 +29,10 @@ from oncelog.testing.contract.writes import CHANNEL, DAY_MS, event, message, tra
 @pytest.mark.parametrize("is_under_way", [False, True])
 async def test_equal_submissions_in_flight_commit_once(log: WatchedLog, is_under_way: bool) -> None:
     log.hold_commits()
-    first = log.submitting(event(1))
+    first = log.submit_concurrently(event(1))
     if is_under_way:
         await log.gate.reached.wait()
-    others = log.submitting(event(1), event(1))
+    others = log.submit_concurrently(event(1), event(1))
     await turns()
     log.gate.open()
     receipt = assert_committed(await first[0])
@@ -42,9 +42,9 @@ async def test_equal_submissions_in_flight_commit_once(log: WatchedLog, is_under
 
 
 @pytest.mark.rule("CO-14", "EV-5")
-async def test_different_submission_under_the_same_key_is_decided_separately(log: WatchedLog) -> None:
+async def test_different_submission_under_an_equal_key_is_decided_separately(log: WatchedLog) -> None:
     log.hold_commits()
-    tasks = log.submitting(event(1, "x"), event(1, "y"), event(1, "x", expected_position=7))
+    tasks = log.submit_concurrently(event(1, "x"), event(1, "y"), event(1, "x", expected_position=7))
     await turns()
     log.gate.open()
     first, other, expecting = await asyncio.gather(*tasks)
@@ -56,7 +56,7 @@ async def test_different_submission_under_the_same_key_is_decided_separately(log
 @pytest.mark.rule("CO-14")
 async def test_refusal_is_answered_to_all_equal_submissions_in_flight(log: WatchedLog) -> None:
     log.hold_commits()
-    tasks = log.submitting(event(1, expected_position=9), event(1, expected_position=9))
+    tasks = log.submit_concurrently(event(1, expected_position=9), event(1, expected_position=9))
     await turns()
     log.gate.open()
     for verdict in await asyncio.gather(*tasks):
@@ -67,7 +67,7 @@ async def test_refusal_is_answered_to_all_equal_submissions_in_flight(log: Watch
 @pytest.mark.parametrize("cancelled", [[0], [1], [0, 1, 2]])
 async def test_cancelled_caller_does_not_affect_other_callers(log: WatchedLog, cancelled: list[int]) -> None:
     log.hold_commits()
-    tasks = log.submitting(event(1), event(1), event(1))
+    tasks = log.submit_concurrently(event(1), event(1), event(1))
     await log.gate.reached.wait()
     for index in cancelled:
         tasks[index].cancel()
@@ -77,7 +77,7 @@ async def test_cancelled_caller_does_not_affect_other_callers(log: WatchedLog, c
     for index, outcome in enumerate(outcomes):
         assert isinstance(outcome, asyncio.CancelledError) == (index in cancelled)
     await turns()
-    # An accepted write is committed, also without a waiting caller.
+    # An accepted write is committed even without a waiting caller.
     assert isinstance(await log.submit(event(1)), Replayed)
     assert positions((await log.read()).records) == [1]
 
@@ -87,14 +87,14 @@ async def test_cancelled_caller_frees_its_place_in_the_queue() -> None:
     async with WatchedLog(queue_items_max=2) as log:
         for number in range(1, 20):
             log.hold_commits()
-            tasks = log.submitting(event(number), event(number))
+            tasks = log.submit_concurrently(event(number), event(number))
             await log.gate.reached.wait()
             for task in tasks:
                 task.cancel()
             log.gate.open()
             await asyncio.gather(*tasks, return_exceptions=True)
             await turns()
-        verdicts = await asyncio.gather(*log.submitting(event(98), event(99)))
+        verdicts = await asyncio.gather(*log.submit_concurrently(event(98), event(99)))
         assert [type(verdict) for verdict in verdicts] == [Committed, Committed]
 
 
@@ -103,7 +103,7 @@ async def test_equal_submissions_in_flight_count_towards_the_queue_limit() -> No
     async with WatchedLog(queue_items_max=2) as log:
         log.hold_commits()
         # The first is queued, two join it, two become inquiries, and two exceed the limit of inquiries.
-        tasks = log.submitting(*[event(1)] * 8)
+        tasks = log.submit_concurrently(*[event(1)] * 8)
         await turns()
         assert [task.done() for task in tasks] == [False] * 6 + [True] * 2
         log.gate.open()
@@ -137,32 +137,32 @@ async def test_duplicates_through_two_logs_on_one_store_commit_once(tmp_path: Pa
 async def test_full_queue_answers_new_writes_as_busy_and_recovers(limits: dict[str, Any], body: str) -> None:
     async with WatchedLog(**limits) as log:
         log.hold_commits()
-        accepted = log.submitting(event(1, body), event(2, body))
+        accepted = log.submit_concurrently(event(1, body), event(2, body))
         await log.gate.reached.wait()
         many = asyncio.create_task(log.submit_many([event(4, body), event(5, body)]))
         await turns()
-        unknown = log.submitting(event(3, body))
+        unknown = log.submit_concurrently(event(3, body))
         log.gate.open()
         assert assert_refused(await unknown[0], Reason.BUSY).retry_after_ms > 0
         assert [assert_refused(verdict, Reason.BUSY).retry_after_ms > 0 for verdict in await many] == [True, True]
         assert [assert_committed(await task).position for task in accepted] == [1, 2]
-        # Afterwards the queue has room again.
-        verdicts = await asyncio.gather(*log.submitting(event(3, body), event(4, body)))
+        # Then the queue has room again.
+        verdicts = await asyncio.gather(*log.submit_concurrently(event(3, body), event(4, body)))
         assert [assert_committed(verdict).position for verdict in verdicts] == [3, 4]
         assert positions((await log.read()).records) == [1, 2, 3, 4]
 
 
 @pytest.mark.rule("CO-32")
-async def test_full_queue_refuses_side_state_at_once_and_lets_plan_decide_submissions() -> None:
+async def test_full_queue_refuses_side_state_and_passes_submissions_to_plan() -> None:
     async with WatchedLog(queue_items_max=6, cache_entries_max=0) as log:
         receipts = [assert_committed(await log.submit(transaction(0, 1)))]
         await log.submit(SetMember(CHANNEL, "user:ann"))
         receipts.append(assert_committed(await log.submit(message(1))))
         log.hold_commits()
-        accepted = log.submitting(*(event(number) for number in range(1, 7)))
+        accepted = log.submit_concurrently(*(event(number) for number in range(1, 7)))
         await log.gate.reached.wait()
         assert_refused(await log.submit(SetMember(CHANNEL, "user:bob")), Reason.BUSY)
-        asked = log.submitting(
+        asked = log.submit_concurrently(
             transaction(0, 1), message(1), transaction(0, 2), message(2), message(1, actor="user:eve")
         )
         await turns()
@@ -180,7 +180,7 @@ async def test_full_queue_answers_known_items_of_a_request() -> None:
     async with WatchedLog(queue_items_max=3, cache_entries_max=0) as log:
         receipt = assert_committed(await log.submit(event(1)))
         log.hold_commits()
-        accepted = log.submitting(event(2), event(3), event(4))
+        accepted = log.submit_concurrently(event(2), event(3), event(4))
         await log.gate.reached.wait()
         many = asyncio.create_task(log.submit_many([event(1), event(5)]))
         await turns()
@@ -197,10 +197,12 @@ async def test_full_queue_answers_known_writes_from_memory() -> None:
     async with WatchedLog(queue_items_max=1) as log:
         receipt = assert_committed(await log.submit(event(1)))
         log.hold_commits()
-        accepted = log.submitting(event(2))
+        accepted = log.submit_concurrently(event(2))
         await log.gate.reached.wait()
-        assert await log.submit(event(1)) == Replayed(receipt)  # while the commit is still held
-        reused = log.submitting(event(1, "other"))  # the store decides: another scope may have such an event
+        assert await log.submit(event(1)) == Replayed(receipt)  # the commit is still blocked
+        reused = log.submit_concurrently(
+            event(1, "other")
+        )  # the store decides, because another scope may have an event with this id
         log.gate.open()
         assert_refused(await reused[0], Reason.IDENTITY_REUSED)
         await accepted[0]
@@ -211,9 +213,9 @@ async def test_full_queue_answers_known_writes_from_the_store() -> None:
     async with WatchedLog(queue_items_max=3, cache_entries_max=0) as log:
         receipt = assert_committed(await log.submit(event(1)))
         log.hold_commits()
-        accepted = log.submitting(event(2), event(4), event(5))
+        accepted = log.submit_concurrently(event(2), event(4), event(5))
         await log.gate.reached.wait()
-        retries = log.submitting(event(1), event(1, "other"), event(3))
+        retries = log.submit_concurrently(event(1), event(1, "other"), event(3))
         await turns()
         log.gate.open()
         known, reused, new = await asyncio.gather(*retries)
@@ -230,9 +232,9 @@ async def test_full_queue_answers_keys_that_are_not_evicted_yet() -> None:
         await log.submit(transaction(1, 1))
         log.clock.advance(DAY_MS)
         log.hold_commits()
-        accepted = log.submitting(event(2))
+        accepted = log.submit_concurrently(event(2))
         await log.gate.reached.wait()
-        retry = log.submitting(transaction(1, 1))
+        retry = log.submit_concurrently(transaction(1, 1))
         await turns()
         log.gate.open()
         # The cache does not answer after the retention time. No eviction has happened, so the store still does.
@@ -247,9 +249,9 @@ async def test_inquiries_are_bounded_and_fail_with_the_store() -> None:
 
     async with WatchedLog(queue_items_max=1, cache_entries_max=0) as log:
         log.hold_commits()
-        accepted = log.submitting(event(1))
+        accepted = log.submit_concurrently(event(1))
         await log.gate.reached.wait()
-        inquiry = log.submitting(event(2))
+        inquiry = log.submit_concurrently(event(2))
         await turns()
         assert_refused(await log.submit(event(3)), Reason.BUSY)  # as many inquiries as queued writes
         log.store.before_commit = fail
@@ -263,9 +265,9 @@ async def test_inquiries_are_bounded_and_fail_with_the_store() -> None:
 async def test_inquiries_are_bounded_by_bytes() -> None:
     async with WatchedLog(queue_bytes_max=100) as log:
         log.hold_commits()
-        accepted = log.submitting(event(1, "x" * 90))
+        accepted = log.submit_concurrently(event(1, "x" * 90))
         await log.gate.reached.wait()
-        asked = log.submitting(*(event(number, "x" * 40) for number in range(2, 6)))
+        asked = log.submit_concurrently(*(event(number, "x" * 40) for number in range(2, 6)))
         await turns()
         assert [task.done() for task in asked] == [False, False, True, True]
         log.gate.open()
@@ -298,13 +300,13 @@ async def test_retry_of_a_removed_member_is_not_answered_from_memory(log: Watche
 
 @pytest.mark.rule("CO-22")
 async def test_removed_member_does_not_receive_the_outcome_of_an_equal_write_in_flight(log: WatchedLog) -> None:
-    """The first is decided while Ann is a member; she is removed before the second is sent."""
+    """The first write is decided while Ann is a member; she is removed before the second is sent."""
     await log.submit(SetMember(CHANNEL, "user:ann"))
 
     async def remove_ann(_: object) -> None:
         log.store.after_commit = remove_nobody
         await log.store.inner.commit([Request((SetMember(CHANNEL, "user:ann", present=False),))])
-        second.extend(log.submitting(message(1)))
+        second.extend(log.submit_concurrently(message(1)))
         await turns()
 
     async def remove_nobody(_: object) -> None:
@@ -352,7 +354,7 @@ async def test_request_larger_than_the_queue_is_accepted_when_the_queue_is_empty
 
 
 @pytest.mark.rule("CO-30")
-async def test_operation_values_count_towards_the_body_limit() -> None:
+async def test_values_of_operations_count_towards_the_body_limit() -> None:
     async with WatchedLog(body_bytes_max=100) as log:
         large = transaction(1, 1, SetEntity("k", bytes(100)))
         assert assert_refused(await log.submit(large), Reason.MALFORMED).message.startswith(

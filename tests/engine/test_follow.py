@@ -1,4 +1,4 @@
-"""Followers: stored records, then live ones, without gaps or repeats."""
+"""Followers receive stored records, then live ones, without gaps or repeats."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -67,8 +67,8 @@ async def test_follower_delivers_stored_records_before_live_ones(scope: str) -> 
             assert await is_quiet(records)
 
 
-class Intruder:
-    """Commits a write at chosen moments. Each moment is one call of the store, before or after it."""
+class ConcurrentWriter:
+    """Commits a write at chosen moments. A moment is before or after one call of the store."""
 
     def __init__(
         self, log: WatchedLog, write: Callable[[int], Submission], moments: set[int], is_foreign: bool
@@ -105,7 +105,7 @@ async def test_commits_during_the_switch_from_stored_to_live_are_delivered_once(
         await log.submit(SetMember(CHANNEL, "user:ann"))
         for number in (1, 2):
             await log.submit(matching(number))
-        intruder = Intruder(log, matching, moments, is_foreign)
+        intruder = ConcurrentWriter(log, matching, moments, is_foreign)
         seen: list[Record] = []
 
         async def read() -> None:
@@ -134,7 +134,7 @@ async def test_followers_of_several_scopes_share_one_reader() -> None:
         await turns()
         reads = len(log.store.queries)
         await asyncio.gather(
-            *log.submitting(*(event(number, partitions=("a", "b")) for number in (1, 2))),
+            *log.submit_concurrently(*(event(number, partitions=("a", "b")) for number in (1, 2))),
         )
         assert [numbers(seen) for seen in await asyncio.gather(*waiting)] == [[1, 2]] * 3
         assert len(log.store.queries) == reads  # local commits are not read again
@@ -174,7 +174,7 @@ async def test_large_commit_is_delivered_completely() -> None:
 async def test_followers_with_different_cursors_receive_concurrent_writes_in_order(tmp_path: Path) -> None:
     path = log_at(tmp_path / "log.db")
     async with oncelog.open(path) as log:
-        # A cursor ahead of an empty log is of another log.
+        # A cursor ahead of an empty log belongs to another log.
         with pytest.raises(HistoryChangedError):
             await anext(log.follow(after=5))
         await log.submit_many([event(number) for number in range(1, 21)])
@@ -223,7 +223,7 @@ async def test_erased_record_is_delivered_as_erased(log: WatchedLog) -> None:
 
 @pytest.mark.rule("CO-13")
 async def test_tailer_keeps_records_committed_during_a_read() -> None:
-    """A poll also finds local commits and starts a read. One read must be enough."""
+    """A poll also finds local commits and starts a read. One read must suffice."""
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         subscription = await log.subscribe()
         (tailer,) = log._tailers._tailers.values()
@@ -303,7 +303,7 @@ async def test_record_erased_during_a_read_is_delivered_as_erased() -> None:
 
 
 def hold_pages(log: WatchedLog) -> asyncio.Event:
-    """Hold every page that the store has read until the event is set."""
+    """Delay every page that the store reads until the event is set."""
     held = asyncio.Event()
 
     async def hold(_: Query) -> None:
@@ -314,7 +314,7 @@ def hold_pages(log: WatchedLog) -> asyncio.Event:
 
 
 async def submit_unnoticed(log: WatchedLog, reader: Tailer, count: int) -> None:
-    """Commit events that the committer does not hand to the tailer."""
+    """Commit events that the committer does not pass to the tailer."""
     reader.notify_commit = lambda *_: None  # type: ignore[method-assign]
     for number in range(1, count + 1):
         await log.submit(event(number))
@@ -361,7 +361,7 @@ async def test_commits_kept_during_a_read_are_discarded_when_the_history_changes
 
 
 @pytest.mark.rule("CO-13")
-async def test_commit_that_a_read_has_in_part_is_delivered_without_another_read() -> None:
+async def test_commit_partly_contained_in_a_read_is_delivered_without_another_read() -> None:
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         subscription = await log.subscribe()
         (one,) = log._tailers._tailers.values()
@@ -394,7 +394,7 @@ async def test_commits_without_records_are_not_kept_during_a_read() -> None:
             one.notify_commit([], LaneHead(position=1, revision=revision))
         assert one._buffered == []
         held.set()
-        await until(lambda: one._task is None)  # no record was found, and it stops asking
+        await until(lambda: one._task is None)  # the tailer found no records and stops reading
         assert len(log.store.queries) == 1
 
 

@@ -1,4 +1,4 @@
-"""Followers of a store that cannot be read for a while."""
+"""Followers of a store whose reads fail for a while."""
 
 import asyncio
 import logging
@@ -94,7 +94,7 @@ async def test_followers_fail_after_repeated_failed_polls(
                 assert positions(await take(again, 1)) == [3]
     messages = [record.message for record in caplog.records]
     failures = [message for message in messages if "could not be read" in message or "polling the log" in message]
-    assert len(failures) == 1  # not one per poll
+    assert len(failures) == 1  # not once per poll
 
 
 @pytest.mark.rule("CO-13")
@@ -123,7 +123,7 @@ async def test_followers_survive_short_store_outages(hook: str, monkeypatch: pyt
 
 @pytest.mark.rule("CO-13")
 async def test_only_consecutive_failed_polls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if there was nothing to read in between."""
+    """Successful polls reset the count even if there was nothing to read."""
     monkeypatch.setattr(tailer, "FAILED_POLLS_MAX", 3)
     looks = 0
 
@@ -160,7 +160,7 @@ async def test_poll_counts_reads_that_failed_since_the_last_poll(monkeypatch: py
         await turns()
         log.gate.shut()
         log.store.before_read = log.gate
-        for _ in range(5):  # a slow read is not a failed one
+        for _ in range(5):  # a slow read is not a failed read
             of_lane.poll(7)
             await turns()
         assert subscriptions(log) == [subscription]
@@ -197,7 +197,7 @@ async def test_queued_records_are_delivered_before_the_store_error(monkeypatch: 
 
 
 @pytest.mark.rule("CO-40")
-async def test_history_change_fails_followers_at_once() -> None:
+async def test_history_change_fails_followers_immediately() -> None:
     async def changed(_: object) -> None:
         raise HistoryChangedError("the cursor is ahead", "another", 0)
 

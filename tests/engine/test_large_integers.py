@@ -1,4 +1,4 @@
-"""A log that was written when integers beyond ±(2^53−1) were refused: its fingerprints and keys stay the same."""
+"""A log that was created when integers beyond ±(2^53−1) were refused keeps its fingerprints and keys."""
 
 import json
 from collections.abc import AsyncIterator
@@ -31,12 +31,12 @@ async def retry(log: Log, submissions: list[tuple[Submission, Place]]) -> None:
 
 
 @pytest.mark.rule("CO-2")
-async def test_events_of_the_earlier_log_are_known(earlier: Log) -> None:
+async def test_events_of_the_earlier_log_are_replayed(earlier: Log) -> None:
     await retry(earlier, [(event_of(write), place) for write, place in listed("events")])
 
 
 @pytest.mark.rule("CO-2", "DE-2")
-async def test_deltas_of_the_earlier_log_are_known(earlier: Log) -> None:
+async def test_deltas_of_the_earlier_log_are_replayed(earlier: Log) -> None:
     await retry(earlier, [(delta_of(write), place) for write, place in listed("deltas")])
 
 

@@ -1,4 +1,4 @@
-"""Work under leases on a store that fails: a computed result is not lost."""
+"""Work under leases on a failing store: a computed result is not lost."""
 
 import asyncio
 import logging
@@ -70,10 +70,10 @@ async def test_result_that_cannot_be_stored_for_a_lease_period_raises(log: Watch
     with pytest.raises(StoreUnavailableError):
         await log.leases.complete(holding, b"done")
     with pytest.raises(StoreUnavailableError):
-        await waiting  # it takes over, and its claim fails on the same disk
+        await waiting  # the second caller takes over, and its claim fails on the same disk
 
 
-async def test_closing_does_not_wait_for_a_disk_that_fails() -> None:
+async def test_closing_does_not_wait_for_a_failing_disk() -> None:
     tries = 0
 
     async def fail(batch: Sequence[Request]) -> None:
@@ -131,7 +131,7 @@ async def test_lease_renewal_continues_after_a_failure(log: WatchedLog) -> None:
 async def test_full_queue_refuses_claims_with_retry_after() -> None:
     async with WatchedLog(queue_items_max=1) as log:
         log.hold_commits()
-        first, second = log.submitting(event(1), event(2))
+        first, second = log.submit_concurrently(event(1), event(2))
         await log.gate.reached.wait()
         with pytest.raises(BusyError) as raised:
             await asyncio.gather(
@@ -176,7 +176,7 @@ async def test_waiting_caller_gets_the_result_of_another_process_after_a_lost_le
     log.clock.advance(work.lease_ms)
     taken_over = await log.submit(Claim(policy=RUNS, scope="campaign/1", key=key(4), fingerprint=b"f", holder="other"))
     assert isinstance(taken_over, Granted)
-    await loop_clock.advance_until(lambda: holding.is_lost, work.lease_ms / 1000)  # it is renewed in vain
+    await loop_clock.advance_until(lambda: holding.is_lost, work.lease_ms / 1000)  # the renewal fails
     done = Submission(
         policy=RUNS,
         scope="campaign/1",
@@ -213,11 +213,11 @@ async def test_lease_is_released_when_the_queue_has_room_again() -> None:
     async with WatchedLog(queue_items_max=1) as log:
         holding = await holding_of(log)
         log.hold_commits()
-        (writing,) = log.submitting(event(1))
+        (writing,) = log.submit_concurrently(event(1))
         await log.gate.reached.wait()
         giving = asyncio.ensure_future(log.leases.release(holding))
         await asyncio.sleep(0)
         log.gate.open()
         await giving
         await writing
-        await holding_of(log)  # at once, because the clock does not move
+        await holding_of(log)  # immediately, because the clock does not advance

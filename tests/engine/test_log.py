@@ -1,4 +1,4 @@
-"""The log that an application opens: memory, SQLite and PostgreSQL give the same answers."""
+"""The public log gives the same answers in memory, on SQLite and on PostgreSQL."""
 
 import asyncio
 import unicodedata
@@ -75,7 +75,7 @@ async def test_cursor_of_another_epoch_is_refused_with_the_newest_position(open_
         reads: list[tuple[int, Any]] = [
             (3, log.read(after=foreign)),
             (3, log.read(partition="p", after=foreign)),
-            (4, log.read(lane=1, after=foreign)),  # with the audit record of the added member
+            (4, log.read(lane=1, after=foreign)),  # includes the audit record of the added member
             (2, log.read(stream=CAMPAIGN, after=foreign)),
             (1, anext(log.follow(stream=CHANNEL, after=foreign))),
             (3, log.commit_cursor("c", foreign)),
@@ -120,7 +120,7 @@ async def test_paging_up_to_a_bound_ends_while_the_log_grows(open_log: Open, whe
             pages += 1
         assert seen == list(range(1, 12 if not where else 11))
         assert pages == 4
-        assert page.cursor == Cursor(11, log.epoch)  # the bound, although its last record did not match
+        assert page.cursor == Cursor(11, log.epoch)  # the upper bound, although the last record did not match
         assert page.newest > page.upto
 
 
@@ -142,7 +142,7 @@ async def test_page_sizes_are_clamped(open_log: Open) -> None:
             assert page.has_more
         await log.submit_many([event(number, "x" * 15) for number in (8, 9)])
         page = await log.read(after=7)
-        assert (positions(page.records), page.has_more) == ([8], True)  # limited by bytes, but never empty
+        assert (positions(page.records), page.has_more) == ([8], True)  # limited in bytes, but never empty
 
 
 @pytest.mark.rule("EV-6", "CO-5")
@@ -185,7 +185,7 @@ async def test_consumer_cursor_is_stored_with_its_lag(open_log: Open) -> None:
         assert await log.cursor_of("mailer") is None
         assert await log.commit_cursor("mailer", 2) == Applied(changed=True)
         assert await log.commit_cursor("mailer", Cursor(3, log.epoch)) == Applied(changed=True)
-        assert await log.commit_cursor("mailer", 1) == Applied(changed=False)  # forward only
+        assert await log.commit_cursor("mailer", 1) == Applied(changed=False)  # a cursor only moves forward
         assert await log.cursor_of("mailer") == Cursor(3, log.epoch)
         assert await log.consumers() == [Consumer("", "mailer", 3, 2)]
         assert await log.commit_cursor("mailer", 1, rewind=True) == Applied(changed=True)
@@ -353,7 +353,7 @@ async def test_expected_position_is_checked_for_new_writes_only(open_log: Open) 
         (Mode.ALL, [Refused, Refused, Refused], 1),
     ],
 )
-async def test_request_mode_decides_what_a_refused_item_means_for_the_others(
+async def test_request_mode_decides_the_effect_of_a_refused_item_on_others(
     open_log: Open, mode: Mode, kinds: list[type], kept: int
 ) -> None:
     async with open_log() as log:
@@ -366,7 +366,7 @@ async def test_request_mode_decides_what_a_refused_item_means_for_the_others(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-12", "CO-15")
-async def test_positions_continue_and_retries_are_known_after_a_restart(tmp_path: Path) -> None:
+async def test_positions_continue_and_retries_are_replayed_after_a_restart(tmp_path: Path) -> None:
     path = log_at(tmp_path / "log.db")
     epochs = set()
     for start in (1, 4, 7):
@@ -380,7 +380,7 @@ async def test_positions_continue_and_retries_are_known_after_a_restart(tmp_path
 
 
 async def _history(log: Log, clock: ManualClock) -> list[Any]:
-    """Run writes, reads and lookups of every kind, and return their answers."""
+    """Run writes, reads and lookups of every kind and return the answers."""
     told: list[Any] = [await log.submit(SetMember(CHANNEL, "user:ann"))]
     told += [await log.submit(event(number, partitions=("a",))) for number in (1, 2, 1)]
     told += await log.submit_many([message(1), message(2), message(1, "other")])

@@ -43,7 +43,7 @@ from oncelog.testing.contract.writes import (
 # --- lookup ----------------------------------------------------------------------------------------------
 
 
-def said(outcome: Outcome) -> tuple[Status, str]:
+def describe(outcome: Outcome) -> tuple[Status, str]:
     return outcome.status, outcome.why
 
 
@@ -54,12 +54,12 @@ async def test_lookup_of_a_committed_key_returns_its_record(open_log: Open) -> N
         await log.submit(message(1))
         for name in (uuid(1), uuid(1).bytes):
             found = await log.lookup(name)
-            assert said(found) == (Status.COMMITTED, "committed as position 1")
+            assert describe(found) == (Status.COMMITTED, "committed as position 1")
             assert found.receipt == receipt
             assert found.record is not None
             assert found.record.body == b'{"type":"t"}'
         sent = await log.lookup(key(1), policy=CHAT, scope=CHANNEL)
-        assert said(sent) == (Status.COMMITTED, f"committed as sequence 1 of {CHANNEL!r}")
+        assert describe(sent) == (Status.COMMITTED, f"committed as sequence 1 of {CHANNEL!r}")
         await log.erase(key=uuid(1))
         assert (await log.lookup(uuid(1))).why.endswith("and its content has been erased since")
 
@@ -108,8 +108,8 @@ async def test_lookup_reports_keys_forgotten_by_eviction(open_log: Open) -> None
 
 
 @pytest.mark.rule("LG-13", "LG-16")
-async def test_lookup_of_an_evicted_key_says_what_a_retry_does(open_log: Open) -> None:
-    """What it says is compared with what the log does."""
+async def test_lookup_of_an_evicted_key_predicts_the_outcome_of_a_retry(open_log: Open) -> None:
+    """Each statement of the lookup is checked against the log."""
 
     async def why(number: int) -> str:
         found = await log.lookup(key(number), policy=LEDGER, scope=ORGANISATION, client="c1")
@@ -145,7 +145,7 @@ async def test_lookup_reports_leases_and_how_they_ended(open_log: Open) -> None:
     clock = ManualClock()
 
     async def look(number: int) -> tuple[Status, str]:
-        return said(await log.lookup(key(number), policy=RUNS, scope=CAMPAIGN))
+        return describe(await log.lookup(key(number), policy=RUNS, scope=CAMPAIGN))
 
     async with open_log(clock) as log:
         for number in (1, 2, 3):
@@ -221,7 +221,7 @@ async def test_erasing_a_partition_erases_exactly_its_records(open_log: Open) ->
     async with open_log(policies=[PAYMENTS], limits=Limits(request_items_max=2000)) as log:
         names = [("a",)] * 600 + [("a",), ("b",), ("a", "b")] * 200
         await log.submit_many([event(number, partitions=name) for number, name in enumerate(names, 1)])
-        # A record of a stream may have a partition too, in another lane.
+        # Records of a stream in another lane can be in the partition too.
         paid = replace(oncelog.write(PAYMENTS, "account/1", b"1", {"to": "ann"}), partitions=("a",))
         receipt = assert_committed(await log.submit(paid))
         assert receipt.lane

@@ -1,4 +1,4 @@
-"""Member changes reach their listeners: local ones at once, others by polling, also after an outage."""
+"""Listeners receive local member changes immediately and other changes by polling, even after an outage."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from oncelog.testing.contract.writes import CHANNEL, message
 pytestmark = BOTH_STORES
 
 
-class Heard:
+class ChangeListener:
     """A listener that collects member changes."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Heard:
                 await self._arrived.wait()
 
 
-class Journal:
+class LaneListener:
     """A listener that collects the records and member changes of a lane in order of delivery."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Journal:
         """Do nothing."""
 
 
-class HeldMembers:
-    """Holds back reads of member changes until a number of polls happened after the first read."""
+class DelayedMemberReads:
+    """Delays reads of member changes until a number of polls have happened after the first read."""
 
     def __init__(self, log: Log, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._log = log
@@ -103,10 +103,10 @@ async def test_local_member_changes_are_reported_before_their_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as log:
-        heard = Heard()
+        heard = ChangeListener()
         await log.listen_members(heard)
-        # A poll may find a commit before the committer reports it. The change is then read from the store, and may
-        # arrive after the verdict. No poll ends here, so the committer alone reports the changes.
+        # A poll can find a commit before the committer reports it. The change is then read from the store and may
+        # arrive after the verdict. Here, no poll completes, so only the committer reports changes.
         monkeypatch.setattr(log._store, "heads", never)
         await log.submit_many([OpenStream("chat/1", "user:ann"), SetMember("chat/2", "user:ann"), message(1)])
         joined = [(scope, "user:ann", MEMBERSHIP, True, 0) for scope in ("chat/1", "chat/2")]
@@ -125,7 +125,7 @@ async def test_member_changes_of_another_process_are_reported_but_not_earlier_on
     monkeypatch.setattr(member_tailer, "PAGE_CHANGES", 4)
     async with opened(tmp_path) as log, opened(tmp_path) as other:
         await other.submit(SetMember("chat/1", "user:before"))
-        heard = Heard()
+        heard = ChangeListener()
         await log.listen_members(heard)
         many = [SetMember(f"chat/{number}", f"user:{name}") for number in range(3) for name in range(11)]
         await other.submit_many(many)
@@ -141,7 +141,7 @@ async def test_member_changes_are_complete_after_a_store_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as log, opened(tmp_path) as other:
-        heard = Heard()
+        heard = ChangeListener()
         await log.listen_members(heard)
         read, failures = log._store.member_changes, 0
 
@@ -163,15 +163,15 @@ async def test_member_changes_are_complete_after_a_store_outage(
 async def test_member_removal_is_reported_before_later_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
 ) -> None:
-    """Also if reading the removal takes long, and if this process committed the record itself."""
+    """Even if reading the removal is slow, and if this process committed the record."""
     async with opened(tmp_path) as log, opened(tmp_path) as other:
         lane = compute_lane(CHANNEL, log.settings.lanes)
         await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
         assert_committed(await log.submit(message(1)))
-        journal = Journal()
+        journal = LaneListener()
         await log.listen_members(journal)
         await log.listen(journal, lane)
-        held = HeldMembers(log, 10, monkeypatch)
+        held = DelayedMemberReads(log, 10, monkeypatch)
         if not is_elsewhere:
             await log._store.erase(lane, [1])  # the revision of the lane grows without a commit
         writer = other if is_elsewhere else log
@@ -187,11 +187,11 @@ async def test_member_removal_is_reported_before_later_records(
 async def test_records_are_withheld_while_member_changes_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No record is delivered to a removed member, and listeners get the store error in the end."""
+    """No record is delivered to a removed member, and listeners eventually get the store error."""
     monkeypatch.setattr(tailer, "FAILED_POLLS_MAX", 5)
     async with opened(tmp_path) as log, opened(tmp_path) as other:
         await other.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
-        journal = Journal()
+        journal = LaneListener()
         await log.listen_members(journal)
         await log.listen(journal, compute_lane(CHANNEL, log.settings.lanes))
         away = StoreUnavailableError("away")
@@ -210,16 +210,16 @@ async def test_records_are_withheld_while_member_changes_cannot_be_read(
 async def test_member_tailer_reports_a_history_that_went_back_and_continues_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only members had changed, so no record cursor is ahead of the remaining history."""
+    """Only members changed, so no record cursor is ahead of the remaining history."""
     async with opened(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
         lane = compute_lane(CHANNEL, log.settings.lanes)
         for name in ("user:ann", "user:bob", "user:cyn"):
             await log.submit(SetMember(CHANNEL, name))
         await other.submit(SetMember(CHANNEL, "user:ann"))
-        journal = Journal()
+        journal = LaneListener()
         await log.listen_members(journal)
         await log.listen(journal, lane)
-        # From now on the store answers like another one that lost the last two changes.
+        # From here on, the store answers like a store that lost the last two changes.
         monkeypatch.setattr(log._store, "heads", other._store.heads)
         monkeypatch.setattr(log._store, "member_changes", other._store.member_changes)
         await until(lambda: bool(journal.lines))
@@ -233,4 +233,4 @@ async def test_listen_members_on_a_closed_log_is_refused(tmp_path: Path) -> None
     async with opened(tmp_path) as log:
         pass
     with pytest.raises(ClosedError):
-        await log.listen_members(Heard())
+        await log.listen_members(ChangeListener())

@@ -1,4 +1,4 @@
-"""Public names exist, and `import oncelog` and the command line load little."""
+"""Public names exist, and `import oncelog` and the command line import few modules."""
 
 import subprocess
 import sys
@@ -11,14 +11,14 @@ from oncelog import client
 HEAVY = ("asyncio", "sqlite3", "concurrent.futures", "oncelog.engine")
 
 
-def said_by(program: str) -> str:
+def run_program(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
     return done.stdout.strip()
 
 
 def test_importing_the_library_does_not_import_asyncio_or_sqlite() -> None:
     names = ", ".join(map(repr, HEAVY))
-    assert said_by(f"import sys, oncelog; print([name for name in ({names},) if name in sys.modules])") == "[]"
+    assert run_program(f"import sys, oncelog; print([name for name in ({names},) if name in sys.modules])") == "[]"
 
 
 def test_computing_a_key_does_not_import_asyncio_or_sqlite() -> None:
@@ -28,11 +28,11 @@ def test_computing_a_key_does_not_import_asyncio_or_sqlite() -> None:
         "oncelog.run_key(None, 1, 'e', None, None, {})\n"
         "print('asyncio' in sys.modules, 'sqlite3' in sys.modules)"
     )
-    assert said_by(program) == "False False"
+    assert run_program(program) == "False False"
 
 
 def test_command_line_does_not_import_the_client_library() -> None:
-    assert said_by("import sys, oncelog.cli; print('oncelog.client.events.client' in sys.modules)") == "False"
+    assert run_program("import sys, oncelog.cli; print('oncelog.client.events.client' in sys.modules)") == "False"
 
 
 PUBLIC = (*oncelog.__all__, "open")
@@ -45,14 +45,14 @@ def test_every_public_name_can_be_loaded(name: str) -> None:
 
 def test_star_import_loads_public_names() -> None:
     program = "from oncelog import *; print(open_blocking.__module__, Log.__name__)"
-    assert said_by(program) == "oncelog.engine.log Log"
+    assert run_program(program) == "oncelog.engine.log Log"
 
 
 def test_star_import_does_not_shadow_builtins() -> None:
     program = "import builtins; from oncelog import *; print([name for name in dir(builtins) if name in globals()])"
-    assert [name for name in eval(said_by(program)) if not name.startswith("__")] == []  # noqa: S307 - a list of names
-    assert said_by("from oncelog import *; print(open.__module__)") in ("io", "_io")
-    assert said_by("import oncelog; oncelog.Log; print(oncelog.open.__module__)") == "oncelog.engine.log"
+    assert [name for name in eval(run_program(program)) if not name.startswith("__")] == []  # noqa: S307 - a list of names
+    assert run_program("from oncelog import *; print(open.__module__)") in ("io", "_io")
+    assert run_program("import oncelog; oncelog.Log; print(oncelog.open.__module__)") == "oncelog.engine.log"
 
 
 def test_dir_lists_public_names_before_and_after_loading() -> None:
@@ -60,7 +60,7 @@ def test_dir_lists_public_names_before_and_after_loading() -> None:
         "import oncelog; before = dir(oncelog); oncelog.Log; "
         "print(before == dir(oncelog) == sorted([*oncelog.__all__, 'open']))"
     )
-    assert said_by(program) == "True"
+    assert run_program(program) == "True"
 
 
 def test_public_names_are_unique_and_include_the_lazy_ones() -> None:

@@ -1,4 +1,4 @@
-"""A log whose file or history was replaced while it is open answers nothing from memory any more."""
+"""A log whose file or history was replaced while open no longer answers from memory."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ from oncelog.testing.contract.writes import event
 
 
 def replace_history(place: str) -> None:
-    """Do what an operator does after a restore by other tools."""
+    """Renew the epoch, as an operator does after a restore with other tools."""
     if is_postgres():
         assert oncelog("epoch", place, "--renew").returncode == 0
         return

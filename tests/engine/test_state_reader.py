@@ -59,7 +59,7 @@ async def test_entity_is_readable_until_it_expires(tmp_path: Path) -> None:
         clock.advance(1)
         assert await log.state.entity(ACME, "a") is None
         assert [key for key, _ in (await log.state.entities(ACME)).entities] == ["b"]
-        # A condition treats it as absent at the same time.
+        # A condition treats the entity as absent from the same time on.
         again = SetEntity("a", b"3", condition=Condition(Must.NOT_EXIST))
         assert_committed(await log.submit(write(2, again)))
         assert (await log.state.entities(ACME, prefix="a", limit=0)).entities[0][1].version == 2
@@ -145,7 +145,7 @@ async def test_cached_salts_are_dropped_when_another_process_erases_records_with
         await until(lambda: log.state.find_attestation(receipt) is None)
 
 
-def test_blocking_books_return_the_same_state(tmp_path: Path) -> None:
+def test_blocking_state_reader_returns_the_same_state(tmp_path: Path) -> None:
     with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         receipt = assert_committed(log.submit(write(1, SetEntity("a", b"1"), Relate("doc", "owner", "ann"))))
         books = log.state

@@ -1,4 +1,4 @@
-"""Subscriptions: slow readers, limits, and how they end."""
+"""Subscriptions: slow readers, limits and closing."""
 
 import asyncio
 import logging
@@ -69,7 +69,7 @@ async def test_subscription_is_not_slow_after_catching_up() -> None:
 
 @pytest.mark.rule("CO-31")
 async def test_slow_stream_subscription_gets_a_stream_cursor() -> None:
-    """Sequences of a stream are not positions of its lane."""
+    """Sequences of a stream differ from positions of its lane."""
     async with WatchedLog(settings=ONE_LANE, subscription_records_max=2) as log:
         await log.submit(SetMember(CHANNEL, "user:ann"))
         await log.submit_many([result(number) for number in range(1, 9)])
@@ -116,7 +116,7 @@ async def test_subscription_allows_one_waiting_task(log: WatchedLog) -> None:
     with pytest.raises(RuntimeError, match="another task is waiting"):
         await subscription.next()
     await log.submit(event(1))
-    while not first.done():  # also after it was woken
+    while not first.done():  # even after it was woken
         with pytest.raises(RuntimeError, match="another task is waiting"):
             await subscription.next()
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_slow_follower_returns_to_the_store_without_loss(where: dict[str, 
 
 
 @pytest.mark.rule("CO-30")
-async def test_subscription_limit_is_reported_by_name() -> None:
+async def test_error_identifies_the_exceeded_subscription_limit() -> None:
     async with WatchedLog(subscriptions_max=2) as log:
         first = await log.subscribe(partitions=["a"])
         await log.subscribe(stream=CHANNEL)
@@ -193,7 +193,7 @@ async def test_subscription_exposes_its_start_and_scope(log: WatchedLog) -> None
     live.close()
 
 
-# --- ends ----------------------------------------------------------------------------------------------
+# --- closing -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-31")
@@ -225,7 +225,7 @@ async def test_unused_follower_can_be_closed(log: WatchedLog) -> None:
 
 @pytest.mark.parametrize("hook", ["before_read", "before_heads", None])
 async def test_closing_the_log_ends_followers_in_every_phase(hook: str | None) -> None:
-    """During the catch-up, during the subscription, and live."""
+    """The phases are catch-up, subscribing and live."""
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         await log.submit(event(1))
         if hook is not None:

@@ -1,4 +1,4 @@
-"""Disk limits and the read-only switch: new writes are refused, and everything else continues."""
+"""Disk limits and the read-only switch refuse new writes; everything else continues."""
 
 import asyncio
 import logging
@@ -40,15 +40,15 @@ from storage.memory_store import MemoryStore
 QUICK: dict[str, Any] = {"look_ms": 1, "store_look_ms": 1}
 
 
-def held_back(verdict: Verdict) -> str:
-    """Check that the verdict is a read-only refusal and return its message."""
+def get_read_only_message(verdict: Verdict) -> str:
+    """Assert that the verdict is a read-only refusal and return its message."""
     found = assert_refused(verdict, Reason.READ_ONLY)
     assert found.retry_after_ms == RETRY_AFTER_MS
     return found.message
 
 
-class Disks(MemoryStore):
-    """A store whose free space and size a test sets."""
+class SizedStore(MemoryStore):
+    """A store whose free space and size are set by the test."""
 
     free: int | None = None
     size: int | None = None
@@ -77,22 +77,22 @@ async def test_read_only_log_refuses_new_writes_and_serves_everything_else(tmp_p
         assert isinstance(granted, Granted)
         log.set_read_only()
         assert log.read_only == "an operator has set it so"
-        assert held_back(await log.submit(event(2, partitions=("a",)))) == (
+        assert get_read_only_message(await log.submit(event(2, partitions=("a",)))) == (
             "no new writes are taken for now: an operator has set it so; try again later"
         )
-        held_back(await log.submit(message(2)))
-        held_back(await log.submit(transaction(1, 1)))
-        held_back(await log.submit(replace(claim, key=key(2))))
+        get_read_only_message(await log.submit(message(2)))
+        get_read_only_message(await log.submit(transaction(1, 1)))
+        get_read_only_message(await log.submit(replace(claim, key=key(2))))
         assert assert_replayed(await log.submit(event(1, partitions=("a",)))).receipt == first
         assert_refused(await log.submit(event(1, "other", partitions=("a",))), Reason.IDENTITY_REUSED)
         assert_replayed(await log.submit(message(1)))
         one, two = await log.submit_many([event(1, partitions=("a",)), event(3)])
         assert assert_replayed(one).receipt == first
-        held_back(two)
+        get_read_only_message(two)
         verdicts = await log.submit_many([event(4), event(5)], Mode.ALL)
-        held_back(verdicts[0])
+        get_read_only_message(verdicts[0])
         assert assert_refused(verdicts[1], Reason.NOT_PROCESSED).index == 0
-        # Writes that end or free something are accepted.
+        # Writes that complete work or free space are accepted.
         assert await log.submit(SetCursor("reader", 1)) == Applied(changed=True)
         assert_committed(await log.submit(result(1, holder="ann", fence=granted.fence)))
         assert [record.position for record in (await log.read(partition="a")).records] == [1]
@@ -125,24 +125,24 @@ def test_once_on_a_read_only_log_returns_stored_results_and_refuses_new_work(tmp
 async def test_equal_writes_on_a_read_only_log_get_the_same_refusal(log: WatchedLog) -> None:
     log.set_read_only()
     told = await asyncio.gather(*[log.submit(event(1)) for _ in range(3)])
-    assert [held_back(verdict) for verdict in told] == [held_back(told[0])] * 3
+    assert [get_read_only_message(verdict) for verdict in told] == [get_read_only_message(told[0])] * 3
     assert len(log.store.batches) == 1
 
 
-# --- how full a disk may be ----------------------------------------------------------------------------
+# --- disk limits ---------------------------------------------------------------------------------------
 
 
 async def test_low_disk_space_refuses_new_writes_until_a_tenth_more_is_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        store = Disks()
+        store = SizedStore()
         store.free = 1000
         async with Log(store, room=DiskLimits(free_bytes_min=1000, look_ms=3_600_000)) as log:
             assert_committed(await log.submit(event(1)))
             for free in (999, 1, 1000, 1099):
                 store.free = free
-                assert "less than 1000 bytes of the disk are free" in held_back(await log.submit(event(2)))
+                assert "less than 1000 bytes of the disk are free" in get_read_only_message(await log.submit(event(2)))
             assert_replayed(await log.submit(event(1)))
             assert log.write_gate.reasons == {ReadOnlyReason.FREE}
             store.free = 1100
@@ -156,7 +156,7 @@ async def test_low_disk_space_refuses_new_writes_until_a_tenth_more_is_free(
 
 
 async def test_disk_limits_are_polled_without_writes() -> None:
-    store = Disks()
+    store = SizedStore()
     store.free, store.size = 10, 5
     async with Log(store, room=DiskLimits(free_bytes_min=10, store_bytes_max=10, **QUICK)) as log:
         assert log.write_gate.reasons == set()
@@ -167,13 +167,13 @@ async def test_disk_limits_are_polled_without_writes() -> None:
         assert log.read_only == "the store has more than 10 bytes; less than 10 bytes of the disk are free"
         store.size = 10
         await until(lambda: log.write_gate.store_bytes == 10)
-        assert ReadOnlyReason.SIZE in log.write_gate.reasons, "the size must fall by a tenth first"
+        assert ReadOnlyReason.SIZE in log.write_gate.reasons, "the size must first fall by a tenth"
         store.free, store.size = 11, 9
         await until(lambda: not log.read_only)
 
 
 async def test_disk_limits_can_be_changed_at_runtime() -> None:
-    store = Disks()
+    store = SizedStore()
     store.free = 10
     async with Log(store) as log:
         assert log.write_gate.disk_limits is None
@@ -188,8 +188,8 @@ async def test_disk_limits_can_be_changed_at_runtime() -> None:
 
 @pytest.mark.parametrize("limit", ["free_bytes_min", "store_bytes_max"])
 async def test_removed_disk_limit_no_longer_refuses_writes(limit: str) -> None:
-    """Neither at once nor by a poll that had started before."""
-    store = Disks()
+    """Neither immediately nor because of a poll that had already started."""
+    store = SizedStore()
     store.free, store.size = 10, 1000
     async with Log(store, room=DiskLimits(**{"free_bytes_min": 0, limit: 20}, **QUICK)) as log:
         assert log.read_only
@@ -230,7 +230,7 @@ def test_invalid_disk_limit_is_refused(wrong: dict[str, Any]) -> None:
 @BOTH_STORES
 async def test_stores_report_their_size(tmp_path: Path, store_kind: str) -> None:
     async with open_log(log_at(tmp_path / "log.db"), room=DiskLimits(store_bytes_max=1000)) as log:
-        assert "more than 1000 bytes" in held_back(await log.submit(event(1)))
+        assert "more than 1000 bytes" in get_read_only_message(await log.submit(event(1)))
         assert (log.write_gate.store_bytes or 0) > 1000
         assert (log.write_gate.free_bytes is None) == (store_kind == POSTGRES)
         log.write_gate.set_limits(DiskLimits(store_bytes_max=2**50))
@@ -238,7 +238,7 @@ async def test_stores_report_their_size(tmp_path: Path, store_kind: str) -> None
 
 
 class SmallDriver(SqliteDriver):
-    """A real file on a simulated disk of a given size."""
+    """Writes real files on a simulated disk of a given size."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class SmallDriver(SqliteDriver):
 
 
 async def test_write_ahead_log_counts_as_used_disk_space(tmp_path: Path) -> None:
-    """Opening the log checkpoints the write-ahead log first, and needs space for it."""
+    """Opening the log checkpoints the write-ahead log first, which needs space."""
     path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
     log = Log(SqliteStore(path, driver=driver), room=DiskLimits(free_bytes_min=1_000_000, look_ms=3_600_000))
     async with log:
@@ -270,7 +270,7 @@ async def test_write_ahead_log_counts_as_used_disk_space(tmp_path: Path) -> None
 
 
 async def test_guard_checkpoints_the_write_ahead_log_to_free_space(tmp_path: Path) -> None:
-    """No commit triggers a checkpoint any more, so the guard does, until the file itself leaves too little space."""
+    """Commits no longer trigger checkpoints, so the guard runs them until the file itself leaves too little space."""
     path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
     room = DiskLimits(free_bytes_min=1_000_000, free_again_bytes_min=1_500_000, **QUICK)
     async with Log(SqliteStore(path, driver=driver), room=room) as log:
@@ -283,7 +283,7 @@ async def test_guard_checkpoints_the_write_ahead_log_to_free_space(tmp_path: Pat
         # On a slow machine the guard frees space between two submissions, and none of them is refused.
         assert (await log.audit(wanted=AuditFilter(act=READ_ONLY_OFF))).entries
         driver.size = driver.file_bytes(path) + 900_000
-        held_back(await log.submit(event(1000)))
+        get_read_only_message(await log.submit(event(1000)))
         await until(lambda: not driver.file_bytes(f"{path}-wal"))
         assert log.write_gate.reasons == {ReadOnlyReason.FREE}
 
@@ -300,7 +300,7 @@ async def test_failed_checkpoint_of_the_guard_is_retried(error: Exception) -> No
         await until(lambda: not log.read_only)
 
 
-class Unmovable(Disks):
+class Unmovable(SizedStore):
     tried = 0
     error = Exception()
 
@@ -309,7 +309,7 @@ class Unmovable(Disks):
         raise self.error
 
 
-# --- a disk that is full -------------------------------------------------------------------------------
+# --- full disk -----------------------------------------------------------------------------------------
 
 
 async def test_full_disk_refuses_new_writes_until_a_probe_succeeds() -> None:
@@ -321,7 +321,7 @@ async def test_full_disk_refuses_new_writes_until_a_probe_succeeds() -> None:
             disk.fail_at(1, Fault.FULL, sticky=True)
             with pytest.raises(DiskFullError):
                 await log.submit(event(2, body=b"x" * 9000))
-            assert "the disk is full" in held_back(await log.submit(event(3, body=b"x" * 9000)))
+            assert "the disk is full" in get_read_only_message(await log.submit(event(3, body=b"x" * 9000)))
             assert assert_replayed(await log.submit(event(1, body=b"x" * 9000))).receipt == first
             assert len((await log.read()).records) == 1
             assert log.write_gate.reasons == {ReadOnlyReason.FULL}
@@ -344,17 +344,17 @@ async def test_log_without_disk_limits_raises_disk_full_for_each_write() -> None
 
 @pytest.mark.stores(POSTGRES)
 async def test_full_database_refuses_new_writes_until_a_probe_succeeds(tmp_path: Path) -> None:
-    """Triggers raise the server's error 53100 for commits and for probes."""
+    """Triggers raise the server error 53100 for commits and probes."""
     address = log_at(tmp_path / "log.db")
     async with open_log(address, room=DiskLimits(look_ms=1)) as log:
         first = assert_committed(await log.submit(event(1)))
         await execute(address, FULL)
         with pytest.raises(DiskFullError, match="no room"):
             await log.submit(event(2))
-        held_back(await log.submit(event(2)))
+        get_read_only_message(await log.submit(event(2)))
         assert assert_replayed(await log.submit(event(1))).receipt == first
         await execute(address, "DROP TRIGGER full_records ON oncelog_records")
-        held_back(await log.submit(event(2)))
+        get_read_only_message(await log.submit(event(2)))
         await execute(address, "DROP TRIGGER full_state ON oncelog_state")
         await until(lambda: not log.read_only)
         assert_committed(await log.submit(event(2)))
@@ -377,7 +377,7 @@ CREATE TRIGGER full_state BEFORE UPDATE ON oncelog_state EXECUTE FUNCTION full_d
 
 
 async def test_probes_of_a_repeatedly_full_disk_back_off() -> None:
-    """A probe is small and may succeed where larger writes fail."""
+    """A probe is small and can succeed where larger writes fail."""
     store = Tried()
     guard = WriteGate(store, DiskLimits(look_ms=1))
     await guard.start()
@@ -407,7 +407,7 @@ async def test_full_disk_stays_full_while_almost_nothing_is_free() -> None:
 
 
 async def test_probe_of_a_full_disk_checkpoints_the_write_ahead_log(tmp_path: Path) -> None:
-    """Opening the log does the same, so new writes are refused where that would fail."""
+    """Opening the log checkpoints too, so new writes are refused if that would fail."""
     path, driver = tmp_path / "log.db", SmallDriver(100_000_000)
     async with Log(SqliteStore(path, driver=driver), room=DiskLimits(look_ms=1)) as log:
         for number in range(1, 20):
@@ -416,10 +416,10 @@ async def test_probe_of_a_full_disk_checkpoints_the_write_ahead_log(tmp_path: Pa
         log.write_gate.notify_failure(DiskFullError("no room"))
         await until(lambda: not log.read_only)
         assert driver.file_bytes(str(path)) > 400_000
-        assert driver.file_bytes(f"{path}-wal") < 60_000, "it has the audit records of read-only on and off"
+        assert driver.file_bytes(f"{path}-wal") < 60_000, "the audit records of read-only on and off"
 
 
-class Tried(Disks):
+class Tried(SizedStore):
     tried = 0
 
     async def probe(self) -> None:

@@ -14,7 +14,7 @@ __all__ = ["loop_clock"]
 
 @pytest.fixture(scope="session")
 def sample_log_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed log with records of every kind. Tests get copies."""
+    """A closed log with records of every kind, which tests copy."""
     path = tmp_path_factory.mktemp("sample") / "log.db"
     make_log(path, rounds=8)
     return path
@@ -22,7 +22,7 @@ def sample_log_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def log(sample_log_template: Path, tmp_path: Path) -> Path:
-    """A closed log with records of every kind."""
+    """A copy of the closed log with records of every kind."""
     path = tmp_path / "log.db"
     shutil.copy(sample_log_template, path)
     return path

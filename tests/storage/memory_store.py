@@ -1,6 +1,6 @@
-"""A store of dictionaries, with which tests compare the stores in databases.
+"""A store of dictionaries, with which tests compare the database stores.
 
-It shares the decision with them (`plan`), and no query.
+It shares `plan` with them, but no queries.
 """
 
 import os
@@ -92,7 +92,7 @@ from oncelog.storage.tenants import (
 
 
 class MemoryStore:
-    """Log that ends with its process. See `storage.store.Store` for what each method promises."""
+    """Log in memory. `storage.store.Store` documents the contract of each method."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class MemoryStore:
         self._is_open = True
 
     async def close(self) -> None:
-        """See `Store`. The contents stay as long as the store object exists."""
+        """See `Store`. The content exists as long as the store object."""
         self._is_open = False
 
     def create_sibling(self) -> None:
@@ -307,9 +307,11 @@ class MemoryStore:
         """See `Store`."""
         snapshot = self._check_open().snapshot
         names = sorted(member for where, member in snapshot.members if where == scope and member > after)
-        return MemberPage(*cut_page([StreamMember(name, *self._get_standing(scope, name)) for name in names], limit))
+        return MemberPage(
+            *cut_page([StreamMember(name, *self._get_member_state(scope, name)) for name in names], limit)
+        )
 
-    def _get_standing(self, scope: str, member: str) -> tuple[int, Role]:
+    def _get_member_state(self, scope: str, member: str) -> tuple[int, Role]:
         """Return the sequence that a member has acknowledged, and the role of the member."""
         snapshot = self._log.snapshot
         found = snapshot.members.get((scope, member))
@@ -320,7 +322,7 @@ class MemoryStore:
         """See `Store`."""
         snapshot = self._check_open().snapshot
         found = [
-            Membership(scope, snapshot.streams.get(scope, 0), *self._get_standing(scope, name))
+            Membership(scope, snapshot.streams.get(scope, 0), *self._get_member_state(scope, name))
             for scope, name in sorted(snapshot.members)
             if name == member and scope > after and scope.startswith(prefix)
         ]
@@ -336,7 +338,7 @@ class MemoryStore:
         )
         return [
             MemberChange.from_row(
-                revision, scope, member, kind, (scope, member) in members, *self._get_standing(scope, member)
+                revision, scope, member, kind, (scope, member) in members, *self._get_member_state(scope, member)
             )
             for revision, scope, member, kind in changed[:limit]
         ]
@@ -444,12 +446,12 @@ class MemoryStore:
         return (snapshot.heads.get(lane) or LaneHead()).position
 
     def _iterate_records(self, query: Query, upto: int) -> Iterator[tuple[int, Record]]:
-        """Iterate over the records of a query in their order, each once, with its number in that order."""
+        """Iterate over the records of a query in order, each once, with its number in that order."""
         names: list[_OrderName] = [query.lane] if query.stream is None else [query.stream]
         if query.stream is None and query.partitions:
             names = [(query.lane, partition) for partition in query.partitions]
         orders = [self._index.iterate_between(name, query.after, upto) for name in names]
-        for (number, index), _ in groupby(merge(*orders)):  # a record may be in several partitions
+        for (number, index), _ in groupby(merge(*orders)):  # a record can be in several partitions
             yield number, self._log.records[index]
 
     def _get_evidence(self, index: int) -> Evidence:
@@ -467,14 +469,14 @@ class _RecordIndex:
 
     def __init__(self) -> None:
         self._orders: defaultdict[_OrderName, list[tuple[int, int]]] = defaultdict(list)
-        """Numbers in ascending order, with gaps where the log has leapt, each with the index of its record."""
+        """Numbers in ascending order, with gaps after leaps, each with the index of its record."""
         self._blocks: defaultdict[int, list[Block]] = defaultdict(list)
-        """By lane, in the order of their heights."""
+        """Blocks of each lane in order of height."""
         self.member_changes: dict[tuple[int, str, str, int], int] = {}
-        """The revision of the newest change, by lane, scope, member and kind."""
+        """The revision of the newest change per lane, scope, member and kind."""
 
     def add(self, result: BatchResult, first_index: int, lanes: int) -> None:
-        """Add records that are about to be appended to the log, the first one at an index."""
+        """Add records that are about to be appended to the log, starting at an index."""
         for lane, scope, member, kind, revision in build_member_change_rows(result.changes, lanes):
             self.member_changes[lane, scope, member, kind] = revision
         for block in result.sealed.blocks:
@@ -500,7 +502,7 @@ class _RecordIndex:
         return next((index for _, index in self.iterate_between(lane, position - 1, position)), None)
 
     def count_after(self, stream: str, cursor: int) -> int:
-        """Count the records after a cursor in a stream, or in lane 0 where no stream is named."""
+        """Count the records after a cursor in a stream, or in lane 0 without a stream."""
         order = self.get_order(stream or 0)
         return len(order) - _count_upto(order, cursor)
 
@@ -516,7 +518,7 @@ class _RecordIndex:
 
 
 def _count_upto(order: Sequence[tuple[int, int]], number: int) -> int:
-    """Count the numbers of an order that are not above a number."""
+    """Count the numbers of an order up to a number."""
     return bisect_right(order, number, key=itemgetter(0))
 
 

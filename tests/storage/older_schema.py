@@ -1,4 +1,4 @@
-"""Databases of older schema versions, made from current ones."""
+"""Databases of older schema versions, made from current databases."""
 
 from databases import query
 
@@ -6,7 +6,7 @@ WITHOUT_USAGE_VERSION = (
     "ALTER TABLE oncelog_entities DROP COLUMN erased",
     "ALTER TABLE oncelog_state DROP COLUMN usage_version",
 )
-"""Statements, of both databases, that take back the migrations from the one of version 2 of usage on."""
+"""Statements for both databases that revert the migrations since version 2 of usage."""
 WITHOUT_ROLES = (
     *WITHOUT_USAGE_VERSION,
     "DROP INDEX IF EXISTS oncelog_records_internal",
@@ -16,11 +16,11 @@ WITHOUT_ROLES = (
     "ALTER TABLE oncelog_members DROP COLUMN joined",
     "ALTER TABLE oncelog_members DROP COLUMN is_owner",
 )
-"""Statements, of both databases, that take back the migrations from the one of roles on."""
+"""Statements for both databases that revert the migrations since roles."""
 
 
 def downgrade_to_schema_4(place: str) -> None:
-    """Give the tables of a database the shape that the migrations up to 4 make."""
+    """Revert the tables of a database to schema version 4."""
     keys = {
         "clients": "policy, scope, client",
         "entities": "scope, key",

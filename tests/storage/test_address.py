@@ -1,4 +1,4 @@
-"""Database addresses: how they are shown, and several hosts in one address."""
+"""Database addresses: how they are displayed, and addresses with several hosts."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from oncelog.storage.postgres.connection import split_address
 NOBODY = "127.0.0.1:1"
 CONNECT_S = 600
 LONG_MS = 3_600_000
-"""Longer than a test may take."""
+"""Longer than any test takes."""
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_silent_host_is_skipped_after_the_connect_timeout(database: str, l
         writer.close()
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    both = beside(database, first=f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+    both = add_host(database, first=f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
     log = open_log(both, limits=Limits(postgres_connect_ms=CONNECT_S * 1000, postgres_patience_ms=LONG_MS))
     opening = asyncio.create_task(log.__aenter__())
     await is_connected.wait()
@@ -105,14 +105,14 @@ def host_of(address: str) -> str:
     return urlsplit(address).netloc.rpartition("@")[2]
 
 
-def beside(address: str, *, first: str = "", last: str = "") -> str:
-    """Return the address with one more host, before or after its own."""
+def add_host(address: str, *, first: str = "", last: str = "") -> str:
+    """Return the address with another host before or after its host."""
     hosts = [host for host in (first, host_of(address), last) if host]
     return address.replace(host_of(address), ",".join(hosts))
 
 
-async def demand_told(address: str, says: str) -> None:
-    """Check that opening the log fails immediately with this message, and so does inspecting it."""
+async def assert_fails_with(address: str, says: str) -> None:
+    """Assert that opening and inspecting the log fail immediately with this message."""
     with pytest.raises(StoreUnavailableError, match=says):
         await open_log(address, limits=Limits(postgres_patience_ms=LONG_MS)).__aenter__()
 
@@ -130,14 +130,14 @@ async def test_error_of_a_responding_host_is_reported_over_a_refused_connection(
 ) -> None:
     """A refused connection is the least specific error, in any order of hosts."""
     wrong = database.replace("/postgres?", "/nowhere?")
-    await demand_told(beside(wrong, **where), 'database "nowhere" does not exist')
+    await assert_fails_with(add_host(wrong, **where), 'database "nowhere" does not exist')
 
 
 @pytest.mark.parametrize("where", [{"first": "many"}, {"last": "many"}], ids=["first", "last"])
 async def test_error_of_a_responding_host_is_reported_over_a_host_with_several_addresses(
     database: str, monkeypatch: pytest.MonkeyPatch, where: dict[str, str]
 ) -> None:
-    """Such as `localhost`: asyncio combines the errors of all addresses."""
+    """For such a host, for example `localhost`, asyncio combines the errors of all addresses."""
     found = socket.getaddrinfo
 
     def many(host: Any, *arguments: Any, **options: Any) -> Any:
@@ -147,16 +147,16 @@ async def test_error_of_a_responding_host_is_reported_over_a_host_with_several_a
 
     monkeypatch.setattr(socket, "getaddrinfo", many)
     wrong = database.replace("/postgres?", "/nowhere?")
-    await demand_told(beside(wrong, **where), 'database "nowhere" does not exist')
-    await demand_told("postgresql://u@many/app", "Multiple exceptions: .*127.0.0.1.*127.0.0.2")
+    await assert_fails_with(add_host(wrong, **where), 'database "nowhere" does not exist')
+    await assert_fails_with("postgresql://u@many/app", "Multiple exceptions: .*127.0.0.1.*127.0.0.2")
 
 
 async def test_standby_is_reported_when_the_primary_is_unreachable(database: str) -> None:
-    """Opening a log waits for a writable host, because another one may become the primary."""
+    """Opening a log waits for a writable host, because another host may become the primary."""
     standby = f"{database}&default_transaction_read_only=on"
     limits = Limits(postgres_connect_ms=LONG_MS, postgres_patience_ms=1)
     for where in ({"first": NOBODY}, {"last": NOBODY}):
-        address = beside(standby, **where)
+        address = add_host(standby, **where)
         with pytest.raises(StoreUnavailableError, match="None of the hosts match"):
             await open_log(address, limits=limits).__aenter__()
 
@@ -172,7 +172,7 @@ async def test_malformed_address_is_reported_without_its_secret(change: str) -> 
 
 @pytest.mark.stores(POSTGRES)
 async def test_password_with_a_slash_is_not_reported_as_a_database_name() -> None:
-    """The user looks like a host, and the password begins like a port."""
+    """The user name looks like a host, and the password begins like a port."""
     address = f"postgresql://{host_of(server_address())}/pa55@h/app"
 
     def look() -> None:

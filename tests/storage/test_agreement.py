@@ -1,8 +1,7 @@
-"""SQLite, PostgreSQL and a store of dictionaries agree on generated histories: verdicts, heads, hashes and keys.
+"""SQLite, PostgreSQL and a store of dictionaries agree on verdicts, heads, hashes and keys of generated histories.
 
-The histories come from the tests of `plan` (`core.test_plan_model`). Between the batches the clock jumps, bodies are
-erased, and the log is closed and opened again. Segments of two keys keep the key index of SQLite sealing and merging
-throughout.
+The histories come from the tests of `plan` (`core.test_plan_model`). Between batches, the clock jumps, bodies are
+erased, and the log is closed and reopened. With segments of two keys, SQLite's key index seals and merges throughout.
 """
 
 import tempfile
@@ -37,7 +36,7 @@ from storage.sqlite.writers import QuickDriver
 
 SEAL_KEYS: Final = 2
 POSTGRES_EXAMPLES: Final = settings().max_examples // 10
-"""Fewer, because each takes several times as long as on SQLite."""
+"""Fewer examples, because each takes several times as long as on SQLite."""
 
 
 class Moment(NamedTuple):
@@ -48,12 +47,12 @@ class Moment(NamedTuple):
     """The wall clock jumps to the time of the batch; otherwise both clocks advance."""
     is_confirmed: bool = False
     erased: int = 0
-    """Number of newest records whose bodies are erased."""
+    """How many of the newest records are erased."""
     tenants: tuple[Tenant, ...] | None = None
     """New quotas."""
 
 
-class Tale(NamedTuple):
+class TimedHistory(NamedTuple):
     """A history that is replayed on two stores."""
 
     settings: Settings
@@ -64,23 +63,23 @@ class Tale(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _small_fan_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge two segments at a time, so that few keys already need several levels."""
+    """Merge two segments at a time, so that a few keys need several levels."""
     monkeypatch.setattr(index, "FAN_OUT", 2)
 
 
-# --- generating ------------------------------------------------------------------------------------------
+# --- generation ------------------------------------------------------------------------------------------
 
 
 @st.composite
-def tales(draw: st.DrawFn, *policies: Policy) -> Tale:
+def timed_histories(draw: st.DrawFn, *policies: Policy) -> TimedHistory:
     def below(end: int) -> int:
         return draw(numbers_below(end))
 
     author = HistoryGenerator(below, policies or draw_user_policies(below))
-    return tale_of(author, author.history().steps)
+    return build_timed_history(author, author.history().steps)
 
 
-def tale_of(author: HistoryGenerator, steps: list[Step]) -> Tale:
+def build_timed_history(author: HistoryGenerator, steps: list[Step]) -> TimedHistory:
     has_tenants = author.rarely(2)
     moments = [
         Moment(
@@ -92,11 +91,11 @@ def tale_of(author: HistoryGenerator, steps: list[Step]) -> Tale:
         )
         for _ in steps
     ]
-    return Tale(author.settings, author.policies, steps, moments)
+    return TimedHistory(author.settings, author.policies, steps, moments)
 
 
 def tenants(author: HistoryGenerator) -> tuple[Tenant, ...]:
-    """Return tenants that own some streams and partitions of the histories, with small quotas."""
+    """Return tenants with small quotas that own some streams and partitions of the histories."""
     limits = (0, 0, 300, 1000, 5000)
     return tuple(
         Tenant(
@@ -111,10 +110,10 @@ def tenants(author: HistoryGenerator) -> tuple[Tenant, ...]:
     )
 
 
-# --- replaying -------------------------------------------------------------------------------------------
+# --- replay ----------------------------------------------------------------------------------------------
 
 
-class Teller:
+class Replayer:
     """Replays a history on one store and collects its answers."""
 
     def __init__(self, log: StoreDriver) -> None:
@@ -122,7 +121,7 @@ class Teller:
         self.answers: list[Answer] = []
 
     def tell(self, step: Step, moment: Moment) -> list[list[Verdict]] | str:
-        """Return the verdicts, or the name of the error."""
+        """Apply a step and return its verdicts, or the name of the error."""
         log = self.log
         move_to(log.clock, step.now_ms, moment.is_set)
         if moment.is_reopened:
@@ -161,8 +160,8 @@ def move_to(clock: ManualClock, now_ms: int, is_set: bool) -> None:
 
 
 @contextmanager
-def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Teller, Teller]]:
-    """Open a store of dictionaries and one of the given kind."""
+def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Replayer, Replayer]]:
+    """Open a store of dictionaries and a store of the given kind."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log.db"
 
@@ -177,28 +176,28 @@ def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Teller, Teller]]
         memory = StoreDriver(in_memory, settings, is_durable=False)
         durable = StoreDriver(kept, settings, is_durable=True)
         try:
-            yield Teller(memory), Teller(durable)
+            yield Replayer(memory), Replayer(durable)
         finally:
             memory.close()
             durable.close()
 
 
-# --- comparing -------------------------------------------------------------------------------------------
+# --- comparison ------------------------------------------------------------------------------------------
 
 
-def compare(kind: str, tale: Tale) -> None:
-    with two_stores(kind, tale.settings) as (memory, durable):
-        for number, (step, moment) in enumerate(zip(tale.steps, tale.moments, strict=True)):
+def compare(kind: str, timed_history: TimedHistory) -> None:
+    with two_stores(kind, timed_history.settings) as (memory, durable):
+        for number, (step, moment) in enumerate(zip(timed_history.steps, timed_history.moments, strict=True)):
             assert durable.tell(step, moment) == memory.tell(step, moment), f"batch {number}"
         for _ in range(2):
-            assert told_by(durable.log) == told_by(memory.log)
-            assert found_wrong(durable, tale) == []
+            assert read_store(durable.log) == read_store(memory.log)
+            assert check_invariants(durable, timed_history) == []
             durable.log.reopen()
         compare_recounts(memory.log, durable.log)
 
 
 def compare_recounts(memory: StoreDriver, durable: StoreDriver) -> None:
-    """Count all tenants again. Only entities that expire may have been counted with more than is left."""
+    """Recount all tenants. The usage may exceed the recount only by expired entities."""
     before, tenants = get_usage(memory), [tenant for tenant, _ in memory.run(memory.store.usage())]
     for log in (memory, durable):
         log.run(log.store.set_tenants([]))
@@ -210,8 +209,8 @@ def compare_recounts(memory: StoreDriver, durable: StoreDriver) -> None:
         assert recounted[prefix][0] <= size
 
 
-def told_by(log: StoreDriver) -> dict[str, Any]:
-    """Return everything that can be read from a store."""
+def read_store(log: StoreDriver) -> dict[str, Any]:
+    """Read all content of a store."""
     records = all_records(log)
     identities = sorted({identity_of(record) for record in records})
     streams = sorted({record.scope for record in records if record.sequence})
@@ -230,18 +229,18 @@ def told_by(log: StoreDriver) -> dict[str, Any]:
     }
 
 
-def found_wrong(teller: Teller, tale: Tale) -> list[Any]:
+def check_invariants(replayer: Replayer, timed_history: TimedHistory) -> list[Any]:
     """Return violations of the invariants in the records and answers of the store."""
-    log = teller.log
+    log = replayer.log
     records = all_records(log)
     identities = sorted({identity_of(record) for record in records if record.key})
     remembered = zip(identities, log.run(log.store.find_keys(identities)), strict=True)
     streams = {record.scope: log.read_page(stream=record.scope).newest for record in records if record.sequence}
     history = History(
         records=records,
-        settings=tale.settings,
-        policies={policy.name: policy for policy in tale.policies},
-        answers=teller.answers,
+        settings=timed_history.settings,
+        policies={policy.name: policy for policy in timed_history.policies},
+        answers=replayer.answers,
         keys={identity: known for identity, known in remembered if known is not None},
         streams=streams,
         positions={lane: head.position for lane, head in log.heads().items()},
@@ -257,25 +256,25 @@ def all_records(log: StoreDriver) -> list[Record]:
 
 
 @pytest.mark.rule("CO-10", "CO-12", "CO-14", "CO-15", "CO-17", "CO-41", "CO-42")
-@given(st.one_of(tales(*BUILT_IN_POLICIES), tales()))
-def test_memory_and_sqlite_agree_on_generated_histories(tale: Tale) -> None:
-    compare(SQLITE, tale)
+@given(st.one_of(timed_histories(*BUILT_IN_POLICIES), timed_histories()))
+def test_memory_and_sqlite_agree_on_generated_histories(timed_history: TimedHistory) -> None:
+    compare(SQLITE, timed_history)
 
 
 @pytest.mark.rule("CO-10", "CO-12", "CO-14", "CO-15", "CO-17", "CO-41", "CO-42")
 @settings(max_examples=POSTGRES_EXAMPLES)
-@given(st.one_of(tales(*BUILT_IN_POLICIES), tales()))
-def test_memory_and_postgres_agree_on_generated_histories(tale: Tale) -> None:
-    compare(POSTGRES, tale)
+@given(st.one_of(timed_histories(*BUILT_IN_POLICIES), timed_histories()))
+def test_memory_and_postgres_agree_on_generated_histories(timed_history: TimedHistory) -> None:
+    compare(POSTGRES, timed_history)
 
 
 @pytest.mark.rule("CO-14", "CO-17")
 @pytest.mark.parametrize(("kind", "seed"), [*((SQLITE, seed) for seed in range(6)), (POSTGRES, 0), (POSTGRES, 1)])
 def test_stores_agree_on_long_histories(kind: str, seed: int) -> None:
-    """Long enough for segments of several levels, from a fixed seed."""
+    """The histories are long enough for several levels of segments, and use a fixed seed."""
     below = Random(seed).randrange
     policies: Sequence[Policy] = BUILT_IN_POLICIES if seed % 2 else draw_user_policies(below)
     author = HistoryGenerator(below, tuple(policies))
     author.key_count = 200
     steps = [step for _ in range(15) for step in author.history().steps]
-    compare(kind, tale_of(author, steps))
+    compare(kind, build_timed_history(author, steps))

@@ -1,4 +1,4 @@
-"""Audit records on disk: `verify` checks them, older versions refuse them, and an index finds them."""
+"""Audit records on disk: `verify` checks them, older versions refuse them, and an index lists them."""
 
 import sqlite3
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_verify_finds_a_changed_audit_record(log: str, changes: str, finding: st
     assert any(part in lie.message for part in finding.split("|")), lie.message
 
 
-def test_verify_finds_that_the_index_of_audit_records_is_gone(log: str) -> None:
+def test_verify_finds_a_missing_index_of_audit_records(log: str) -> None:
     record_acts(log)
     change(log, "DROP INDEX oncelog_records_internal")
     lie = last_finding(log)
@@ -75,7 +75,7 @@ def test_verify_finds_that_the_index_of_audit_records_is_gone(log: str) -> None:
     assert "oncelog_records_internal" in lie.message
 
 
-def test_verify_finds_an_act_that_was_recorded_twice(log: str) -> None:
+def test_verify_finds_an_act_recorded_twice(log: str) -> None:
     record_acts(log)
     with oncelog.open_blocking(log) as opened:
         opened.submit(RecordAct(act=READ_ONLY_ON, actor="user:root", key=act_key("read_only_on", "2")))

@@ -7,7 +7,7 @@ from oncelog.storage.clock import JUMP_MS_MAX, ClockMark, SystemClock
 from oncelog.testing.clock import ManualClock
 
 
-def test_system_clock_does_not_go_back() -> None:
+def test_system_clock_never_goes_back() -> None:
     clock = SystemClock()
     before = (clock.wall_ms(), clock.elapsed_ms())
     assert before[0] > 1_700_000_000_000
@@ -15,7 +15,7 @@ def test_system_clock_does_not_go_back() -> None:
     assert clock.boot() == SystemClock().boot()
 
 
-def test_manual_clock_moves_only_when_told() -> None:
+def test_manual_clock_advances_only_when_set() -> None:
     clock = ManualClock(1000)
     clock.advance(5)
     assert (clock.wall_ms(), clock.elapsed_ms()) == (1005, 5)

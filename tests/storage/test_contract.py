@@ -34,7 +34,7 @@ class TestSqliteStore(StoreContract):
 
 
 class TestSqliteStoreWithSmallSegments(StoreContract):
-    """Its key index seals and merges all the time."""
+    """A store whose key index seals and merges constantly."""
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
         return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw, seal_keys=8)

@@ -1,4 +1,4 @@
-"""Expiry removes rows that log time has made absent, and no others."""
+"""Expiry removes exactly the rows that have expired in log time."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from oncelog.testing.contract.writes import DAY_MS, claim, event, transaction
 from storage.sqlite.writers import QuickDriver
 
 ROWS: Final = EXPIRY_BATCH_ROWS + 50
-"""More than one slice of an expiry pass."""
+"""More rows than one slice of an expiry pass."""
 
 
 class Swept:
@@ -65,7 +65,7 @@ def test_ended_leases_are_removed_when_they_are_forgotten(tmp_path: Path) -> Non
     with swept(tmp_path / "log.db") as log:
         assert log.commit(*[claim(number, "holder") for number in range(ROWS)]) == {Granted}
         log.later(LEASE_MS_DEFAULT + LEASE_MEMORY_MS)
-        log.commit(claim(ROWS, "holder"))  # advances the time of the lane
+        log.commit(claim(ROWS, "holder"))  # advances the log time of the lane
         log.sweep()
         assert log.rows("leases") == ROWS + 1
         log.later(1)
@@ -83,12 +83,12 @@ def test_evicted_clients_are_removed(tmp_path: Path) -> None:
         log.later(DAY_MS)
         log.commit(*[transaction(ROWS + number, number, client="busy") for number in range(1, 21)])
         log.sweep()
-        assert log.rows("clients") == ROWS + 1  # exactly a day old is not too old
+        assert log.rows("clients") == ROWS + 1  # an age of exactly one day is not too old
         log.later(1)
         log.commit(*[transaction(ROWS + 20 + number, 20 + number, client="busy") for number in range(1, 21)])
         log.sweep()
         assert log.rows("clients") == 1
-        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # it starts again at 1
+        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # the client starts again at 1
 
 
 @pytest.mark.rule("CO-17")
@@ -117,7 +117,7 @@ def test_refilled_rate_buckets_are_removed(tmp_path: Path) -> None:
         assert log.commit(*everybody) == {Committed}
         assert log.commit(event(ROWS, actor="user 1", rate=rate)) == {Committed}
         log.later(999)
-        log.sweep()  # its events advance the time of the lane
+        log.sweep()  # events of this actor advance the log time of the lane
         assert log.rows("rates") == ROWS
         assert log.commit(event(ROWS + 1, actor="user 1", rate=rate)) == {Refused}
         log.later(1)
@@ -131,7 +131,7 @@ def test_refilled_rate_buckets_are_removed(tmp_path: Path) -> None:
 
 
 def test_undecodable_policy_does_not_stop_commits(tmp_path: Path) -> None:
-    """For example of a newer version. Its rows are kept."""
+    """The policy may be of a newer version. Its rows are kept."""
     with swept(tmp_path / "log.db") as log:
         log.commit(transaction(1, 1, client="c1"))
         log.session.connection.execute("UPDATE oncelog_policies SET declaration = '{}' WHERE name = 'ledger'")

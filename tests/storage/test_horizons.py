@@ -1,4 +1,4 @@
-"""A tombstone horizon is verified, moved and backed up with its log (DE-13)."""
+"""Tombstone horizons are verified, moved and backed up with their log (DE-13)."""
 
 import sqlite3
 from contextlib import closing
@@ -14,7 +14,7 @@ from oncelog.core.values import DropTombstones, Tombstone
 from oncelog.storage.backups import backup
 from oncelog.storage.verify.findings import Inconsistency, VerificationSummary
 from oncelog.storage.verify.verification import verify_log
-from storage.migrate.migration_checks import demand_alike, moved_with_twin, rows_of_file, silent
+from storage.migrate.migration_checks import assert_moved, ignore_progress, moved_with_twin, rows_of_file
 
 DAMAGE = (
     "UPDATE oncelog_horizons SET hlc = '-1'",
@@ -66,9 +66,9 @@ def test_impossible_horizon_in_a_database_is_found(database: str) -> None:
 def test_moved_and_copied_logs_keep_their_horizon(tmp_path: Path, database: str) -> None:
     path, copy = tmp_path / "log.db", tmp_path / "copy.db"
     make_log_with_horizon(path)
-    backup(str(path), str(copy), silent)
+    backup(str(path), str(copy), ignore_progress)
     horizons = rows_of_file(path)["horizons"]
     assert [row[1:] for row in horizons] == [("gateway/2", str((START_MS << 16) + 1))]
     assert rows_of_file(copy)["horizons"] == horizons
     moved_with_twin(path, database)
-    demand_alike(path, database)
+    assert_moved(path, database)

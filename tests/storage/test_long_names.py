@@ -1,4 +1,4 @@
-"""Names of the documented lengths, in characters of four bytes that no database can compress, on every store."""
+"""Names of the maximum documented lengths, in four-byte characters that no database can compress, on every store."""
 
 import asyncio
 import re
@@ -58,7 +58,7 @@ RATE = Rate(1000, 1000)
 
 
 def text(chance: Random, characters: int = NAME_CHARACTERS_MAX, prefix: str = "") -> str:
-    """Random ideographs of the supplementary plane: NFC does not change them."""
+    """Return random ideographs of the supplementary plane, which NFC does not change."""
     return prefix + "".join(chr(chance.randrange(0x20000, 0x2A6D0)) for _ in range(characters - len(prefix)))
 
 
@@ -94,7 +94,7 @@ def change(scope: str, number: int, table: str, row_id: str, client: str, column
 
 
 async def verified(place: str) -> Finding:
-    """Return the last finding of `oncelog verify`, which runs its own event loop."""
+    """Return the last finding of `oncelog verify`, which starts an event loop."""
     return (await asyncio.to_thread(lambda: list(verify_log(place))))[-1]
 
 
@@ -185,7 +185,7 @@ async def test_ledger_names_of_the_documented_lengths_are_stored_and_listed_in_o
 
 
 async def listed_entities(log: Log, scope: str, prefix: str = "") -> list[str]:
-    """Read pages of two."""
+    """Read all pages, two entries at a time."""
     found: list[str] = []
     while True:
         page = await log.state.entities(scope, prefix=prefix, after=found[-1] if found else "", limit=2)
@@ -195,7 +195,7 @@ async def listed_entities(log: Log, scope: str, prefix: str = "") -> list[str]:
 
 
 async def listed_relationships(log: Log, scope: str, **named: str) -> list[tuple[str, str, str]]:
-    """Read pages of two."""
+    """Read all pages, two entries at a time."""
     found: list[tuple[str, str, str]] = []
     while True:
         after = found[-1] if found else ("", "", "")
@@ -323,7 +323,7 @@ async def test_rows_with_long_keys_are_swept_with_the_others(tmp_path: Path) -> 
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-34")
 async def test_database_of_the_previous_schema_is_migrated(tmp_path: Path) -> None:
-    """Its long keys consist of repeated characters: the indexes of the previous schema could hold them compressed."""
+    """The long keys are repeated characters, because the previous schema could only index them compressed."""
     place, scope, client = log_at(tmp_path / "log.db"), "ö" * 512, "client:" + "é" * 500
     members = ["m" * 512, "ü" * 512]
     async with open_log(place) as log:
@@ -360,7 +360,7 @@ async def test_verify_finds_a_wrong_digest(tmp_path: Path) -> None:
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-34")
 async def test_listings_of_short_and_long_keys_use_their_indexes(tmp_path: Path) -> None:
-    """A listing that sorted the entities of its scope would take longer with every entity."""
+    """A listing that sorts the entities of its scope would take longer with every entity."""
     place, chance = log_at(tmp_path / "log.db"), Random(8)
     async with open_log(place) as log:
         operations = [SetEntity(long_key(chance) if number % 4 == 0 else f"k{number}", b"1") for number in range(400)]
@@ -383,8 +383,8 @@ async def test_listings_of_short_and_long_keys_use_their_indexes(tmp_path: Path)
 
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-34")
-async def test_plans_that_are_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> None:
-    """Sessions keep their plans while tables grow, so a plan that reads a whole index would get slower and slower."""
+async def test_plans_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> None:
+    """Sessions keep their plans while tables grow, so a plan that reads a whole index would become ever slower."""
     place = log_at(tmp_path / "log.db")
     async with open_log(place) as log:
         await log.state.entities("org")
@@ -398,7 +398,7 @@ async def test_plans_that_are_made_for_empty_tables_look_up_each_key(tmp_path: P
                     await connection.execute("DEALLOCATE looking")
                     lines = "\n".join(row[0] for row in plan)
                     if table in ("streams", "usage"):
-                        continue  # their primary keys are not partial
+                        continue  # these tables have complete primary keys
                     assert re.search(r"Index Cond: .*(scope = n\.|digest = n\.|\"left\"\(scope, 64\) = )", lines), (
                         statement,
                         lines,
@@ -412,7 +412,7 @@ async def prepared(connection: Any) -> str:
     return "listing"
 
 
-def test_digest_is_of_keys_that_are_too_long_together() -> None:
+def test_digest_is_stored_for_keys_that_exceed_the_limit_together() -> None:
     assert compute_digest(("a" * 1000, "b" * 1000)) is None
     assert compute_digest(("a" * 1000, "b" * 1001)) == compute_digest(["a" * 1000, "b" * 1001])
     assert compute_digest(("ä" * 500, "b" * 1000)) is None

@@ -1,4 +1,4 @@
-"""The log of dictionaries."""
+"""The log that consists of dictionaries."""
 
 import sys
 from threading import Barrier, Thread
@@ -21,7 +21,7 @@ def test_equal_input_gives_equal_hashes() -> None:
     assert [block.previous for block in logs[0].blocks] == [bytes(32), logs[0].blocks[0].hash]
 
 
-def test_each_record_has_its_own_salt() -> None:
+def test_each_record_has_a_different_salt() -> None:
     log = MemoryLog(Settings(lanes=4))
     log.submit([Request((event(1), event(2)))], 5)
     assert len(set(log.salts)) == 2

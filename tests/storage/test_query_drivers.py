@@ -1,4 +1,4 @@
-"""Shared queries run alike on both engines."""
+"""Shared queries behave the same on both databases."""
 
 import sqlite3
 from collections.abc import Callable, Generator
@@ -55,7 +55,7 @@ async def test_result_on_postgres(database: str) -> None:
     connection = await asyncpg.connect(database)
     try:
         assert await postgres_driver.run_query(connection, add, [1, 2, 3], "a") == (6, ["a"])
-        assert await postgres_driver.run_query(connection, add, [1], "a\0") == (1, [])  # no name has a U+0000
+        assert await postgres_driver.run_query(connection, add, [1], "a\0") == (1, [])  # no name contains U+0000
         with pytest.raises(LookupError, match="nothing"):
             await postgres_driver.run_query(connection, fail)
     finally:

@@ -1,4 +1,4 @@
-"""Warnings about a log that may have been restored without a new epoch."""
+"""Warnings that a log may have been restored without a new epoch."""
 
 import logging
 from pathlib import Path

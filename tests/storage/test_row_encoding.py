@@ -1,4 +1,4 @@
-"""Encodings of merged rows: the current one and the one of earlier versions."""
+"""The current encoding of merged rows and the encoding of earlier versions."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A second store on the same log, which a thread opens while the event loop of the first is blocked."""
+"""A sibling store on the same log, which a thread opens while the first store's event loop is blocked."""
 
 from pathlib import Path
 

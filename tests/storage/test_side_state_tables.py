@@ -1,4 +1,4 @@
-"""The descriptions of the side-state tables agree with the core's mappings and with both schemas."""
+"""The descriptions of the side-state tables match the core's mappings and both schemas."""
 
 import sqlite3
 from contextlib import closing
@@ -34,7 +34,7 @@ def test_batch_without_items_changes_nothing() -> None:
     assert changes.is_empty
 
 
-def test_columns_of_the_file_are_those_described(tmp_path: Path) -> None:
+def test_columns_of_the_file_match_the_description(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
     with closing(connect(SqliteDriver(), path)) as connection:
         create_or_open(connection, path, Settings(), 0)
@@ -46,7 +46,7 @@ def test_columns_of_the_file_are_those_described(tmp_path: Path) -> None:
             assert {name for name, key in rows if key} == {"lane", *table.keys}, table.name
 
 
-async def test_columns_of_the_database_are_those_described(database: str) -> None:
+async def test_columns_of_the_database_match_the_description(database: str) -> None:
     async with open_log(database):
         pass
     for table in STORED_TABLES:

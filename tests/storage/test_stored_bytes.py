@@ -120,7 +120,7 @@ async def test_database_grows_within_the_factor_of_counted_bytes(
     await store.scrub()
     grown = size_of(path) - before
     await store.close()
-    first_pages = 30 * 8192  # of tables and indexes
+    first_pages = 30 * 8192  # includes tables and indexes
     assert grown - first_pages <= GROWTH_FACTOR_MAX * usage.bytes, f"factor {grown / usage.bytes:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""Logs whose usage was counted by an earlier version, which counted bodies only, are counted again when opened."""
+"""Usage counted by an earlier version, which counted only bodies, is recounted when a log is opened."""
 
 import asyncio
 import sqlite3
@@ -56,7 +56,7 @@ def execute(path: Path, statement: str) -> None:
 
 
 def downgrade(path: Path, usage: dict[str, Usage]) -> None:
-    """Give the log the shape, and the usage, that the version before had left."""
+    """Revert the log to the schema and the usage of the previous version."""
     for statement in WITHOUT_USAGE_VERSION:
         execute(path, statement)
     execute(path, f"UPDATE oncelog_log SET schema_version = {9 if is_postgres() else 12}")  # noqa: S608
@@ -66,7 +66,7 @@ def downgrade(path: Path, usage: dict[str, Usage]) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("CO-30")
-async def test_usage_of_an_earlier_version_is_counted_again_when_the_log_is_opened(tmp_path: Path) -> None:
+async def test_usage_of_an_earlier_version_is_recounted_when_the_log_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     store = await opened(path)
     await store.set_tenants(TENANTS)
@@ -78,7 +78,7 @@ async def test_usage_of_an_earlier_version_is_counted_again_when_the_log_is_open
     for _ in range(2):
         store = await opened(path)
         assert await usage_of(store) == before
-        assert not await store.set_tenants(TENANTS), "quotas are the same"
+        assert not await store.set_tenants(TENANTS), "the quotas are unchanged"
         await store.close()
     store = await opened(path)
     verdicts = (await store.commit([Request((transaction(2, 2),)), Request((transaction(3, 3),))])).verdicts
@@ -111,7 +111,7 @@ async def test_store_is_closed_if_counting_fails_while_it_is_opened(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-30")
-async def test_processes_that_open_a_log_of_an_earlier_version_at_once_count_it_once(tmp_path: Path) -> None:
+async def test_processes_that_open_an_older_log_concurrently_recount_it_once(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     store = await opened(path)
     await store.set_tenants(TENANTS)

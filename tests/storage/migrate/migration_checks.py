@@ -1,4 +1,4 @@
-"""Helpers of the tests that move a log from a file into a database."""
+"""Helpers for tests that move a log from a file into a database."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ RECORD = (
 LATER_MS = START_MS + 400 * HOUR_MS
 
 
-def silent(_: StepProgress) -> None:
+def ignore_progress(_: StepProgress) -> None:
     """Ignore progress reports."""
 
 
@@ -58,7 +58,7 @@ def use_small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def selects(*, is_file: bool) -> dict[str, str]:
-    """Return one query per common table; both sides give the same rows for it."""
+    """Return one query per common table, for which both sides must return the same rows."""
     place = ", ".join(PLACE) if is_file else "lane, position"
     log = "epoch, lanes, eviction_interval, index_secret, created_ms"
     head = "lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash"
@@ -103,8 +103,8 @@ def rows_of_database(address: str) -> dict[str, set[Any]]:
     return run_in_thread(fetched())
 
 
-def demand_alike(path: Path, address: str) -> None:
-    """Check that the database has the rows of the file, that the move has ended, and that the file is marked."""
+def assert_moved(path: Path, address: str) -> None:
+    """Assert that the database has the rows of the file, that the move has finished, and that the file is marked."""
     assert rows_of_database(address) == rows_of_file(path)
     assert query(address, "SELECT move FROM oncelog_state") == [(None,)]
     with open_read_transaction(str(path)) as (connection, _):
@@ -116,7 +116,7 @@ def demand_alike(path: Path, address: str) -> None:
 
 
 def can_be_opened(store: Store) -> bool:
-    """Return whether the store opens; every refusal must say that the log moves or has moved."""
+    """Return whether the store opens; assert that a refusal reports the move."""
 
     async def open_and_close() -> None:
         await store.open()
@@ -153,7 +153,7 @@ def driven(make: Any, clock: Any = None) -> Iterator[StoreDriver]:
 def moved_with_twin(path: Path, address: str) -> MigrationOutcome:
     """Copy the file, then move it."""
     shutil.copy(path, path.with_name("twin.db"))
-    return migrate_log(str(path), address, silent)
+    return migrate_log(str(path), address, ignore_progress)
 
 
 @contextmanager
@@ -179,20 +179,20 @@ def told(log: StoreDriver, items: list[Item]) -> list[Verdict]:
 # --- killing ---------------------------------------------------------------------------------------------
 
 
-def killed(path: Path, address: str, point: str, number: int = 1) -> None:
-    """Move the log in a forked process, which kills itself at the call of that number of the point.
+def move_and_kill(path: Path, address: str, point: str, number: int = 1) -> None:
+    """Move the log in a forked process that kills itself at a call of the point, counted from 1.
 
     A fork starts much faster than an interpreter. The caller must have no SQLite connection and no event loop.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, which warns of threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about threads
         child = os.fork()
     if child == 0:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(WAIT_S)
             stop_by(point, number)
-            migrate_log(str(path), address, silent)
+            migrate_log(str(path), address, ignore_progress)
         except BaseException:  # noqa: BLE001 - the parent sees the exit status
             traceback.print_exc()
         finally:

@@ -1,7 +1,7 @@
-"""Stop the process in the middle of a move.
+"""Signal the process in the middle of a move.
 
-A point is a method of the mover's source or target, with `before` or `after`: the process gets a signal at the call of
-that number.
+A point is a method of the mover's source or target, with `before` or `after`. The process sends itself a signal at a
+numbered call of the method.
 """
 
 import asyncio
@@ -46,6 +46,6 @@ def small_slices() -> None:
 
 
 def stop_by(point: str, number: int, how: str = "kill") -> None:
-    """Send a signal at a point, for example `target.save_slice.before`."""
+    """Send a signal at a point, such as `target.save_slice.before`."""
     owner, name, when = point.split(".")
     stop_at({"source": source.MigrationSource, "target": target.MigrationTarget}[owner], name, when, number, how)

@@ -1,4 +1,4 @@
-"""A log that is moved from a file into a database keeps every hash, key, lease, cursor and timestamp."""
+"""A log that moves from a file into a database keeps every hash, key, lease, cursor and timestamp."""
 
 import shutil
 import sqlite3
@@ -35,21 +35,21 @@ from oncelog.testing.contract.driver import StoreDriver
 from storage.memory_store import MemoryStore
 from storage.migrate.migration_checks import (
     LATER_MS,
+    assert_moved,
     can_be_opened,
-    demand_alike,
     driven,
-    killed,
+    ignore_progress,
+    move_and_kill,
     moved_with_twin,
     rows_of_database,
     rows_of_file,
-    silent,
     told,
     twins,
     use_small_slices,
     writing_to,
 )
 from storage.sqlite.writers import QuickDriver, are_known, are_new, commit, erase, session_on
-from storage.test_agreement import Tale, Teller, found_wrong, tales, told_by
+from storage.test_agreement import Replayer, TimedHistory, check_invariants, read_store, timed_histories
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_slices(monkeypatch)
 
 
-def everything_again() -> list[list[Item]]:
-    """Return all writes of the sample once more, with some new ones."""
+def retry_all() -> list[list[Item]]:
+    """Return retries of all writes of the sample, and some new writes."""
     again = batches(8)
     again.append([full_event(900_000, ["orders"]), note(900_001, "notes/1")])
     again.append(
@@ -73,24 +73,24 @@ def everything_again() -> list[list[Item]]:
 def test_moved_log_has_the_same_rows(log: Path, database: str) -> None:
     outcome = moved_with_twin(log, database)
     assert outcome.is_new
-    demand_alike(log, database)
+    assert_moved(log, database)
     found = rows_of_file(log)
     assert all(found[name] for name in ("records", "clients", "entities", "leases", "members", "consumers", "rates"))
     assert any(row[-1] is None for row in found["records"])
     assert outcome.records == len(found["records"])
     with twins(log, database) as (_, one, other):
-        assert told_by(other) == told_by(one)
+        assert read_store(other) == read_store(one)
         assert other.store.epoch == one.store.epoch
 
 
 def test_moved_log_decides_like_the_file(log: Path, database: str) -> None:
-    """Equal writes get equal verdicts: retries, leases, client sequences, rates and expired keys."""
+    """The verdicts cover retries, leases, client sequences, rates and expired keys."""
     moved_with_twin(log, database)
     with twins(log, database) as (clock, one, other):
-        for items in everything_again():
+        for items in retry_all():
             clock.now_ms += HOUR_MS // 4
             assert told(other, items) == told(one, items)
-        assert told_by(other) == told_by(one)
+        assert read_store(other) == read_store(one)
 
 
 def test_moved_log_forgets_keys_at_the_same_time(tmp_path: Path, database: str) -> None:
@@ -105,7 +105,7 @@ def test_moved_log_forgets_keys_at_the_same_time(tmp_path: Path, database: str) 
         verdicts: list[Verdict] = []
         for ms in (HOUR_MS - 1, HOUR_MS, HOUR_MS + 1):
             its_clock.now_ms = START_MS + ms
-            for item in (note(ms, "notes/1"), note(1, "notes/1")):  # the first one advances the time of the lane
+            for item in (note(ms, "notes/1"), note(1, "notes/1")):  # the first write advances the log time of the lane
                 verdicts.append(other(item))
                 assert verdicts[-1] == one(item)
     retries = verdicts[1::2]
@@ -134,15 +134,15 @@ def test_empty_log_can_be_moved(tmp_path: Path, database: str) -> None:
     with session_on(path, 8):
         pass
     assert moved_with_twin(path, database).records == 0
-    demand_alike(path, database)
+    assert_moved(path, database)
 
 
 def test_slices_are_bounded_by_bytes(tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.storage.migrate.source.SLICE_BYTES", 100)
     path = tmp_path / "log.db"
     make_log(path, rounds=2)
-    migrate_log(str(path), database, silent)
-    demand_alike(path, database)
+    migrate_log(str(path), database, ignore_progress)
+    assert_moved(path, database)
 
 
 def test_move_reports_progress(log: Path, database: str) -> None:
@@ -179,11 +179,11 @@ def test_writes_and_erasures_during_a_move_are_copied(
                     break
 
         monkeypatch.setattr(MigrationTarget, "save_slice", taken)
-        migrate_log(str(path), database, silent)
+        migrate_log(str(path), database, ignore_progress)
         assert next(numbers, None) is None
         with pytest.raises(MovedError):
             commit(session, 1000)
-    demand_alike(path, database)
+    assert_moved(path, database)
     assert len(rows_of_file(path)["records"]) == 59 + 30
 
 
@@ -203,11 +203,11 @@ def test_bodies_erased_during_a_move_are_erased_in_the_database(
 
         monkeypatch.setattr(MigrationTarget, "replace_side_state", erased_before)
         with pytest.raises(StoreError, match="enough"):
-            migrate_log(str(log), database, silent)
+            migrate_log(str(log), database, ignore_progress)
         monkeypatch.setattr(MigrationTarget, "replace_side_state", replace)
         bodies = query(database, "SELECT count(body) FROM oncelog_records WHERE lane = 0 AND position < 40")
-        migrate_log(str(log), database, silent)
-    demand_alike(log, database)
+        migrate_log(str(log), database, ignore_progress)
+    assert_moved(log, database)
     assert bodies != [(0,)]
     assert query(database, "SELECT count(body) FROM oncelog_records WHERE lane = 0 AND position < 40") == [(0,)]
 
@@ -219,7 +219,7 @@ def test_database_with_another_log_is_refused_and_not_changed(log: Path, databas
     with driven(lambda clock: PostgresStore(database, clock=clock)) as other:
         other(full_event(1, ["orders"]))
     before = rows_of_database(database)
-    for refused in (check_migration, lambda path, address: migrate_log(path, address, silent)):
+    for refused in (check_migration, lambda path, address: migrate_log(path, address, ignore_progress)):
         with pytest.raises(StoreError, match="contains another log"):
             refused(str(log), database)
     assert rows_of_database(database) == before
@@ -229,11 +229,11 @@ def test_database_with_another_log_is_refused_and_not_changed(log: Path, databas
 def test_database_with_an_unfinished_move_of_another_log_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     another = tmp_path / "another.db"
     make_log(another, rounds=2)
-    killed(another, database, "target.save_slice.after", 2)
+    move_and_kill(another, database, "target.save_slice.after", 2)
     with pytest.raises(StoreError, match="contains a part of another log"):
-        migrate_log(str(log), database, silent)
-    migrate_log(str(another), database, silent)
-    demand_alike(another, database)
+        migrate_log(str(log), database, ignore_progress)
+    migrate_log(str(another), database, ignore_progress)
+    assert_moved(another, database)
 
 
 def test_move_is_not_continued_from_a_file_with_another_history(log: Path, database: str) -> None:
@@ -241,25 +241,25 @@ def test_move_is_not_continued_from_a_file_with_another_history(log: Path, datab
     shutil.copy(log, copy)
     with writing_to(copy) as session:
         commit(session, *range(6000, 6040))
-    killed(copy, database, "target.replace_side_state.after")
+    move_and_kill(copy, database, "target.replace_side_state.after")
     with writing_to(log) as session:
         commit(session, *range(7000, 7080))
     with pytest.raises(StoreError, match="another history there"):
-        migrate_log(str(log), database, silent)
+        migrate_log(str(log), database, ignore_progress)
     assert can_be_opened(SqliteStore(log))
 
 
 def test_log_that_was_moved_to_another_database_is_refused(log: Path, database: str) -> None:
-    """Also if an earlier move into the database had almost finished."""
-    killed(log, database, "source.save_marker.before")
+    """Even if an earlier move into the database had almost finished."""
+    move_and_kill(log, database, "source.save_marker.before")
     elsewhere = address_of(log / "elsewhere")
-    migrate_log(str(log), elsewhere, silent)
+    migrate_log(str(log), elsewhere, ignore_progress)
     for address in (database, address_of(log / "empty")):
         with pytest.raises(MovedError, match="so it is not moved to"):
-            migrate_log(str(log), address, silent)
+            migrate_log(str(log), address, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
     assert query(address_of(log / "empty"), "SELECT to_regclass('oncelog_log')") == [(None,)]
-    demand_alike(log, elsewhere)
+    assert_moved(log, elsewhere)
 
 
 def test_second_concurrent_move_is_refused(log: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,11 +269,11 @@ def test_second_concurrent_move_is_refused(log: Path, database: str, monkeypatch
     async def begun(target: MigrationTarget, *arguments: Any) -> None:
         await begin(target, *arguments)
         with pytest.raises(StoreError, match=r"another `oncelog move` into .* is under way"):
-            await migration._migrate_log(str(log), database, silent)
+            await migration._migrate_log(str(log), database, ignore_progress)
 
     monkeypatch.setattr(MigrationTarget, "begin", begun)
-    migrate_log(str(log), database, silent)
-    demand_alike(log, database)
+    migrate_log(str(log), database, ignore_progress)
+    assert_moved(log, database)
 
 
 def test_only_one_of_two_moves_to_different_databases_finishes(
@@ -288,9 +288,9 @@ def test_only_one_of_two_moves_to_different_databases_finishes(
 
     monkeypatch.setattr(MigrationSource, "lock", overtaken)
     with pytest.raises(MovedError, match="so it is not moved to"):
-        migrate_log(str(log), database, silent)
+        migrate_log(str(log), database, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
-    demand_alike(log, elsewhere)
+    assert_moved(log, elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_damaged_log_is_refused(log: Path, database: str, statement: str, says: 
         connection.execute(statement)
         connection.commit()
     with pytest.raises(CorruptError, match=says):
-        migrate_log(str(log), database, silent)
+        migrate_log(str(log), database, ignore_progress)
     assert can_be_opened(SqliteStore(log))
     assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)] or not can_be_opened(
         PostgresStore(database)
@@ -325,11 +325,11 @@ def test_difference_at_the_final_comparison_is_reported(
 
     monkeypatch.setattr(MigrationTarget, "replace_side_state", spoilt)
     with pytest.raises(CorruptError, match="lane 1 differs after the copy"):
-        migrate_log(str(log), database, silent)
+        migrate_log(str(log), database, ignore_progress)
     assert can_be_opened(SqliteStore(log))
     monkeypatch.setattr(MigrationTarget, "replace_side_state", replace)
-    migrate_log(str(log), database, silent)
-    demand_alike(log, database)
+    migrate_log(str(log), database, ignore_progress)
+    assert_moved(log, database)
 
 
 def test_file_replaced_during_a_move_is_not_marked(log: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_file_replaced_during_a_move_is_not_marked(log: Path, database: str, mon
 
     monkeypatch.setattr(MigrationSource, "make_durable", replaced)
     with pytest.raises(StoreError, match="removed or replaced"):
-        migrate_log(str(log), database, silent)
+        migrate_log(str(log), database, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
 
 
@@ -355,12 +355,14 @@ def test_open_log_refuses_writes_after_a_move(log: Path, database: str) -> None:
         connection.execute("PRAGMA synchronous = FULL")
         done = oncelog.once(share(connection), key=str, name="done", result=int)(lambda number: number)
         assert done(1) == 1
-        migrate_log(str(log), database, silent)
+        migrate_log(str(log), database, ignore_progress)
         for write in (
             lambda: mine.submit(full_event(880_000, ["orders"])),
-            lambda: mine.submit(full_event(2, ["orders"])),  # a known write too: the database has the answer now
+            lambda: mine.submit(
+                full_event(2, ["orders"])
+            ),  # known writes too, because the database now has the answers
             lambda: mine.erase(partition="orders"),
-            lambda: mine.submit(note(1, "new")),  # with a policy that this process has not declared yet
+            lambda: mine.submit(note(1, "new")),  # under a policy that this process has not declared yet
             mine.confirm_clock,
             lambda: done(1),
             lambda: done(2),
@@ -372,12 +374,12 @@ def test_open_log_refuses_writes_after_a_move(log: Path, database: str) -> None:
             assert raised.value.target == redact_address(database)
             assert str(log) in str(raised.value)
         assert len(mine.read().records) == mine.heads()[0].position
-    demand_alike(log, database)
+    assert_moved(log, database)
 
 
 def test_password_is_not_written_into_the_file(log: Path, database: str) -> None:
     address = database.replace("postgres@", "postgres:tiger-lily@")
-    migrate_log(str(log), address, silent)
+    migrate_log(str(log), address, ignore_progress)
     assert b"tiger-lily" not in log.read_bytes()
     with pytest.raises(MovedError) as raised:
         oncelog.open_blocking(log).__enter__()
@@ -385,22 +387,22 @@ def test_password_is_not_written_into_the_file(log: Path, database: str) -> None
 
 
 def test_restored_copy_of_a_moved_file_is_a_separate_log(log: Path, database: str) -> None:
-    migrate_log(str(log), database, silent)
+    migrate_log(str(log), database, ignore_progress)
     copy = log.with_name("restored.db")
-    restore(str(log), str(copy), silent)
+    restore(str(log), str(copy), ignore_progress)
     with writing_to(copy) as session:
         assert are_new(commit(session, 1))
         assert are_known(commit(session, 1))
         assert session.metadata.epoch != query(database, "SELECT epoch FROM oncelog_log")[0][0]
     with pytest.raises(StoreError, match="contains another log"):
-        migrate_log(str(copy), database, silent)
+        migrate_log(str(copy), database, ignore_progress)
 
 
 # --- generated histories ---------------------------------------------------------------------------------
 
 
 class Mover:
-    """Make a store in a file, and after the move one in the database."""
+    """Creates a store in a file, and after the move a store in the database."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "log.db"
@@ -414,28 +416,30 @@ class Mover:
 
     def move(self, log: StoreDriver) -> None:
         log.run(log.store.close())
-        migrate_log(str(self.path), self.address, silent)
+        migrate_log(str(self.path), self.address, ignore_progress)
         self.is_moved = True
         log.store = self(log.clock, None)
         log.run(log.store.open())
 
 
-def retell(tale: Tale, at: int) -> None:
-    """Replay a history on a store in memory and on one that is moved before a batch."""
+def replay(timed_history: TimedHistory, at: int) -> None:
+    """Replay a history on a store in memory and on a log that is moved before one of the batches."""
     with tempfile.TemporaryDirectory() as directory:
         mover = Mover(Path(directory))
-        memory = StoreDriver(lambda clock, its: MemoryStore(its, clock=clock, draw=bytes), tale.settings, False)
-        durable = StoreDriver(mover, tale.settings, is_durable=True)
-        one, other = Teller(memory), Teller(durable)
+        memory = StoreDriver(
+            lambda clock, its: MemoryStore(its, clock=clock, draw=bytes), timed_history.settings, False
+        )
+        durable = StoreDriver(mover, timed_history.settings, is_durable=True)
+        one, other = Replayer(memory), Replayer(durable)
         try:
-            for number, (step, moment) in enumerate(zip(tale.steps, tale.moments, strict=True)):
+            for number, (step, moment) in enumerate(zip(timed_history.steps, timed_history.moments, strict=True)):
                 if number == at:
                     mover.move(durable)
                 assert other.tell(step, moment) == one.tell(step, moment), f"batch {number}"
             if not mover.is_moved:
                 mover.move(durable)
-            assert told_by(durable) == told_by(memory)
-            assert found_wrong(other, tale) == []
+            assert read_store(durable) == read_store(memory)
+            assert check_invariants(other, timed_history) == []
         finally:
             memory.close()
             durable.close()
@@ -443,6 +447,6 @@ def retell(tale: Tale, at: int) -> None:
 
 @pytest.mark.stores(POSTGRES)
 @settings(max_examples=settings().max_examples // 5)
-@given(st.one_of(tales(*BUILT_IN_POLICIES), tales()), st.integers(0, 12))
-def test_generated_histories_continue_in_the_database(tale: Tale, at: int) -> None:
-    retell(tale, at)
+@given(st.one_of(timed_histories(*BUILT_IN_POLICIES), timed_histories()), st.integers(0, 12))
+def test_generated_histories_continue_in_the_database(timed_history: TimedHistory, at: int) -> None:
+    replay(timed_history, at)

@@ -1,4 +1,4 @@
-"""A move that is killed at any point can be continued, and the log is never writable in both places."""
+"""A move that is move_and_kill at any point can be continued, and the log is never writable in both places."""
 
 import shutil
 import sqlite3
@@ -15,18 +15,18 @@ from oncelog.storage.migrate.migration import check_migration, migrate_log
 from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.sqlite import SqliteStore
 from storage.migrate.migration_checks import (
+    assert_moved,
     can_be_opened,
-    demand_alike,
     driven,
-    killed,
+    ignore_progress,
+    move_and_kill,
     moved_with_twin,
-    silent,
     twins,
     use_small_slices,
     writing_to,
 )
 from storage.sqlite.writers import are_new, commit, erase
-from storage.test_agreement import told_by
+from storage.test_agreement import read_store
 
 
 @pytest.fixture(autouse=True)
@@ -53,64 +53,64 @@ BEFORE_THE_MARK = [
 
 @pytest.mark.parametrize(("point", "number"), BEFORE_THE_MARK)
 def test_killed_move_can_be_continued(log: Path, database: str, point: str, number: int) -> None:
-    killed(log, database, point, number)
+    move_and_kill(log, database, point, number)
     assert not can_be_opened(PostgresStore(database))
-    with writing_to(log) as session:  # the file is still the log, and changes
+    with writing_to(log) as session:  # the file is still the log and accepts writes
         assert are_new(commit(session, *range(5000, 5020)))
         erase(session, 0, [1, 3])
     before = query(database, "SELECT count(*) FROM oncelog_records")
-    killed(log, database, "target.save_slice.after", 1)
+    move_and_kill(log, database, "target.save_slice.after", 1)
     assert query(database, "SELECT count(*) FROM oncelog_records") > before
     moved_with_twin(log, database)
-    demand_alike(log, database)
+    assert_moved(log, database)
     with twins(log, database) as (_, one, other):
-        assert told_by(other) == told_by(one)
+        assert read_store(other) == read_store(one)
 
 
 def test_move_killed_before_its_begin_leaves_no_tables(log: Path, database: str) -> None:
-    killed(log, database, "target.begin.before")
+    move_and_kill(log, database, "target.begin.before")
     assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)]
 
 
 def test_rows_lost_by_the_database_after_the_mark_are_copied_again(log: Path, database: str) -> None:
-    """As after a fail-over to a standby that was behind."""
-    killed(log, database, "source.save_marker.after")
+    """As after a failover to a standby that lagged behind."""
+    move_and_kill(log, database, "source.save_marker.after")
     query(database, "DELETE FROM oncelog_records WHERE lane = 0 AND position > 10")
     query(database, "DELETE FROM oncelog_partition_records WHERE lane = 0 AND position > 10")
     query(database, "DELETE FROM oncelog_blocks WHERE lane = 0 AND first_position > 10")
     query(database, "DELETE FROM oncelog_leases")
-    assert migrate_log(str(log), database, silent).is_new
-    demand_alike(log, database)
+    assert migrate_log(str(log), database, ignore_progress).is_new
+    assert_moved(log, database)
 
 
 @pytest.mark.parametrize("point", ["source.save_marker.after", "target.finish.before"])
 def test_move_killed_after_the_mark_leaves_both_sides_closed_for_writes(log: Path, database: str, point: str) -> None:
-    killed(log, database, point)
+    move_and_kill(log, database, point)
     assert not can_be_opened(PostgresStore(database))
     assert not can_be_opened(SqliteStore(log))
-    assert migrate_log(str(log), database, silent).is_new
-    demand_alike(log, database)
+    assert migrate_log(str(log), database, ignore_progress).is_new
+    assert_moved(log, database)
     assert can_be_opened(PostgresStore(database))
 
 
 def test_repeated_move_after_the_end_changes_nothing(log: Path, database: str) -> None:
-    killed(log, database, "target.finish.after")
+    move_and_kill(log, database, "target.finish.after")
     for _ in range(2):
         check_migration(str(log), database)
-        assert not migrate_log(str(log), database, silent).is_new
-    demand_alike(log, database)
-    with driven(lambda clock: PostgresStore(database, clock=clock)) as other:  # also after a later write
+        assert not migrate_log(str(log), database, ignore_progress).is_new
+    assert_moved(log, database)
+    with driven(lambda clock: PostgresStore(database, clock=clock)) as other:  # even after a later write
         assert isinstance(other(full_event(777_777, ["orders"])), oncelog.Committed)
-    assert not migrate_log(str(log), database, silent).is_new
+    assert not migrate_log(str(log), database, ignore_progress).is_new
 
 
 def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, database: str) -> None:
     moved_with_twin(log, database)
     copy = log.with_name("twin.db")
-    assert migrate_log(str(copy), database, silent).is_new  # it has no mark, and equal content
+    assert migrate_log(str(copy), database, ignore_progress).is_new  # the copy has no mark and equal content
     with pytest.raises(MovedError):
-        migrate_log(str(copy), address_of(log / "other"), silent)
-    demand_alike(copy, database)
+        migrate_log(str(copy), address_of(log / "other"), ignore_progress)
+    assert_moved(copy, database)
     another = log.with_name("another.db")
     shutil.copy(log, another)
     with closing(sqlite3.connect(another)) as connection:
@@ -119,5 +119,5 @@ def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, 
     with writing_to(another) as session:
         commit(session, 9000)
     with pytest.raises(StoreError, match="one of the two was written to"):
-        migrate_log(str(another), database, silent)
+        migrate_log(str(another), database, ignore_progress)
     assert can_be_opened(SqliteStore(another))

@@ -1,6 +1,6 @@
-"""A move whose session hangs or is lost ends by itself, releases the file, and can be continued.
+"""A move whose session hangs or is lost stops, releases the file, and can be continued.
 
-Limits are far above what a slow machine needs. When a session hangs, the test advances the time of the event loop.
+The limits are far above what a slow machine needs. When a session hangs, the test advances the event loop's time.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.queries.records import count_erasures, load_heads
 from oncelog.testing.postgres_proxy import CommitFault, HeldMessage, PostgresProxy
 from storage.migrate.migration_checks import (
+    assert_moved,
     can_be_opened,
-    demand_alike,
+    ignore_progress,
     rows_of_file,
-    silent,
     use_small_slices,
     writing_to,
 )
@@ -67,21 +67,21 @@ def is_locked(path: Path) -> bool:
 
 
 def moving_to(address: str, log: Path) -> "asyncio.Task[MigrationOutcome]":
-    return asyncio.create_task(migration._migrate_log(str(log), address, silent))
+    return asyncio.create_task(migration._migrate_log(str(log), address, ignore_progress))
 
 
-async def demand_continued(path: Path, address: str) -> None:
-    """Check that the file is still the log, and that the next move finishes."""
+async def assert_move_can_continue(path: Path, address: str) -> None:
+    """Assert that the file is still the log and that the next move finishes."""
 
     def continue_it() -> None:
         assert not is_locked(path)
         assert not can_be_opened(PostgresStore(address))
         with writing_to(path) as session:
             assert are_new(commit(session, *range(5000, 5020)))
-        assert migrate_log(str(path), address, silent).is_new
-        demand_alike(path, address)
+        assert migrate_log(str(path), address, ignore_progress).is_new
+        assert_moved(path, address)
 
-    await asyncio.to_thread(continue_it)  # it runs other event loops
+    await asyncio.to_thread(continue_it)  # runs in a thread because it starts event loops
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ async def test_held_statement_releases_the_file_lock_after_the_limit(
             await moving
         assert not is_locked(log)
     monkeypatch.undo()
-    await demand_continued(log, database)
+    await assert_move_can_continue(log, database)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_stalled_session_releases_the_file_lock_after_the_limit(
         with pytest.raises(StoreUnavailableError, match=f"no answer within {LIMIT_S} s"):
             await moving
     monkeypatch.undo()
-    await demand_continued(log, database)
+    await assert_move_can_continue(log, database)
 
 
 @pytest.mark.parametrize("statement", ["BEGIN", "SET LOCAL", "COPY", "COMMIT"])
@@ -164,7 +164,7 @@ async def test_cancelled_move_drops_its_session_without_a_cancel_request(
         await connection.close()
         assert proxy.accepted_count == accepted + 1
     monkeypatch.undo()
-    await demand_continued(log, database)
+    await assert_move_can_continue(log, database)
 
 
 async def test_limit_grows_with_the_number_of_records(
@@ -189,7 +189,7 @@ async def test_limit_grows_with_the_number_of_records(
         with pytest.raises(StoreUnavailableError, match=f"no answer within {LIMIT_S + 500} s"):
             await moving
     monkeypatch.undo()
-    await demand_continued(log, database)
+    await assert_move_can_continue(log, database)
 
 
 @pytest.mark.parametrize("fate", [CommitFault.STALLED, CommitFault.CUT_BEFORE, CommitFault.CUT_AT_ANSWER])
@@ -214,7 +214,7 @@ async def test_move_can_be_continued_after_a_lost_commit(
             await moving
         assert proxy.done[fate] == 1
     monkeypatch.undo()
-    await demand_continued(log, database)
+    await assert_move_can_continue(log, database)
 
 
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "stalled"])
@@ -226,8 +226,8 @@ async def test_blocked_copy_ends_with_its_session(
     loop_clock: LoopClock,
     is_cut: bool,
 ) -> None:
-    """asyncpg alone would wait without end for a socket that takes no more bytes."""
-    gc.collect()  # errors of earlier tests are logged here
+    """asyncpg alone would wait forever for a socket that accepts no more bytes."""
+    gc.collect()  # ignores errors logged by earlier tests
     caplog.clear()
     path, pause = tmp_path / "log.db", Protocol.pause_writing
     with writing_to(path) as session:
@@ -259,4 +259,4 @@ async def test_blocked_copy_ends_with_its_session(
     gc.collect()
     assert caplog.records == []
     monkeypatch.undo()
-    await demand_continued(path, database)
+    await assert_move_can_continue(path, database)

@@ -1,4 +1,4 @@
-"""A move reads the next part of the file in a thread while it writes the one before."""
+"""A move reads the next part of the file in a thread while it writes the previous part."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from oncelog.storage.migrate.migration import _read_ahead
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 async def test_cancelled_read_ahead_waits_for_its_thread(times: int) -> None:
-    """The next step closes the file, which the thread must not use any more."""
+    """The next step closes the file, so the thread must no longer use it."""
     may_go_on = Event()
 
     def parts() -> Iterator[int]:
@@ -57,7 +57,7 @@ async def test_error_of_an_unused_read_ahead_is_not_logged(caplog: pytest.LogCap
                 await asyncio.to_thread(is_read.wait)
                 raise OSError("of the database")
 
-    gc.collect()  # errors of earlier tests are logged here
+    gc.collect()  # ignores errors logged by earlier tests
     caplog.clear()
     with pytest.raises(OSError, match="of the database"):
         await copied()

@@ -1,4 +1,4 @@
-"""Lookups of a push use an index in PostgreSQL (DE-5). For SQLite see test_key_index."""
+"""Lookups of a push use an index in PostgreSQL (DE-5). test_key_index checks SQLite."""
 
 import re
 
@@ -47,6 +47,6 @@ async def test_known_ids_and_row_pages_use_an_index(database: str) -> None:
         assert "Seq Scan" not in plan, (name, plan)
         assert "Index" in plan, (name, plan)
         if name != "keys":
-            # Short keys come from their index in order; a page of long keys is merged with them.
+            # Short keys are read from their index in order and merged with a page of long keys.
             assert re.search(r"->  Limit [^\n]*\n *->  Index Scan using oncelog_rows_short", plan), (name, plan)
             assert "Merge Append" in plan, (name, plan)

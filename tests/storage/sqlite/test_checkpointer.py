@@ -1,4 +1,4 @@
-"""The checkpointer moves the write-ahead log into the file without blocking commits."""
+"""The checkpointer copies the write-ahead log into the file without blocking commits."""
 
 import asyncio
 import logging
@@ -30,9 +30,9 @@ def batch(first: int, count: int) -> list[Request]:
 
 
 def records_in_file(path: Path) -> int:
-    """Return the number of records in the file alone, without its write-ahead log."""
+    """Return how many records are in the file itself, without its write-ahead log."""
     alone = path.with_suffix(".alone")
-    # In another process: closing the file in this one would drop the locks of SQLite.
+    # Runs in another process, because closing the file in this process would drop SQLite's locks.
     subprocess.run(["/bin/cp", path, alone], check=True)  # noqa: S603
     with closing(sqlite3.connect(alone)) as connection:
         return int(connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0])
@@ -138,7 +138,7 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
     await store.open()
     try:
         await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-        await until_moved(store)  # another checkpoint, although the first never started
+        await until_moved(store)  # a second checkpoint, although the first never started
         assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
     finally:
         await store.close()
@@ -151,7 +151,7 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_sqlite_does_not_restart_the_wal_during_a_read(tmp_path: Path) -> None:
-    """`SqliteStore._checkpoint` relies on this while there is something to checkpoint."""
+    """`SqliteStore._checkpoint` relies on this while frames remain to be checkpointed."""
     with three_on(tmp_path / "x.db") as (writer, reader, mover):
         log = filled(writer)
         read(reader)
@@ -165,7 +165,7 @@ def test_sqlite_does_not_restart_the_wal_during_a_read(tmp_path: Path) -> None:
 
 
 def test_sqlite_reader_blocks_the_checkpoint_after_a_wal_restart(tmp_path: Path) -> None:
-    """The same if there was nothing to checkpoint when the read began."""
+    """Even if there was nothing to checkpoint when the read began."""
     with three_on(tmp_path / "x.db") as (writer, reader, mover):
         log = filled(writer)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)

@@ -1,4 +1,4 @@
-"""The file of a log: foreign files are not changed, damage is reported, older files are migrated."""
+"""The file of a log: foreign files are not changed, damage is reported, and older files are migrated."""
 
 import asyncio
 import os
@@ -153,7 +153,7 @@ def garbage_after_the_header(path: Path) -> None:
         (garbage_after_the_header, CorruptError),
     ],
 )
-async def test_unusable_file_is_reported_by_name_and_not_changed(
+async def test_unusable_file_is_reported_with_its_path_and_not_changed(
     tmp_path: Path, make: Callable[[Path], None], error: type[OncelogError]
 ) -> None:
     path = tmp_path / "log.db"
@@ -167,7 +167,7 @@ async def test_unusable_file_is_reported_by_name_and_not_changed(
 
 
 async def test_foreign_database_in_use_is_not_changed(tmp_path: Path) -> None:
-    """Also not its write-ahead log: opening a database in WAL mode could write there."""
+    """Nor is its write-ahead log, to which opening a database in WAL mode could write."""
     path = tmp_path / "theirs.db"
     with database(path) as theirs:
         theirs.execute("PRAGMA journal_mode = WAL")
@@ -195,7 +195,7 @@ async def test_log_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
 
 @contextmanager
 def user_without_rights() -> Iterator[Path]:
-    """Make a directory and drop the rights of the superuser, who ignores file modes."""
+    """Create a directory and drop superuser rights, because the superuser ignores file modes."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         is_superuser = os.geteuid() == 0
@@ -241,7 +241,7 @@ async def test_unreadable_file_is_unavailable() -> None:
         assert list(contents(directory)) == ["log.db"]
 
 
-# --- making ----------------------------------------------------------------------------------------------------
+# --- creation --------------------------------------------------------------------------------------------------
 
 
 async def test_empty_file_is_initialized_as_a_log(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_empty_file_is_initialized_as_a_log(tmp_path: Path) -> None:
 
 
 def test_threads_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
-    """A thread that asks for other settings gets an error with the stored ones."""
+    """A thread with other settings gets an error that contains the stored settings."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.db"
         together = Barrier(6)
@@ -298,7 +298,7 @@ def epoch_made_by_a_process(path: str, numbers: range) -> str:
 @pytest.mark.rule("CO-14")
 def test_processes_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # its map ends when a process dies
+    with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # `map` of an executor fails when a process dies
         jobs = (range(60), range(20, 80), range(0, 80, 3))
         assert len(set(pool.map(epoch_made_by_a_process, [str(path)] * 3, jobs))) == 1
     with session_on(path, 8) as session:
@@ -322,7 +322,7 @@ async def test_different_settings_are_refused_without_changing_the_file(tmp_path
     await open_and_close(path)
 
 
-# --- migrating ---------------------------------------------------------------------------------------------------
+# --- migration ---------------------------------------------------------------------------------------------------
 
 NEXT = SCHEMA_VERSION + 1
 ADDED = f"""
@@ -361,7 +361,7 @@ def test_older_file_is_migrated_with_its_records(tmp_path: Path, monkeypatch: py
 
 
 def rated(number: int) -> Submission:
-    """Return a write with a rate limit of two at once per actor."""
+    """Return a write with a rate limit whose burst is two per actor."""
     key = number.to_bytes(16, "big")
     return Submission(
         policy=EVENTS, scope="", key=key, fingerprint=b"f", actor="user:ann", rate=Rate(1, burst=2), partitions=("p",)
@@ -402,7 +402,7 @@ def test_file_of_the_first_schema_is_migrated_and_usable(
 def test_process_of_an_older_version_cannot_write_keys_during_a_migration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two steps it could write to the index, but the first step removes that table."""
+    """It could write to the index between two steps, but the first step removes the table."""
     path = tmp_path / "log.db"
     make_log(path)
     make_older(path)
@@ -481,7 +481,7 @@ async def test_new_file_has_the_newest_schema(tmp_path: Path, monkeypatch: pytes
     assert version_of(path) == SCHEMA_VERSION + 1
 
 
-# --- an application's own tables -----------------------------------------------------------------------------------
+# --- tables of the application -------------------------------------------------------------------------------------
 
 
 async def test_application_tables_in_the_file_do_not_interfere(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Erased bodies are in no byte of the file or of its write-ahead log.
+"""Erased bodies are neither in the file nor in its write-ahead log.
 
-SQLite moves rows between pages to make room, and leaves a copy behind in unused space. So these logs have rows of all
-sizes, in several lanes that grow at the same time, and many rows are erased while others are added.
+SQLite moves rows between pages to make room and leaves copies in unused space. These logs therefore have rows of all
+sizes in several lanes that grow concurrently, and many rows are erased while others are added.
 """
 
 import re

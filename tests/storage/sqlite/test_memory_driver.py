@@ -1,4 +1,4 @@
-"""Logs in memory on SQLite: one connection, which lasts as long as the driver."""
+"""Logs in memory on SQLite use one connection, which lives as long as the driver."""
 
 import sqlite3
 

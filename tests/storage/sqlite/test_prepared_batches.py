@@ -1,4 +1,4 @@
-"""Batches that are decided and written on the event loop, and made durable by the writer thread."""
+"""Batches that the event loop decides and writes, and the writer thread makes durable."""
 
 import asyncio
 import sqlite3
@@ -25,11 +25,11 @@ def batch(*numbers: int) -> list[Request]:
 
 
 class Watched:
-    """Records which thread called which method of the writer's session."""
+    """Records which thread calls which method of the writer's session."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, bool]] = []
-        """Method, and whether it ran on the thread of the event loop."""
+        """Methods, each with whether it ran on the event loop's thread."""
         for name in ("prepare", "finish", "commit"):
             monkeypatch.setattr(Writer, name, self._watching(name, getattr(Writer, name)))
 
@@ -45,7 +45,7 @@ class Watched:
 
 @pytest.fixture(autouse=True)
 def patient_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a slow machine not count as a slow disk."""
+    """Keep a slow machine from being treated as a slow disk."""
     monkeypatch.setattr(sqlite_store, "LOOP_WAIT_S_MAX", WAIT_S)
 
 
@@ -82,7 +82,7 @@ async def test_loop_does_not_wait_for_the_lock_of_another_process(
         other.execute("BEGIN IMMEDIATE")
         waiting = asyncio.ensure_future(store.commit(batch(1)))
         for _ in range(3):
-            await asyncio.sleep(0)  # the loop runs; if it waited for the lock, the test would hang
+            await asyncio.sleep(0)  # the loop is not blocked; otherwise the test would hang
         assert watched.seen == [("no prepare", True)]
         assert not waiting.done()
         other.execute("ROLLBACK")

@@ -58,7 +58,7 @@ async def test_row_cache_sees_rows_of_another_process(tmp_path: Path) -> None:
     absent, there = Condition(Must.NOT_EXIST), Condition(Must.EXIST)
     assert isinstance((await commit(one, write(1, SetEntity("a", b"1", condition=absent))))[0], Committed)
     assert isinstance((await commit(other, write(2, SetEntity("a", b"2", condition=there))))[0], Committed)
-    # Both have cached the client, the stream and the entity by now.
+    # Both writers have now cached the client, the stream and the entity.
     (third,) = await commit(one, write(3, SetEntity("a", b"3", condition=Condition(Must.HAVE_VERSION, version=2))))
     assert isinstance(third, Committed)
     assert third.receipt.sequence == 3
@@ -107,7 +107,7 @@ def commit_shared(writing: StoreTransaction, connection: sqlite3.Connection, ite
 
 @pytest.mark.rule("CO-12")
 async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) -> None:
-    """Its number of commits becomes the same again, with different content."""
+    """The restored file reaches the same number of commits with different content."""
     path = tmp_path / "log.db"
 
     async def commit_alone(*items: Submission) -> None:
@@ -144,7 +144,7 @@ async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) ->
 async def test_row_cache_does_not_change_decisions(
     tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes in turns on one file, compared with a store in memory."""
+    """Two processes take turns on one file and are compared with a store in memory."""
     monkeypatch.setattr(row_cache, "ROWS_MAX", rows_max)
     chance = random.Random(SEED)
 
@@ -205,7 +205,7 @@ async def test_members_removed_by_another_process_are_refused(tmp_path: Path) ->
 
 @pytest.mark.rule("CH-9")
 async def test_cached_members_are_dropped_when_the_file_is_restored(tmp_path: Path) -> None:
-    """Members are in no hash, and the number of commits becomes the same again."""
+    """No hash covers members, and the restored file reaches the same number of commits."""
     path, clock = tmp_path / "log.db", ManualClock()
 
     async def alone(*items: Item) -> None:

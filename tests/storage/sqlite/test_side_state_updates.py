@@ -1,4 +1,4 @@
-"""Side state in SQLite: rows that a batch has read are updated in place, and a batch reads the rows that it needs."""
+"""Side state in SQLite: a batch reads only the rows that it needs, and updates them in place."""
 
 import sqlite3
 from contextlib import closing
@@ -40,7 +40,7 @@ def test_update_of_a_missing_row_is_reported_as_corrupt(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CH-19")
-def test_each_stream_loads_its_own_number_of_oldest_members(tmp_path: Path) -> None:
+def test_each_stream_loads_the_requested_number_of_oldest_members(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
     members = {(f"chat/{chat}", f"user:{number}"): Member(number) for chat in range(5) for number in range(1, 21)}
     with closing(connect(SqliteDriver(), path)) as connection:

@@ -1,4 +1,4 @@
-"""The worker thread: calls run one after another, and each reports its result."""
+"""The worker thread runs calls one after another and reports each result."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ async def test_worker_is_idle_only_when_all_calls_ended(worker: WorkerThread) ->
     assert seen == [True, False, False, True]
 
 
-async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the_loop(worker: WorkerThread) -> None:
+async def test_immediate_call_runs_without_waiting_for_the_loop(worker: WorkerThread) -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def do() -> None:
@@ -54,11 +54,11 @@ async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the
         go_on.wait(WAIT_S)
 
     switch_s = sys.getswitchinterval()
-    sys.setswitchinterval(30)  # so that no thread takes the interpreter from the event loop
+    sys.setswitchinterval(30)  # prevents switches away from the event loop's thread
     try:
         waiting = worker.submit(do, start_now=True)
         for _ in range(1000):
-            sum(range(100))  # it may not have reached `set` yet, but gets the interpreter when this thread waits
+            sum(range(100))  # the worker may not have reached `set` yet, but runs when this thread waits
         assert await asyncio.to_thread(began.wait, WAIT_S)
     finally:
         sys.setswitchinterval(switch_s)
@@ -66,7 +66,7 @@ async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the
     await waiting
 
 
-async def test_call_started_at_once_does_not_wait_behind_another_call(worker: WorkerThread) -> None:
+async def test_immediate_call_does_not_wait_behind_another_call(worker: WorkerThread) -> None:
     go_on = threading.Event()
     first, second = worker.submit(go_on.wait, WAIT_S), worker.submit(int, start_now=True)  # returns immediately
     go_on.set()
@@ -127,7 +127,7 @@ async def test_worker_finishes_queued_calls_before_it_stops(worker: WorkerThread
     await asyncio.to_thread(worker.stop)
     assert done == [*range(10)]
     await asyncio.gather(*waiting)
-    worker.stop()  # may be repeated
+    worker.stop()  # can be repeated
     with pytest.raises(RuntimeError, match="has been stopped"):
         worker.submit(int)
 

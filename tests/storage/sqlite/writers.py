@@ -1,4 +1,4 @@
-"""Sessions on one file, as several processes would open them, and a driver with failing statements."""
+"""Sessions on one file, like those of several processes, and a driver whose statements fail."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ ORDERS = Policy(name="orders", key_bytes=(1, 16), order=Order.STREAM, on_reuse=O
 
 @contextmanager
 def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -> Iterator[Writer]:
-    """Open a file as one process does. An existing log keeps its settings."""
+    """Open a file as one process would. An existing log keeps its settings."""
     session = Writer(str(path), driver or QuickDriver(), TransactionOptions(ManualClock(), bytes, seal_keys=seal_keys))
     session.open(None if path.exists() and path.stat().st_size else SETTINGS)
     try:
@@ -48,7 +48,7 @@ async def open_sqlite(path: Path) -> SqliteStore:
 
 
 def write(number: int) -> Submission:
-    """Return the write of a number: in lane 0, or in one of five streams."""
+    """Return the write for a number, in lane 0 or in one of five streams."""
     key = number.to_bytes(16, "big")
     if number % 6 == 0:
         return Submission(policy=EVENTS, scope="", key=key, fingerprint=b"f")
@@ -56,7 +56,7 @@ def write(number: int) -> Submission:
 
 
 def make_older(path: Path) -> None:
-    """Replace a closed log by one of the first schema, with the rows that this schema can hold."""
+    """Replace a closed log by a log of the first schema, with the rows that this schema supports."""
     older = path.with_suffix(".older")
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS newer", (str(path),))
@@ -99,7 +99,7 @@ def are_known(verdicts: list[Verdict]) -> bool:
 
 
 class QuickConnection(sqlite3.Connection):
-    """Does not sync to disk, for speed."""
+    """A connection that does not sync to disk, for speed."""
 
     def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
         is_sync = statement == "PRAGMA synchronous = FULL"
@@ -113,7 +113,7 @@ class QuickDriver(SqliteDriver):
 
 
 class FailingDriver(QuickDriver):
-    """Fails at a chosen statement after it was armed: before or after running it."""
+    """Once armed, fails before or after running a chosen statement."""
 
     def __init__(self) -> None:
         super().__init__()

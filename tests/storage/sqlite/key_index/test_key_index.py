@@ -1,4 +1,4 @@
-"""The key index: every committed key is found, by every process and after every failure."""
+"""The key index finds every committed key, in every process and after every failure."""
 
 import json
 import re
@@ -45,7 +45,7 @@ SEQUENCE_HASH = 2189155921296615790
 
 
 def test_key_hash_is_stable_and_independent_of_earlier_hashes() -> None:
-    """Hashes are stored in files. These values come from an earlier version."""
+    """Hashes are stored in files. These values were computed by an earlier version."""
     secret = bytes(range(SECRET_BYTES))
     identities: list[Identity] = [
         ("events", "", "", b"k" * 16),
@@ -65,8 +65,8 @@ def test_key_hash_is_stable_and_independent_of_earlier_hashes() -> None:
 
 
 @pytest.fixture(autouse=True)
-def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small segments, so that few keys already need several levels, runs and merges."""
+def use_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use small segments, so that a few keys need several levels, runs and merges."""
     monkeypatch.setattr(index, "FAN_OUT", 4)
     monkeypatch.setattr(segments, "CLEAR_RUNS", 2)
     monkeypatch.setattr(key_run, "RUN_KEYS", 5)
@@ -83,7 +83,7 @@ def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_segments(path: Path) -> None:
-    """Check that each key of a sealed record is in one segment, that segments are few, and that keys have records."""
+    """Assert that each key of a sealed record is in one segment, that keys have records, and that segments are few."""
     with rows_of(path) as connection:
         done = {
             segment: cursor
@@ -107,9 +107,9 @@ def check_segments(path: Path) -> None:
         assert {place for (place,) in connection.execute(records.format("sealed_position"))} <= set(places)
         beyond = {place for (place,) in connection.execute(records.format("max(sealed_position, sealing_position)"))}
         assert set(places) <= beyond
-        assert len(places) == len(set(places))  # each record has one key
+        assert len(places) == len(set(places))  # one key per record
         levels = dict(connection.execute("SELECT level, count(*) FROM oncelog_key_segments GROUP BY level").fetchall())
-        # Four are being merged, about as many wait, and one is being filled.
+        # Four segments are being merged, about as many wait, and one is being filled.
         assert max(levels.values(), default=0) <= 2 * index.FAN_OUT + 2
 
 
@@ -120,7 +120,7 @@ def check_all_known(session: Writer, upto: int) -> None:
     assert session.find_keys([key_identity(write(upto + number)) for number in range(50)]) == [None] * 50
 
 
-# --- finding -----------------------------------------------------------------------------------------------
+# --- lookups -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-14")
@@ -147,7 +147,7 @@ def test_three_processes_find_every_key_written_by_two_in_turns(tmp_path: Path) 
 @pytest.mark.rule("CO-14")
 @pytest.mark.parametrize("committed_before", [0, 1, 40])
 def test_keys_sealed_by_another_process_are_found(tmp_path: Path, committed_before: int) -> None:
-    """These keys were never in the memtable of this process, so its filter must be updated."""
+    """The keys were never in the memtable of this process, so its filter must be updated."""
     path = tmp_path / "log.db"
     with session_on(path, 8) as idle, session_on(path, 8) as busy:
         for number in range(committed_before):
@@ -161,7 +161,7 @@ def test_keys_sealed_by_another_process_are_found(tmp_path: Path, committed_befo
 
 @pytest.mark.rule("CO-14")
 def test_sealing_is_continued_by_other_processes(tmp_path: Path) -> None:
-    """Slices of 18 keys from segments of 150: every segment is written by several processes."""
+    """With slices of 18 keys and segments of 150, several processes write every segment."""
     path = tmp_path / "log.db"
     with ExitStack() as stack:
         sessions = [stack.enter_context(session_on(path, 150)) for _ in range(3)]
@@ -183,7 +183,7 @@ def test_sealing_is_continued_by_other_processes(tmp_path: Path) -> None:
         ([0], 1),
         ([0, 1, HASH_MAX], 1),
         ([5, HASH_MAX // 2, HASH_MAX // 2 + 1, HASH_MAX - 1], 2),
-        # Sealed in several slices, with other keys of the same hash in between.
+        # Sealed in several slices, interleaved with other keys of the same hash.
         ([number * (HASH_MAX // 99) for number in range(100)], 70),
     ],
 )
@@ -207,7 +207,7 @@ def test_keys_with_equal_hashes_are_distinguished(
                 check_all_known(session, number + 5)
 
 
-# --- failing -----------------------------------------------------------------------------------------------
+# --- failures ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-10", "CO-16")
@@ -215,9 +215,9 @@ def test_keys_with_equal_hashes_are_distinguished(
 def test_error_at_any_statement_loses_no_key(
     tmp_path: Path, is_run_first: bool, is_soak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments of two keys: nearly every commit seals, and soon merges on several levels.
+    """With segments of two keys, nearly every commit seals, and merges soon run on several levels.
 
-    Without --soak only the first commits fail, and the last ones, which begin the second level.
+    Without --soak, only the first commits fail, and the last commits, which begin the second level.
     """
     monkeypatch.setattr(transaction, "EXPIRY_INTERVAL_COMMITS", 1)  # so that every attempt runs the same statements
     path = tmp_path / "log.db"
@@ -244,7 +244,7 @@ def test_error_at_any_statement_loses_no_key(
                     continue
                 driver.disarm()
                 break
-            # After a COMMIT that was executed and then failed, the retry is a replay.
+            # If COMMIT failed after it was executed, the retry is a replay.
             assert are_known(verdicts) if is_run_first else are_new(verdicts)
             check_segments(path)
         with session_on(path, 2) as later:
@@ -256,7 +256,7 @@ def test_error_at_any_statement_loses_no_key(
 
 @pytest.mark.rule("CO-10", "CO-16")
 def test_index_changes_of_a_failed_commit_are_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next commit without changes must not confirm the staged changes."""
+    """The next commit, which has no changes, must not apply the staged changes."""
 
     def fail(*_: object) -> None:
         raise MemoryError
@@ -293,7 +293,7 @@ def check_known_or_not_at_all(path: Path, number: int, batch: tuple[int, ...]) -
     ],
 )
 def test_impossible_index_is_reported_as_corrupt(tmp_path: Path, change: str, message: str) -> None:
-    """Before memory is allocated for the keys, because a failed allocation would end the process."""
+    """The error comes before memory is allocated for the keys, because a failed allocation would kill the process."""
     path = tmp_path / "log.db"
     with session_on(path, 8) as session:
         for number in range(60):
@@ -324,7 +324,7 @@ def test_filter_filled_during_commits_contains_every_key(tmp_path: Path, monkeyp
         assert isinstance(store, SqliteStore)
         assert not has_filter(store)
         for number in range(300, 400):
-            commit(other, number)  # sealed while the filter is being filled
+            commit(other, number)  # sealed while the filter is filled
         assert store._fill_task is not None
         for number in range(400, 440):
             log(write(number))
@@ -383,7 +383,7 @@ def looks_for(session: Writer, *numbers: int) -> int:
 
 
 def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
-    """Also after opening the file; a process that did not create a segment reads it for every key."""
+    """Even after opening the file. A process that did not create a segment reads it for every key."""
     path = tmp_path / "log.db"
     with session_on(path, 40) as session:
         for number in range(1500):
@@ -405,9 +405,9 @@ def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
 
 GROWING = re.compile(r"oncelog_(records|key_runs|partition_records|stream_records|rows)\b")
 LOOKS_AT_ALL = re.compile(r"(all|missing|extra|count)_\w+|\w+_sizes")
-"""Statements that verify a log, or count what tenants have, read all rows by design."""
+"""Statements that verify a log or count the usage of tenants read all rows by design."""
 SORTS_A_FEW = {"bodies", "briefs_at", "internal_page", "records_at"}
-"""They sort one page, or one page of each lane."""
+"""Statements that sort one page, or one page of each lane."""
 
 
 def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
@@ -430,7 +430,7 @@ def test_no_statement_scans_a_growing_table(tmp_path: Path) -> None:
     for name, steps in (looked_at | side_state).items():
         if LOOKS_AT_ALL.fullmatch(name):
             continue
-        # A subquery has its own limit, and its steps are listed too.
+        # A subquery has a separate limit, and its steps are listed too.
         scans = [step for step in steps if re.match(r"SCAN (?!\(subquery)", step) and "VIRTUAL TABLE" not in step]
         assert scans == [], name
         sorts = [step for step in steps if "TEMP B-TREE" in step]
@@ -438,7 +438,7 @@ def test_no_statement_scans_a_growing_table(tmp_path: Path) -> None:
 
 
 def test_index_work_per_commit_is_bounded(tmp_path: Path) -> None:
-    """No commit runs a large merge: each writes the rows of a few slices at most."""
+    """Each commit writes the rows of a few slices at most, and never runs a large merge."""
     with session_on(tmp_path / "log.db", 64) as session:
         most = 0
         for number in range(2000):
@@ -458,7 +458,7 @@ def test_merged_runs_are_cleared_soon(tmp_path: Path) -> None:
                 for source in json.loads(sources):
                     below = "SELECT count(*) FROM oncelog_key_runs WHERE segment = ? AND last <= ?"
                     left = max(left, connection.execute(below, (source, cursor)).fetchone()[0])
-    # One slice more than intended, and hashes are not spread evenly; a source has at least 13 runs.
+    # A slice can be one too many, and hashes are not spread evenly; a source has at least 13 runs.
     assert 0 < left <= 3 * segments.CLEAR_RUNS
 
 

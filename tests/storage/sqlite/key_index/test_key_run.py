@@ -1,4 +1,4 @@
-"""Runs of keys: no key is lost, and keys with equal hashes stay in one run."""
+"""Key runs: no key is lost, and keys with equal hashes are in one run."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def some_keys(random: Random, count: int, hashes: int = HASH_MAX) -> tuple[list[int], list[int]]:
-    """Return sorted keys. With few hashes several keys have the same one."""
+    """Return sorted keys. With few hashes, several keys share a hash."""
     pairs = sorted({(random.randrange(hashes), random.randrange(1 << 62)) for _ in range(count)})
     return [one for one, _ in pairs], [place for _, place in pairs]
 
@@ -71,7 +71,7 @@ def test_run_encoding_does_not_depend_on_byte_order(monkeypatch: pytest.MonkeyPa
     [(last, packed)] = pack_runs(([1, HASH_MAX], [2, 3]))
     assert last == HASH_MAX
     assert packed.hex() == "0100000000000000ffffffffffffff7f02000000000000000300000000000000"
-    monkeypatch.setattr(key_run, "_IS_SWAPPED", True)  # as on a machine with the other byte order
+    monkeypatch.setattr(key_run, "_IS_SWAPPED", True)  # as on a machine with the opposite byte order
     assert [*map(list, unpack_run(bytes.fromhex("00000000000000010000000000000002")))] == [[1], [2]]
 
 
@@ -111,7 +111,7 @@ def test_merge_continued_by_several_processes_has_every_key_once(connection: sql
     assert kept(connection, 99) == every
     assert (merge.filter is not None) is is_one
     assert merge.filter is None or all(one in merge.filter for one, _ in every)
-    at_once = 2 * READ_RUNS * RUN_KEYS * 16  # more only for keys with equal hashes
+    at_once = 2 * READ_RUNS * RUN_KEYS * 16  # more than the limit only for keys with equal hashes
     assert hashes < HASH_MAX or 0 < most < len(sources) * (at_once + 1000)
 
 
