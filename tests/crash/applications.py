@@ -1,4 +1,4 @@
-"""Applications that are killed and started again. Each is a process with a client and a durable store."""
+"""Applications that are killed and restarted. Each is a process with a client and a durable store."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from scripts import RUN
 
 
 class Row(NamedTuple):
-    """An event as the log stores it, or as an application received it."""
+    """An event, either stored in the log or received by an application."""
 
     committed_id: int
     id: str
@@ -30,22 +30,22 @@ class Row(NamedTuple):
     at_ms: int
 
 
-class Death(NamedTuple):
-    """How a life of an application ends: it kills itself in a transaction in which it receives events."""
+class PlannedKill(NamedTuple):
+    """Where an application kills itself: in a transaction in which it receives events."""
 
     after: int = 0
-    """Number of the event, counted from the start of the process; 0 for a process that does not kill itself."""
+    """Number of the event since the process started, or 0 if the process does not kill itself."""
     before: str = ""
-    """First word of the statement before which it dies; empty to die at the event."""
+    """First word of the statement before which the process dies, or empty to die at the event."""
 
 
 DEATHS = ("", "RELEASE", "UPDATE")
-"""Statements before which an application can kill itself: `Death.before`."""
-SURVIVES = Death()
+"""Statements before which an application can kill itself: `PlannedKill.before`."""
+SURVIVES = PlannedKill()
 
 
 class Application:
-    """A sequence of `client_worker` processes on the same store."""
+    """A series of `client_worker` processes on one store."""
 
     def __init__(self, directory: Path, name: str, seed: int, events: int, partitions: Sequence[str]) -> None:
         self.store = directory / f"{name}.db"
@@ -55,26 +55,26 @@ class Application:
         self.begun = asyncio.Event()
         """Set when the current process has received an event or has ended."""
         self.settled = asyncio.Event()
-        """Set when the process has reported that all submissions have outcomes. It then waits for `come_to`."""
+        """Set when the process has reported that all submissions have outcomes. It then waits for `finish_at`."""
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.stands: dict[str, Any] = {}
-        """Its report at the end."""
+        """The report of the last process."""
         self._seed = seed
         self._events = events
         self._process: asyncio.subprocess.Process | None = None
         self._end = b""
-        """The input that names the last event to wait for, once that is known."""
+        """The input line with the last event to wait for, once known."""
 
-    async def live(self, url: str, deaths: Iterator[Death]) -> None:
-        """Start a process after each death, until one ends normally."""
+    async def live(self, url: str, deaths: Iterator[PlannedKill]) -> None:
+        """Start processes one after another until one exits normally."""
         while not await self.live_once(url, next(deaths)):
             await self.may_start.wait()
 
-    async def live_once(self, url: str, death: Death = SURVIVES, *, kill_after: int = 0) -> bool:
-        """Run one process. Return True if it ended normally and False if it was killed.
+    async def live_once(self, url: str, death: PlannedKill = SURVIVES, *, kill_after: int = 0) -> bool:
+        """Run one process. Return True if it exited normally and False if it was killed.
 
-        It kills itself as `death` says, or is killed as soon as it reports that it receives its event number
+        It kills itself as defined by `death`, or is killed as soon as it reports that it receives event number
         `kill_after`.
         """
         taken = 0
@@ -96,7 +96,7 @@ class Application:
         return status == 0
 
     @asynccontextmanager
-    async def _started(self, url: str, death: Death) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def _started(self, url: str, death: PlannedKill) -> AsyncIterator[asyncio.subprocess.Process]:
         numbers = map(str, (self._seed, self.kills, self._events, death.after))
         arguments = (client_worker.__file__, url, str(self.store), self.name, *numbers, death.before, *self.partitions)
         self.begun.clear()
@@ -124,33 +124,33 @@ class Application:
         return self._process is not None and self._process.returncode is None
 
     async def kill(self) -> None:
-        """Kill the running process and wait for its end."""
+        """Kill the running process and wait until it has exited."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
 
-    def come_to(self, committed_id: int) -> None:
-        """Let it end when it has received all events up to this one, in this process or in the next."""
+    def finish_at(self, committed_id: int) -> None:
+        """Let the application exit once it has received all events up to this one, even after a restart."""
         self._end = b"%d\n" % committed_id
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(self._end)
 
-    # --- its files
+    # --- files
 
     def log(self) -> str:
-        """Return the log of all its processes."""
+        """Return the log output of all processes."""
         return Path(f"{self.store}-log").read_text()
 
     def accepted(self) -> list[str]:
-        """Return the ids that its outbox has accepted, in order."""
+        """Return the ids that the outbox has accepted, in order."""
         return Path(f"{self.store}-notes").read_text().splitlines()
 
     def outbox(self) -> list[str]:
-        """Return the ids that have no outcome."""
+        """Return the ids that have no outcome yet."""
         return [id for (id,) in self._rows("SELECT id FROM oncelog_client_outbox")]  # noqa: A001 - its name on the wire
 
     def given(self) -> list[Row]:
-        """Return all events that it received, in the order of delivery."""
+        """Return all received events in order of delivery."""
         return [
             Row(number, id, client_id, tuple(json.loads(partitions)), json.loads(body), at_ms)
             for _, number, id, client_id, partitions, body, at_ms in self._rows("SELECT * FROM given ORDER BY place")  # noqa: A001
@@ -180,7 +180,7 @@ def of_partitions(log: Sequence[Row], partitions: Sequence[str]) -> list[Row]:
 
 
 def check_outcomes(application: Application, plan: Sequence[Planned], log: Sequence[Row]) -> None:
-    """All submissions were accepted; the stale ones were rejected, and the others committed in order."""
+    """Assert that all submissions were accepted, stale ones rejected, and the others committed in order."""
     accepted = application.accepted()
     assert set(accepted) == {one.id for one in plan}
     in_order = [one.id for one in plan if raced(one.id) is None]
@@ -198,12 +198,12 @@ def check_outcomes(application: Application, plan: Sequence[Planned], log: Seque
 
 
 def check_received(application: Application, log: Sequence[Row], shared: frozenset[str] = frozenset()) -> None:
-    """It received the events of its partitions once each, in the order and with the content of the log."""
+    """Assert that the application received the events of its partitions once, with the order and content of the log."""
     assert application.stands["set_aside"] == []
     assert "ERROR" not in application.log()
 
     def comparable(row: Row) -> Row:
-        # Of an event that several clients submitted each client considers itself the author.
+        # Each client considers itself the author of an event that several clients submitted.
         return row._replace(client_id="") if row.id in shared else row
 
     given = [comparable(row) for row in application.given()]

@@ -1,7 +1,7 @@
 """A process of test_audit_kill.py: python audit_worker.py LOG SEED DIE_AFTER
 
-It changes members of two chats and erases events, several at the same time, and kills itself after DIE_AFTER acts: then
-others are in the middle of their commits.
+It changes members of two chats and erases events concurrently, and kills itself after DIE_AFTER acts, while other acts
+are being committed.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ MANAGERS = 5
 
 
 class Acts:
-    """Counts acts that were answered, and ends the process after the last one."""
+    """Counts answered acts and kills the process after the last one."""
 
     def __init__(self, left: int) -> None:
         self._left = left

@@ -1,11 +1,11 @@
-"""The submissions of the clients of test_client_storm.py. They follow from the seed, in every process."""
+"""The submissions of the clients in test_client_storm.py, which every process derives from the seed."""
 
 from random import Random
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 ALL: Final = ("all", "left", "right", "unread")
-"""Every partition. No client follows the last one."""
+"""All partitions. No client follows the last one."""
 FOLLOWED: Final = {
     "anna": ("all", "left", "right"),
     "boris": ("all", "left", "right"),
@@ -21,23 +21,23 @@ RACE_EVERY: Final = 16
 """A client starts race number n when it receives an event whose position is n times this."""
 _NAMES: Final = tuple(FOLLOWED)
 _RACE: Final = 64
-"""Added to the number of the client in the ids of submissions in races."""
+"""Offset of the client number in ids of race submissions."""
 
 
 class Planned(NamedTuple):
-    """One submission of one client."""
+    """A submission of a client."""
 
     id: str
     event: dict[str, Any]
     partitions: tuple[str, ...]
     expected_committed_id: int | None = None
-    """If set, it is stale, so the submission is rejected whenever it arrives."""
+    """If set, the position is stale, so the submission is always rejected."""
     is_shared: bool = False
-    """Other clients submit the same event with the same id; any of them may be first."""
+    """Other clients submit the same event with the same id, and any of them can be first."""
 
 
 def planned(seed: int, name: str, counter: int) -> Planned:
-    """Return a submission. A client that submits again after a crash submits the same event."""
+    """Return a submission. After a crash, the client submits the same event again."""
     is_shared = Random(f"{seed}/shared/{counter}").random() < SHARED_RATE
     who = 1 if is_shared else _who(name)
     chance = Random(f"{seed}/{who}/{counter}")
@@ -47,15 +47,15 @@ def planned(seed: int, name: str, counter: int) -> Planned:
 
 
 def races(events: int) -> int:
-    """Return the number of races for clients that submit this number of other events."""
+    """Return the number of races for clients that submit so many other events."""
     return events // 4
 
 
 def race(seed: int, name: str, number: int) -> list[Planned]:
     """Return two submissions of one request: one that all clients share, and one of this client.
 
-    All clients submit the shared one at the same moment, and only one commits it. The others then have events of other
-    clients between their two.
+    All clients submit the shared event concurrently, and only one client commits it. The other clients then find
+    events of other clients between their two submissions.
     """
     first = Planned(_id(_RACE, number), {"type": "won", "number": number}, ("all", "right"), is_shared=True)
     who = _RACE + _who(name)
@@ -64,7 +64,7 @@ def race(seed: int, name: str, number: int) -> list[Planned]:
 
 
 def raced(id: str) -> int | None:  # noqa: A002 - its name on the wire
-    """Return the number of the race to which an id belongs, if any."""
+    """Return the number of the race to which an id belongs, or None."""
     who, number = divmod(UUID(id).int, 1 << 64)
     return number if who >= _RACE else None
 

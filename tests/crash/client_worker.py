@@ -2,13 +2,13 @@
 
     python client_worker.py URL STORE NAME SEED START EVENTS DIE_AFTER DIE_BEFORE PARTITION…
 
-It submits its events with fixed ids, notes which of them the outbox has accepted, and keeps a table of all received
-events in the file of the client's store. Started again after a kill it continues where its notes end: events that were
-accepted but not noted are submitted again. START is the number of earlier processes. With DIE_AFTER it kills itself in
+It submits its events with fixed ids, notes which ones the outbox has accepted, and stores all received events in a
+table in the file of the client's store. After a kill and restart, it continues where its notes end, and resubmits
+events that were accepted but not noted. START is the number of earlier processes. With DIE_AFTER, it kills itself in
 the transaction that delivers the event of that number, before the first statement that starts with DIE_BEFORE.
 
-It prints `taking` and a number whenever it receives events, and `settled` when every submission has an outcome. It then
-reads a position, waits until it has received all events up to it, and prints a report.
+It prints `taking` and a number when it receives events, and `settled` when every submission has an outcome. It then
+reads a position, waits until it has received all events up to that position, and prints a report.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from oncelog.client import Client, ClientLimits, Draft, Event, Pending
 OUT: Final = 1
 AT_ONCE: Final = (1, 1, 1, 2, 3, 8)
 WAITING_MAX: Final = 12
-"""With more submissions in the outbox it waits for an outcome before it submits again."""
+"""With more submissions in the outbox, the application waits for an outcome before it submits again."""
 LIMITS: Final = ClientLimits(
     pause_ms_min=5, pause_ms_max=100, refused_pause_ms_min=5, answer_timeout_ms=3000, hand_over_events_max=50
 )
 
 
 class Application:
-    """Notes, table of received events, and planned death of the process."""
+    """The notes, the table of received events, and the planned kill of the process."""
 
     def __init__(self, store: str, name: str, seed: int, events: int, die_after: int, die_before: str) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Application:
         self._notes = os.open(f"{store}-notes", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         numbers = [raced(line) for line in Path(f"{store}-notes").read_text().splitlines()]
         self.accepted = numbers.count(None)
-        """Number of accepted events, without those of races."""
+        """Number of accepted events, excluding races."""
         self.races_left = set(range(1, races(events) + 1)).difference(numbers)
         self._loop = asyncio.get_running_loop()
         self._race = 0
@@ -57,7 +57,7 @@ class Application:
     # --- delivery
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-        """Insert the events. An event that is delivered twice fails, is set aside, and so found by the test."""
+        """Insert the events. The insert of an event delivered twice fails, and the test finds the failed event."""
         os.write(OUT, b"taking %d\n" % len(events))
         connection.execute(
             "CREATE TABLE IF NOT EXISTS given (place INTEGER PRIMARY KEY AUTOINCREMENT, committed_id INTEGER UNIQUE,"
@@ -76,7 +76,7 @@ class Application:
         self._loop.call_soon_threadsafe(self._is_on.set)
 
     def _die(self, connection: sqlite3.Connection) -> None:
-        """Die now, or before a statement of the client after `apply` has returned."""
+        """Kill the process now, or before a statement of the client after `apply` has returned."""
 
         def before(statement: str) -> None:
             if statement.startswith(self._die_before):
@@ -88,14 +88,14 @@ class Application:
     # --- submission
 
     async def submit(self, client: Client, submissions: Sequence[Planned]) -> list[Pending]:
-        """Submit, and note the accepted ids. The notes survive a kill of the process."""
+        """Submit and note the accepted ids. The notes survive a kill."""
         drafts = [Draft(one.event, one.partitions, one.id, one.expected_committed_id) for one in submissions]
         pending = await client.submit_many(drafts)
         os.write(self._notes, "".join(f"{one.id}\n" for one in pending).encode())
         return pending
 
     async def submit_some(self, client: Client, chance: Random) -> None:
-        """Submit some events together or one by one; then sometimes wait for outcomes."""
+        """Submit some events together or one by one, and sometimes wait for outcomes."""
         end = min(self.accepted + chance.choice(AT_ONCE), self.events)
         some = [planned(self.seed, self.name, counter) for counter in range(self.accepted, end)]
         if chance.random() < 0.5:
@@ -109,7 +109,7 @@ class Application:
             await waiting[0].outcome()
 
     async def run_races(self, client: Client) -> None:
-        """Take part in races until cancelled. An interrupted race stays in the outbox, and is repeated if not noted."""
+        """Take part in races until cancelled. An interrupted race is in the outbox, and is repeated if not noted."""
         while True:
             await self._is_on.wait()
             self._is_on.clear()
@@ -119,13 +119,13 @@ class Application:
                 self.races_left.discard(number)
 
     async def submit_missed_races(self, client: Client) -> None:
-        """Submit the rest, so that every client has submitted everything in the end."""
+        """Submit the remaining races, so that every client eventually submits everything."""
         for number in sorted(self.races_left):
             await self.submit(client, race(self.seed, self.name, number))
         self.races_left.clear()
 
     async def use(self, client: Client, chance: Random, commands: asyncio.StreamReader) -> bool:
-        """Use a client for a while; return whether the application is done."""
+        """Use a client for a while and return whether the application is done."""
         racing = asyncio.create_task(self.run_races(client))
         try:
             for _ in range(chance.randint(1, 40)):

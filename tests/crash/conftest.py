@@ -10,7 +10,7 @@ pytest.register_assert_rewrite("crash.applications")
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sealing and merging take several transactions although there are few keys."""
+    """Spread sealing and merging over several transactions despite few keys."""
     monkeypatch.setattr(key_run, "RUN_KEYS", RUN_KEYS)
     monkeypatch.setattr(segments, "CLEAR_RUNS", 1)
     monkeypatch.setattr(index, "WORK_FACTOR", 0.8)
@@ -19,7 +19,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def early_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merging begins after a few transactions."""
+    """Begin merging after a few transactions."""
     monkeypatch.setattr(key_run, "RUN_KEYS", RUN_KEYS)
     monkeypatch.setattr(segments, "CLEAR_RUNS", 1)
     monkeypatch.setattr(index, "WORK_FACTOR", 1.0)

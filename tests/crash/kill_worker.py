@@ -1,9 +1,8 @@
-"""The processes that test_kill.py kills. It forks one for every line FILE, ROUND, SEAL_KEYS and DIE_AFTER, and waits.
+"""The processes that test_kill.py kills: forks one for each input line FILE ROUND SEAL_KEYS DIE_AFTER.
 
-Each prints a line for every answer, as soon as it has it, and for every record that a follower saw. It kills itself
-right after its answer number DIE_AFTER, so that it is always in the middle of its work: other submitters wait for
-answers, and the writer thread may be anywhere in a commit. Processes are forked because a new one would spend most of
-its life on imports.
+A process prints a line for each answer as soon as it arrives, and for each record that a follower received. It kills
+itself right after answer number DIE_AFTER, always in the middle of its work: other submitters wait for answers, and the
+writer thread may be anywhere in a commit. Processes are forked because a new process would mostly import modules.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ import os
 import signal
 import sys
 
-from crash.load import SUBMITTERS, WRITES, line_of, members, write
+from crash.load import SUBMITTERS, WRITES, format_answer, members, write
 from oncelog.core.values import Submission
 from oncelog.engine.log import Log, open_log
 from oncelog.storage.sqlite import SqliteStore
@@ -20,7 +19,7 @@ OUT = 1
 
 
 class Submitters:
-    """Submit the writes of a round at the same time, and count the answers."""
+    """Submits the writes of a round concurrently and counts the answers."""
 
     def __init__(self, log: Log, round_number: int, die_after: int) -> None:
         self._log = log
@@ -34,10 +33,10 @@ class Submitters:
     async def _submit_all(self, number: int) -> None:
         for step in range(WRITES):
             await self._submit(write(self._round_number, number, step))
-        await self._submit(write(self._round_number, number, WRITES - 2))  # a retry, as if its answer had been lost
+        await self._submit(write(self._round_number, number, WRITES - 2))  # a retry, as if the answer had been lost
 
     async def _submit(self, one: Submission) -> None:
-        os.write(OUT, line_of(one.key, await self._log.submit(one)))
+        os.write(OUT, format_answer(one.key, await self._log.submit(one)))
         self._answers += 1
         if self._answers == self._die_after:
             os.kill(os.getpid(), signal.SIGKILL)

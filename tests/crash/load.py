@@ -1,7 +1,7 @@
-"""The writes that the processes of the crash tests submit. They are the same in every process, and cheap to import.
+"""The writes that the processes of the crash tests submit. They are equal in every process and cheap to import.
 
-A round has the writes of SUBMITTERS submitters. Each submitter does one kind of write, in order: events, messages to a
-chat that several submitters share, or transactions with a dense client sequence.
+A round consists of the writes of SUBMITTERS submitters. Each submitter makes one kind of write, in order: events,
+messages to a chat that several submitters share, or transactions with a dense client sequence.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from oncelog.core.values import Committed, Receipt, Replayed, SetMember, Submiss
 
 SUBMITTERS: Final = 64
 WRITES: Final = 4
-"""Writes of each submitter in a round."""
+"""Number of writes per submitter and round."""
 CHATS: Final = 5
 LEDGERS: Final = 3
 
@@ -24,7 +24,7 @@ def members() -> list[SetMember]:
 
 
 def write(round_number: int, submitter: int, step: int) -> Submission:
-    """Return one write; `write_of` finds it by its key."""
+    """Return a write. `write_of` finds it by its key."""
     key = b"once" + bytes(4) + b"".join(number.to_bytes(2, "big") for number in (0, round_number, submitter, step + 1))
     content = f"{round_number}/{submitter}/{step}".encode()
     if submitter % 3 == 0:
@@ -55,7 +55,7 @@ def write(round_number: int, submitter: int, step: int) -> Submission:
 
 
 def round_of(round_number: int) -> Iterator[Submission]:
-    """Yield all writes of a round; those of one submitter are in order."""
+    """Yield all writes of a round. The writes of each submitter are in order."""
     for step in range(WRITES):
         for submitter in range(SUBMITTERS):
             yield write(round_number, submitter, step)
@@ -67,8 +67,8 @@ def write_of(key: bytes) -> Submission:
     return write(numbers[0], numbers[1], numbers[2] - 1)
 
 
-def line_of(key: bytes, verdict: Verdict) -> bytes:
-    """Return an answer as a process prints it; `verdict_in` parses it."""
+def format_answer(key: bytes, verdict: Verdict) -> bytes:
+    """Format an answer as a line, which `parse_answer` parses."""
     if not isinstance(verdict, Committed | Replayed) or verdict.receipt is None:
         return b"? %s %r\n" % (key.hex().encode(), repr(verdict).encode())
     receipt = verdict.receipt
@@ -77,8 +77,8 @@ def line_of(key: bytes, verdict: Verdict) -> bytes:
     return b"%s %s %s\n" % (b"C" if isinstance(verdict, Committed) else b"R", key.hex().encode(), numbers)
 
 
-def verdict_in(line: str) -> tuple[Submission, Verdict]:
-    """Return the write and its verdict from a line of `line_of`."""
+def parse_answer(line: str) -> tuple[Submission, Verdict]:
+    """Parse a write and its verdict from a line of `format_answer`."""
     kind, key, *numbers = line.split()
     assert kind in {"C", "R"}, line
     receipt = Receipt(*map(int, numbers))

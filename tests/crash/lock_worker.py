@@ -1,4 +1,4 @@
-"""Open a log, commit one event, close it: python lock_worker.py FILE"""
+"""Opens a log, commits one event and closes the log: python lock_worker.py FILE"""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""A small workload that uses every part of the store, and a tally of the answers of callers and readers.
+"""A small workload that uses every part of the store, and a record of what callers and readers received.
 
-The workload can be started again from its beginning at any time; every write then gets its position once. The key index
-is kept busy: sealing and merging go on in slices while the workload runs.
+The workload can be restarted from the beginning at any time, and every write still gets one position. The key index
+seals and merges in slices while the workload runs.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,7 +42,7 @@ READ_AFTER: Final = (2, 9)
 
 
 def batch_of(number: int) -> list[Item]:
-    """New writes of every kind, a retry from the same batch, and a retry from an earlier one."""
+    """Return new writes of every kind, a retry from the same batch, and a retry from an earlier batch."""
     items: list[Item] = [
         event(10 * number + 1, f"first of {number}", partitions=("a", f"p{number % 3}")),
         event(10 * number + 2, f"second of {number}", partitions=("a",)),
@@ -56,7 +56,7 @@ def batch_of(number: int) -> list[Item]:
 
 
 def submissions(batches: int = BATCHES) -> list[Submission]:
-    """All writes of the workload, without the retries."""
+    """Return all writes of the workload, without the retries."""
     found = {}
     for number in range(1, batches + 1):
         for item in batch_of(number):
@@ -66,7 +66,7 @@ def submissions(batches: int = BATCHES) -> list[Submission]:
 
 
 class Tally:
-    """Answers to callers and records seen by readers so far. Every later state of the store must agree with it."""
+    """Answers to callers and records read so far, with which every later state of the store must agree."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -75,7 +75,7 @@ class Tally:
         self.erased: set[int] = set()
 
     def store(self, disk: Disk) -> SqliteStore:
-        """A store on the disk, not yet open."""
+        """Return an unopened store on the disk."""
         return SqliteStore(
             NAME, clock=self.clock, draw=make_salt_source(), driver=DiskDriver(disk), seal_keys=SEAL_KEYS
         )
@@ -89,7 +89,7 @@ class Tally:
                 assert isinstance(verdict, Applied)
 
     def check(self, history: History) -> None:
-        """The history agrees with everything recorded here and violates no invariant."""
+        """Assert that the history agrees with everything recorded here and violates no invariant."""
         check_sound(history)
         check_stored(self.answers, history)
         check_same_receipts(self.answers)
@@ -120,7 +120,7 @@ async def commit(store: Store, tally: Tally, items: Sequence[Item]) -> None:
 
 
 async def reopen_and_check(disk: Disk, tally: Tally) -> History:
-    """Open the file on the disk and compare its content with the tally."""
+    """Open the file on the disk and check its content against the tally."""
     store = tally.store(disk)
     await store.open()
     try:
@@ -133,7 +133,7 @@ async def reopen_and_check(disk: Disk, tally: Tally) -> History:
 
 
 async def run_workload(disk: Disk, tally: Tally, batches: int = BATCHES) -> None:
-    """Open the file, run the workload, close the file."""
+    """Open the file, run the workload and close the file."""
     store = tally.store(disk)
     await store.open()
     try:
@@ -143,13 +143,13 @@ async def run_workload(disk: Disk, tally: Tally, batches: int = BATCHES) -> None
 
 
 def check_complete(history: History, batches: int = BATCHES) -> None:
-    """Every write of the workload is stored exactly once."""
+    """Assert that every write of the workload is stored exactly once."""
     wanted = sorted((one.policy.name, one.key) for one in submissions(batches))
     assert sorted((record.policy, record.key) for record in submitted(history)) == wanted
 
 
 def check_verified(disk: Disk, directory: Path) -> VerificationSummary:
-    """`oncelog verify` finds nothing wrong in a copy of the file."""
+    """Assert that `oncelog verify` finds no damage in a copy of the file."""
     for leftover in directory.iterdir():
         leftover.unlink()
     disk.copy_to(directory)
@@ -159,7 +159,7 @@ def check_verified(disk: Disk, directory: Path) -> VerificationSummary:
 
 
 async def count_points(happens: Callable[[int], Awaitable[bool]], first: int = 1, step: int = 1) -> int:
-    """Call with first, first + step, … until the planned fault is not reached any more; return how often it was."""
+    """Call with first, first + step, … until the planned fault is not reached, and count how often it was."""
     found = 0
     while await happens(first + found * step):
         found += 1

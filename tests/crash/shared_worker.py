@@ -1,8 +1,8 @@
-"""One of the processes of test_processes.py: python shared_worker.py FILE SEAL_KEYS SEED DIE_AFTER ROUNDS
+"""A process of test_processes.py: python shared_worker.py FILE SEAL_KEYS SEED DIE_AFTER ROUNDS
 
-It starts when it reads the first line of its input. It submits the same writes as the other processes in a different
-order, and follows the log from beginning to end. With DIE_AFTER it kills itself after that number of answers, so that
-it is always in the middle of its work.
+It starts when it reads the first input line. It submits the same writes as the other processes in a different order,
+and follows the log from the beginning to the end. With DIE_AFTER, it kills itself after that number of answers, always
+in the middle of its work.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import sys
 import time
 from random import Random
 
-from crash.load import SUBMITTERS, WRITES, line_of, members, write
+from crash.load import SUBMITTERS, WRITES, format_answer, members, write
 from oncelog.core.values import Submission
 from oncelog.engine.log import Log, open_log
 from oncelog.storage.sqlite import SqliteStore
@@ -22,12 +22,12 @@ AT_ONCE = 16
 
 
 def events_of(rounds: int) -> int:
-    """Return the number of records in lane 0 when everything has been committed."""
+    """Return the number of records in lane 0 after all rounds."""
     return len(range(0, SUBMITTERS, 3)) * WRITES * rounds
 
 
 def orders(random: Random, rounds: int) -> list[list[Submission]]:
-    """Return the writes of each submitter. Only clients that number their writes keep to that order."""
+    """Return the writes of each submitter, shuffled except for clients with client sequences."""
     found = []
     for submitter in range(SUBMITTERS):
         own = [write(number, submitter, step) for number in range(rounds) for step in range(WRITES)]
@@ -47,7 +47,7 @@ async def submit_all(log: Log, random: Random, die_after: int, rounds: int) -> N
         nonlocal answers
         while waiting:
             for one in waiting.pop():
-                os.write(OUT, line_of(one.key, await log.submit(one)))
+                os.write(OUT, format_answer(one.key, await log.submit(one)))
                 answers += 1
                 if answers == die_after:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The content of a store as a history that the invariants can check."""
+"""Build a history that the invariants can check from the content of a store."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,7 +8,7 @@ from oncelog.core.values import Committed, KeyIdentity, Receipt, Record, Replaye
 from oncelog.storage.store import Query, Store
 
 Order = list[tuple[int, int, KeyIdentity]]
-"""Lane, position and identity of every record, as it was read."""
+"""Lane, position and identity of each record, in the order of reading."""
 
 
 async def records_of(store: Store) -> list[Record]:
@@ -27,7 +27,7 @@ async def records_of(store: Store) -> list[Record]:
 async def history_of(
     store: Store, answers: Sequence[Answer] = (), readings: Sequence[ObservedRead] = (), *, with_keys: bool = True
 ) -> History:
-    """Return everything that a store can be asked for, with the given answers and readings."""
+    """Return the complete content of a store with the given answers and readings."""
     records = await records_of(store)
     heads = await store.heads()
     identities = list(dict.fromkeys(identity_of(record) for record in records if record.key))
@@ -45,34 +45,36 @@ async def history_of(
 
 
 def submitted(history: History) -> list[Record]:
-    """Return the records of submissions, without internal records."""
+    """Return the records without internal records."""
     return [record for record in history.records if not is_internal(record)]
 
 
 def check_sound(history: History) -> None:
-    """No invariant is violated."""
+    """Assert that the history violates no invariant."""
     assert find_violations(history) == []
 
 
 def identity_of(record: Record) -> KeyIdentity:
-    """Return the identity under which a record is remembered. Only ledger clients number their writes."""
+    """Return the identity under which a record is remembered. Only ledger writes have a client sequence."""
     return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
 
 
 def order_of(history: History) -> Order:
-    """Return the order that a reader sees."""
+    """Return the order in which a reader receives the records."""
     return [(record.lane, record.position, identity_of(record)) for record in history.records]
 
 
 def check_kept(before: Iterable[tuple[int, int, KeyIdentity]], history: History) -> None:
-    """Records that were read before are still at the same positions."""
+    """Assert that records read before are still at the same positions."""
     now = {(lane, position): identity for lane, position, identity in order_of(history)}
     for lane, position, identity in before:
-        assert now.get((lane, position)) == identity, f"lane {lane}, position {position}: another record than before"
+        assert now.get((lane, position)) == identity, (
+            f"lane {lane}, position {position}: the record differs from an earlier read"
+        )
 
 
 def check_stored(answers: Iterable[Answer], history: History) -> None:
-    """Every acknowledged write is stored once, with the acknowledged content and position."""
+    """Assert that every acknowledged write is stored once, with the acknowledged content and position."""
     stored: dict[KeyIdentity, list[Record]] = {}
     for record in history.records:
         stored.setdefault(identity_of(record), []).append(record)
@@ -86,7 +88,7 @@ def check_stored(answers: Iterable[Answer], history: History) -> None:
 
 
 def check_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt]:
-    """All answers to one identity carry the same receipt; return the receipts by identity."""
+    """Assert that all answers to an identity have the same receipt, and return the receipts by identity."""
     receipts: dict[KeyIdentity, Receipt] = {}
     for answer in answers:
         receipt = receipt_in(answer.verdict)
@@ -96,21 +98,21 @@ def check_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt]
 
 
 def answer_to(submission: Submission, verdict: Verdict) -> Answer:
-    """Return the answer that a caller got for a submission."""
+    """Build the answer that a caller received for a submission."""
     return Answer(key_identity(submission), submission.fingerprint, verdict, submission.client_sequence)
 
 
 def receipt_in(verdict: Verdict) -> Receipt | None:
-    """Return the receipt of a successful verdict, else None."""
+    """Return the receipt of a successful verdict, or None."""
     return verdict.receipt if isinstance(verdict, Committed | Replayed) else None
 
 
 def say(text: str) -> None:
-    """Print a line that pytest shows with `-s` and when a test fails."""
+    """Print a line, which pytest shows with `-s` and for failed tests."""
     print(text)  # noqa: T201
 
 
 def by_position(seen: Mapping[int, KeyIdentity], reader: str, upto: int | None = None) -> ObservedRead:
-    """Return a reading of lane 0 from its beginning."""
+    """Build a reading of lane 0 from its beginning."""
     last = max(seen, default=0) if upto is None else upto
     return ObservedRead(reader, 0, 0, last, list(seen.items()))

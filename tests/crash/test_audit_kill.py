@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: an administrative act and its audit record are both committed, or neither (CO-43)."""
+"""SIGKILL at random moments: an administrative act and its audit record commit together or not at all (CO-43)."""
 
 import asyncio
 from collections import Counter
@@ -33,7 +33,7 @@ async def recorded_acts(log: Log) -> list[AuditEntry]:
 
 
 def roles_by_acts(acts: list[AuditEntry], chat: str) -> dict[str, object]:
-    """Return the members of a chat and their roles after all recorded acts."""
+    """Return the members of a chat and their roles according to the recorded acts."""
     roles: dict[str, object] = {}
     for one in acts:
         if one.scope == chat and one.act == MEMBER_REMOVED:
@@ -59,7 +59,7 @@ async def erased_keys(log: Log) -> set[str]:
 
 
 async def settled_state(log: Log) -> tuple[list[AuditEntry], dict[str, dict[str, object]], set[str]]:
-    """Return acts, roles and erased keys of one moment: a database may still commit for the killed process."""
+    """Return a consistent view of acts, roles and erased keys. A database may still commit for the killed process."""
     while True:
         acts = await recorded_acts(log)
         roles, erased = {chat: await stored_roles(log, chat) for chat in CHATS}, await erased_keys(log)

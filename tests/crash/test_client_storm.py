@@ -1,4 +1,4 @@
-"""Clients, network and server fail in a storm: all clients end with the same events, each once, and none is lost."""
+"""Clients, network and server fail repeatedly, and still all clients receive all events exactly once."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from crash.applications import (
     DEATHS,
     SURVIVES,
     Application,
-    Death,
+    PlannedKill,
     check_outcomes,
     check_received,
     log_of,
@@ -39,19 +39,19 @@ pytestmark = BOTH_STORES
 
 @dataclass(frozen=True)
 class Size:
-    """How large the storm is."""
+    """The size of the storm."""
 
     server_kills: int
     client_kills: int
     events: int
-    """Submitted by each client."""
+    """Number of events that each client submits."""
     lives: int
-    """Processes of the application that is killed while it receives events."""
+    """Number of processes of the application that is killed during delivery."""
 
 
 SMALL = Size(server_kills=4, client_kills=4, events=48, lives=8)
 POSTGRES = Size(server_kills=2, client_kills=2, events=32, lives=4)
-"""Clients are the same whatever the server stores its log in."""
+"""One kind of store is enough, because clients do not depend on it."""
 SOAK = Size(server_kills=120, client_kills=90, events=1200, lives=150)
 FAULTS = Faults(
     refuse_rate=0.1,
@@ -63,11 +63,11 @@ FAULTS = Faults(
     duplicate_rate=0.1,
 )
 SOAK_FAULTS = replace(FAULTS, refuse_rate=0.05, cut_rate=0.03, stall_rate=0.008, stall_ms_max=5000)
-"""Some stalls last until the client gives up on the server."""
+"""Some stalls last until the client's timeout."""
 WAITING = 20
-"""Events that an application finds when it starts, and again as many that arrive while it runs."""
+"""Number of events that exist when an application starts, and of events that arrive while it runs."""
 LOST = (aiohttp.ClientError, ConnectionError, AssertionError, TypeError, TimeoutError)
-"""Errors of a client whose server is killed: no answer, or the end of the connection where a text should be."""
+"""Errors of a client whose server is killed: no answer, or a closed connection instead of a text message."""
 
 
 @asynccontextmanager
@@ -80,7 +80,7 @@ async def connected(url: str) -> AsyncIterator[SocketClient]:
 
 
 class Progress:
-    """The newest position of the log, from a client that follows all partitions."""
+    """Tracks the newest position of the log with a client that follows all partitions."""
 
     def __init__(self) -> None:
         self.head = 0
@@ -125,7 +125,7 @@ def size_of(*, is_soak: bool) -> Size:
 
 
 class Storm:
-    """Kill clients and the server at positions of the log. Victims and positions follow from the seed."""
+    """Kills clients and the server at positions of the log. The seed determines victims and positions."""
 
     def __init__(self, directory: Path, served: processes.ServerProcess, seed: int, size: Size, faults: Faults) -> None:
         self._served = served
@@ -144,7 +144,7 @@ class Storm:
         kills += [self._kill_server] * size.server_kills
         kills += [self._kill_client] * size.client_kills
         self._chance.shuffle(kills)
-        # The log reaches these positions even while one of the clients is away.
+        # The log reaches these positions even while a client is down.
         moments = sorted(self._chance.randint(2, self.total * 7 // 10) for _ in kills)
         self._schedule = list(zip(moments, kills, strict=True))
 
@@ -153,7 +153,7 @@ class Storm:
         return sum(one.kills for one in self.applications)
 
     def describe(self) -> str:
-        """Return the state of all parts, for a storm that fails or does not end."""
+        """Return the state of all parts, for a storm that fails or hangs."""
         lines = [f"{self._progress.head} of {self.total} events; {self.server_kills} kills of the server; {self.proxy}"]
         for one in self.applications:
             waiting = f"{len(one.accepted())} accepted, {len(one.outbox())} without an outcome"
@@ -161,7 +161,7 @@ class Storm:
         return "\n".join(lines)
 
     async def run(self) -> None:
-        """Run from the first event until all applications have ended."""
+        """Run from the first event until all applications have exited."""
         async with self.proxy, asyncio.TaskGroup() as tasks:
             await self._submit_first()
             self._find_server()
@@ -179,7 +179,7 @@ class Storm:
             following.cancel()
 
     async def _submit_first(self) -> None:
-        """Make it stale to expect an empty log."""
+        """Submit an event, so that expecting an empty log is stale."""
         async with connected(self._served.url) as client:
             await client.submit({"id": str(UUID(int=1)), "partitions": ALL, "event": {"type": "first"}})
 
@@ -187,17 +187,17 @@ class Storm:
         self.proxy.target = ("127.0.0.1", self._served.port)
         self._progress.is_up.set()
 
-    def _deaths(self) -> Iterator[Death]:
-        """Some of the first processes of an application kill themselves in a transaction."""
+    def _deaths(self) -> Iterator[PlannedKill]:
+        """Choose which of the first processes of an application kill themselves in a transaction."""
         for _ in range(6):
             is_planned = self._chance.random() < 0.3
             after, before = self._chance.randint(1, self.total // 8), self._chance.choice(DEATHS)
-            yield Death(after, before) if is_planned else SURVIVES
+            yield PlannedKill(after, before) if is_planned else SURVIVES
         while True:
             yield SURVIVES
 
     async def _kill_server(self) -> None:
-        """Kill the server, and start it again after a client has tried to reach it."""
+        """Kill the server and restart it after a client has tried to connect."""
         self._progress.is_up.clear()
         await asyncio.to_thread(self._served.kill)
         self.server_kills += 1
@@ -209,7 +209,7 @@ class Storm:
         self._find_server()
 
     async def _kill_client(self) -> None:
-        """Kill a client. It starts again at once, or when the next one is killed."""
+        """Kill a client. It restarts immediately, or when the next client is killed."""
         self._let_all_start()
         is_away = self._chance.random() < 0.3
         order = self._chance.sample(self.applications, len(self.applications))
@@ -220,7 +220,7 @@ class Storm:
         await victim.kill()
 
     async def _await_incidents(self) -> None:
-        """Make clients connect again until every kind of incident has happened."""
+        """Make clients reconnect until every kind of incident has happened."""
         while any(not self.proxy.done[one] for one in Incident):
             connections = self.proxy.accepted_count
             await self._kill_client()
@@ -232,12 +232,12 @@ class Storm:
             one.may_start.set()
 
     async def _end(self) -> None:
-        """Wait until all clients have settled, and tell each the position of its last event."""
+        """Wait until all clients have settled, and send each the position of its last event."""
         for one in self.applications:
             await one.settled.wait()
         log = await asyncio.to_thread(log_of, self._served.store)
         for one in self.applications:
-            one.come_to(of_partitions(log, one.partitions)[-1].committed_id)
+            one.finish_at(of_partitions(log, one.partitions)[-1].committed_id)
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
     chance = Random(seed)
     lives = size_of(is_soak=is_soak).lives
     ways = cycle([*DEATHS, None])
-    """Of dying: in a transaction before one of these statements, or by a signal from outside."""
+    """It dies in a transaction before one of these statements, or from an external signal."""
     application = Application(tmp_path, "anna", seed, 0, ["all"])
     numbers = iter(range(1, 10**9))
 
@@ -303,7 +303,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
             if before is None:
                 running = asyncio.create_task(application.live_once(served.url, kill_after=moment))
             else:
-                running = asyncio.create_task(application.live_once(served.url, Death(moment, before)))
+                running = asyncio.create_task(application.live_once(served.url, PlannedKill(moment, before)))
             await application.begun.wait()
             for _ in range(WAITING):
                 await client.submit(event())
@@ -311,7 +311,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
     log = await asyncio.to_thread(log_of, served.store)
     last = asyncio.create_task(application.live_once(served.url))
     await application.settled.wait()
-    application.come_to(log[-1].committed_id)
+    application.finish_at(log[-1].committed_id)
     assert await last
 
     assert application.kills == lives

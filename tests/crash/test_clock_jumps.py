@@ -1,4 +1,4 @@
-"""A wrong clock: the log reports it instead of committing, and does not forget keys because of it."""
+"""With a wrong clock, the log raises an error instead of committing, and does not forget keys."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -22,9 +22,9 @@ from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, event, message, tra
 pytestmark = BOTH_STORES
 
 SETTINGS = Settings(eviction_interval=1)
-"""Every commit evicts all keys that have expired."""
+"""Each commit evicts all expired keys."""
 FIRST = (event(1), message(2), transaction(3, 1))
-"""Their keys are remembered without limit, for seven days, and for 24 hours."""
+"""Writes whose keys are remembered forever, for seven days and for 24 hours."""
 
 
 def log_of(path: Path, clock: ManualClock, **limits: int) -> Log:
@@ -109,7 +109,7 @@ async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path
 @pytest.mark.rule("CO-15")
 @pytest.mark.rule("CO-17")
 async def test_retries_are_answered_and_new_writes_refused_in_one_batch_after_a_jump(tmp_path: Path) -> None:
-    """All of them are in one group commit, and the answer cache is off."""
+    """All are in one group commit, and the answer cache is disabled."""
     clock = ManualClock()
     await made(tmp_path / "log.db", clock)
     clock.jump(25 * HOUR_MS)
@@ -123,7 +123,7 @@ async def test_retries_are_answered_and_new_writes_refused_in_one_batch_after_a_
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("ahead_ms", [60_000, 25 * HOUR_MS])
 async def test_clock_is_trusted_after_a_reboot(tmp_path: Path, ahead_ms: int) -> None:
-    """The monotonic clock has restarted, so a jump looks the same as a night without power."""
+    """The monotonic clock has restarted, so a jump is indistinguishable from a night without power."""
 
     clock = ManualClock()
     receipts = await made(tmp_path / "log.db", clock)

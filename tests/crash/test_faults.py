@@ -1,7 +1,7 @@
-"""The disk fails at any operation, once or until it is repaired: the error names the fault, and batches stay atomic.
+"""The disk fails at any operation, once or until repaired: errors contain the fault, and batches remain atomic.
 
-The disk is of the worse kind: data of a failed sync is never written, although it can be read until the power is lost.
-The power is lost at the end of each run, before the store can be closed.
+The simulated disk behaves badly: data of a failed sync is never written, although it can be read until the power is
+lost. The power is lost at the end of each run, before the store can be closed.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("early_merges")
 
 BATCHES = 4
 STRIDE = 2
-"""Without --soak a test of the store fails every second operation: the odd ones once, the even ones until repaired."""
+"""Without --soak, tests of the store fail every second operation: odd ones once, even ones until repaired."""
 LOG_STRIDE = 9
-"""Without --soak a test of the log fails every ninth operation."""
+"""Without --soak, tests of the log fail every ninth operation."""
 SEEDS = 2
 SOAK_SEEDS = 20
 
@@ -43,13 +43,13 @@ NAMES = [f"{fault.name.lower()} {'until repaired' if sticky else 'once'}" for fa
 
 
 def check_error(error: StoreUnavailableError, fault: Fault) -> None:
-    """The error names the fault and the SQLite error code."""
+    """Assert that the error contains the fault and the SQLite error code."""
     assert fault.value in str(error)
     assert "[SQLITE_" in str(error)
 
 
 def check_atomic(history: History) -> None:
-    """Either all new writes of a batch are stored, or none of them."""
+    """Assert that either all new writes of a batch are stored or none."""
     stored = {(record.policy, record.key) for record in history.records}
     for number in range(1, BATCHES + 1):
         news = batch_of(number)[:4]
@@ -57,7 +57,7 @@ def check_atomic(history: History) -> None:
 
 
 async def run_on_store(disk: Disk, tally: Tally, fault: Fault, sticky: bool) -> int:
-    """Repeat the workload on one store until it has completed; return the number of failures."""
+    """Repeat the workload on one store until it completes, and return the number of failures."""
     store, failures, is_open = tally.store(disk), 0, False
     while True:
         try:
@@ -83,7 +83,7 @@ async def run_on_store(disk: Disk, tally: Tally, fault: Fault, sticky: bool) -> 
 
 
 async def check_still_failing(store: SqliteStore, fault: Fault, is_open: bool) -> None:
-    """While the disk is broken the store refuses new writes with the same error."""
+    """Assert that the store refuses new writes with the same error while the disk is broken."""
     if is_open and fault is Fault.IO_ERROR:
         with pytest.raises(StoreUnavailableError) as caught:
             await submit_workload(store, Tally(), 1)
@@ -120,7 +120,7 @@ async def test_store_with_failing_disk_operation_needs_only_a_retry(fault: Fault
 
 
 async def submit_all(log: Log, tally: Tally, fault: Fault) -> int:
-    """Submit the workload through the engine, each write in its own request; return the number of failures."""
+    """Submit the workload through the engine, one write per request, and return the number of failures."""
     failures = 0
     try:
         await log.submit(SetMember("chat/1", "user:ann"))
@@ -143,7 +143,7 @@ async def submit_all(log: Log, tally: Tally, fault: Fault) -> int:
         before = failures
         await asyncio.gather(*[submit(one) for one in batch_of(number) if isinstance(one, Submission)])
         if failures > before:
-            return failures  # clients that number their writes stop at the first unanswered one
+            return failures  # clients with client sequences stop at the first unanswered write
     try:
         await log.erase(key=submissions()[0].key)
     except StoreUnavailableError as error:
@@ -155,7 +155,7 @@ async def submit_all(log: Log, tally: Tally, fault: Fault) -> int:
 
 
 async def run_on_log(disk: Disk, tally: Tally, fault: Fault) -> None:
-    """Repeat the workload, on a log that is opened before the disk fails, until it has completed."""
+    """Open a log before the disk fails, and repeat the workload until it completes."""
     store = tally.store(disk)
     async with Log(store, clock=tally.clock) as log:
         while await submit_all(log, tally, fault):
@@ -207,7 +207,7 @@ async def syncs_of_the_workload() -> list[int]:
 
 
 async def run_until_power_loss(disk: Disk, tally: Tally, syncs: int, seed: int) -> None:
-    """Go on after the disk is repaired, until the power is lost at a sync."""
+    """Continue after the disk is repaired, until the power is lost at a sync."""
     store, is_open, is_repaired = tally.store(disk), False, False
     while True:
         try:
@@ -230,7 +230,7 @@ async def run_until_power_loss(disk: Disk, tally: Tally, syncs: int, seed: int) 
 @pytest.mark.rule("CO-10")
 @pytest.mark.rule("CO-11")
 async def test_power_loss_after_failed_sync_loses_no_acknowledged_write(is_soak: bool) -> None:
-    """Data of the failed sync disappears with the power, so nothing acknowledged later may depend on it."""
+    """Data of the failed sync disappears with the power, so later acknowledgements must not depend on it."""
     losses = 0
     syncs = await syncs_of_the_workload()
     seeds = range(SOAK_SEEDS if is_soak else SEEDS)

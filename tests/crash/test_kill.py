@@ -12,7 +12,7 @@ import pytest
 from cli.processes import Command
 from core.invariants import Answer, History
 from crash import kill_worker
-from crash.load import SUBMITTERS, WRITES, round_of, verdict_in, write_of
+from crash.load import SUBMITTERS, WRITES, parse_answer, round_of, write_of
 from crash.store_history import (
     Order,
     answer_to,
@@ -36,10 +36,10 @@ from scripts import read_line, start_script, write_line
 
 ROUNDS = 25
 SOAK_ROUNDS = 50
-"""On one file, so that it grows. Every round checks the whole file, so the time grows with the square."""
+"""All rounds use one file, which grows. Each round checks the whole file, so the total time is quadratic."""
 SOAK_FILES = 10
 SMALL_SEGMENTS = 64
-"""Keys per segment in every other round, so that kills hit sealing and merging."""
+"""Keys per segment in every second round, so that kills hit sealing and merging."""
 ANSWERS = SUBMITTERS * (WRITES + 1)
 
 
@@ -50,7 +50,7 @@ def workers() -> Iterator[Command]:
 
 
 class Output:
-    """Answers and records that killed processes have printed."""
+    """Answers and records printed by killed processes."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -64,21 +64,21 @@ class Output:
 
 
 def parse(lines: Sequence[str]) -> tuple[list[Answer], dict[int, KeyIdentity]]:
-    """Return the answers and the records in the output of a process."""
+    """Parse the answers and records in the output of a process."""
     answers: list[Answer] = []
     seen: dict[int, KeyIdentity] = {}
     for line in lines:
         if line.startswith("S"):
             _, position, key = line.split()
-            assert int(position) == len(seen) + 1, "a follower missed a record, or saw one twice"
+            assert int(position) == len(seen) + 1, "a follower missed a record or received one twice"
             seen[int(position)] = key_identity(write_of(bytes.fromhex(key)))
         else:
-            answers.append(answer_to(*verdict_in(line)))
+            answers.append(answer_to(*parse_answer(line)))
     return answers, seen
 
 
 def output_until_killed(workers: Command, path: Path, *numbers: int) -> list[str]:
-    """Have a process work until it is killed; return its output."""
+    """Let a process work until it is killed, and return its output."""
     write_line(workers, "\t".join(map(str, (path, *numbers))))
     lines: list[str] = []
     while not (line := read_line(workers)).startswith("ended"):
@@ -91,9 +91,9 @@ def output_until_killed(workers: Command, path: Path, *numbers: int) -> list[str
 async def reopen_and_resubmit(
     path: Path, round_number: int, output: Output, seen: dict[int, KeyIdentity], seal_keys: int
 ) -> int:
-    """Check the content of the file, then resubmit the whole round, as its clients would.
+    """Check the content of the file, then resubmit the whole round as clients would.
 
-    Return the number of writes that were committed without an answer.
+    Return how many writes were committed without an answer.
     """
     store = SqliteStore(path, seal_keys=seal_keys) if seal_keys else SqliteStore(path)
     async with Log(store) as log:
@@ -118,14 +118,14 @@ async def reopen_and_resubmit(
 
 
 async def kill_repeatedly(workers: Command, path: Path, seed: int, rounds: int) -> None:
-    """Kill one process per round, all of them on one file."""
+    """Kill one process per round, all on one file."""
     random = Random(seed)
     output = Output()
     unanswered = 0
     for number in range(rounds):
         seal_keys = SMALL_SEGMENTS if number % 2 else 0
         die_after = random.randint(1, ANSWERS - 1)
-        # Answers of earlier rounds have been checked already, and `output.order` keeps their positions.
+        # Answers of earlier rounds are already checked, and `output.order` keeps their positions.
         lines = await asyncio.to_thread(output_until_killed, workers, path, number, seal_keys, die_after)
         output.answers, seen = parse(lines)
         assert len(output.answers) == die_after

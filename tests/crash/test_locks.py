@@ -1,4 +1,4 @@
-"""POSIX drops the locks of a process on a file when it closes any descriptor of it. A log must keep its locks."""
+"""POSIX drops a process's locks on a file when it closes any descriptor of the file. A log must keep its locks."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def borrowed_transaction(path: Path) -> Iterator[None]:
 
 @contextmanager
 def refused_open(path: Path) -> Iterator[None]:
-    """Open fails after reading the file, because the settings differ."""
+    """Fail to open the log after reading the file, because the settings differ."""
     with pytest.raises(oncelog.SettingsError), oncelog.open_blocking(path, settings=oncelog.Settings(lanes=3)):
         pass
     yield
@@ -47,7 +47,7 @@ def refused_open(path: Path) -> Iterator[None]:
 @pytest.mark.rule("CO-12")
 @pytest.mark.parametrize("second", [another_log, borrowed_transaction, refused_open])
 def test_log_keeps_its_locks_when_same_process_opens_the_file_again(tmp_path: Path, second: object) -> None:
-    """Without the locks another process believes to be the last one, and removes the write-ahead log that is in use."""
+    """Without the locks, another process would assume to be the last and remove the write-ahead log in use."""
     path = tmp_path / "app.db"
     with oncelog.open_blocking(path) as log:
         log.submit(event(2))
@@ -90,7 +90,7 @@ def test_open_database_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
 
 
 def _wal_of_this_process(path: Path) -> Path:
-    """Return the descriptor of the write-ahead log that this process has open."""
+    """Return the descriptor of the open write-ahead log in this process."""
     for descriptor in Path("/proc/self/fd").iterdir():
         if descriptor.is_symlink() and str(descriptor.readlink()).startswith(f"{path}-wal"):
             return descriptor

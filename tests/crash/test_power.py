@@ -1,4 +1,4 @@
-"""The power is lost at every sync, and every answer to callers and readers stays true."""
+"""The power is lost at every sync, and every answer to callers and readers remains valid."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ from oncelog.testing.disk import Disk
 pytestmark = pytest.mark.usefixtures("small_slices")
 
 SEEDS = (None, 1, 2, 3)
-"""None loses all pending writes; a seed keeps some of them, and parts of some."""
+"""None loses all pending writes; a seed keeps some of them, and parts of others."""
 SOAK_SEEDS = (None, *range(1, 60))
 CREATION_SEEDS = 20
 SOAK_CREATION_SEEDS = 200
@@ -44,7 +44,7 @@ def disk() -> Iterator[Disk]:
 
 
 async def is_interrupted(disk: Disk, tally: Tally) -> bool:
-    """Run the workload; return whether the planned fault of the disk ended it, with the right error."""
+    """Run the workload and return whether the planned disk fault interrupted it with the right error."""
     try:
         await run_workload(disk, tally)
     except StoreUnavailableError as error:
@@ -93,7 +93,7 @@ async def test_power_loss_at_any_sync_loses_no_acknowledged_write(copies: Path, 
 
 @pytest.mark.rule("CO-10")
 async def test_second_power_loss_during_recovery_loses_no_acknowledged_write(copies: Path) -> None:
-    """At every sync of the second run, after a loss in the middle of the first one."""
+    """The second loss is at each sync of the second run, after a loss in the middle of the first run."""
 
     async def loses(number: int) -> bool:
         with Disk() as disk:
@@ -118,10 +118,10 @@ async def test_second_power_loss_during_recovery_loses_no_acknowledged_write(cop
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("failed", [False, True], ids=["killed before the sync", "killed after the sync failed"])
 async def test_retry_of_commit_left_unsynced_is_answered_only_after_a_sync(copies: Path, failed: bool) -> None:
-    """A process is killed between writing a commit and syncing it, so the outcome is unknown, also to the process.
+    """A process is killed between writing a commit and syncing it, so the outcome is unknown.
 
-    The next process finds the commit in the write-ahead log, where SQLite accepts it. It is not durable yet, so a retry
-    must not be answered from it before a sync has succeeded. After a failed sync one more sync is not enough.
+    The next process finds the commit in the write-ahead log, and SQLite accepts it. The commit is not durable yet, so
+    a retry must not be answered from it before a sync succeeds. After a failed sync, one more sync is not enough.
     """
 
     async def retry_stored_writes(disk: Disk, tally: Tally) -> None:

@@ -1,4 +1,4 @@
-"""Four processes on one file, two of them killed: all agree on one order and on one outcome for each write."""
+"""Four processes on one file, two of which are killed, agree on one order and one outcome per write."""
 
 import signal
 import sqlite3
@@ -13,7 +13,7 @@ import pytest
 
 from core.invariants import Answer, History, ObservedRead
 from crash import shared_worker
-from crash.load import SUBMITTERS, WRITES, verdict_in, write_of
+from crash.load import SUBMITTERS, WRITES, parse_answer, write_of
 from crash.shared_worker import events_of
 from crash.store_history import (
     answer_to,
@@ -38,7 +38,7 @@ SOAK_ROUNDS = 24
 
 
 class Worker:
-    """A process and its output so far."""
+    """A process and the output read so far."""
 
     def __init__(self, stack: ExitStack, name: str, *arguments: object) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Worker:
         self.seen: list[tuple[int, KeyIdentity]] = []
         self.took_s: float | None = None
         self.wrong = ""
-        """A verdict that is neither committed nor replayed."""
+        """A verdict that is neither Committed nor Replayed."""
         self.state = "new"
         self._changed = Condition()
         self._process = stack.enter_context(start_script(shared_worker.__file__, *arguments))
@@ -93,7 +93,7 @@ class Worker:
         elif line.startswith("?"):
             self.wrong = line
         else:
-            self.answers.append(answer_to(*verdict_in(line)))
+            self.answers.append(answer_to(*parse_answer(line)))
 
 
 async def history_at(path: Path, workers: list[Worker], events: int) -> History:
@@ -133,7 +133,7 @@ async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
         for one, die_after in enumerate(dying)
     ]
     for worker in alive:
-        worker.begin()  # all of them at once, on a file that does not exist yet
+        worker.begin()  # start all at the same time, on a file that does not exist yet
     gone = []
     for number in range(KILLED):
         victim = alive[number]
@@ -160,7 +160,7 @@ async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
 async def test_open_waits_for_another_process_that_creates_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both processes switch the new file to write-ahead logging. SQLite itself does not wait for that lock."""
+    """Both processes switch the new file to write-ahead logging. SQLite does not wait for the lock that this needs."""
     path = tmp_path / "log.db"
 
     async def open_and_close() -> None:

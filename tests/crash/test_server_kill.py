@@ -1,4 +1,4 @@
-"""A server is killed under load, repeatedly: every acknowledged event is stored once, and all readers see it once."""
+"""A server is repeatedly killed under load: each acknowledged event is stored once and read once by all readers."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from server.running_server import SocketClient, numbers
 ROUNDS = 10
 SOAK_ROUNDS = 100
 POSTGRES_ROUNDS = 4
-"""Other tests kill the stores. Here the server is the subject, and few rounds show that it is the same on both."""
+"""A few rounds are enough for the server, because other tests cover killed stores."""
 CONNECTIONS = 16
 READERS = 3
 PARTITIONS = ("a", "b", "c")
@@ -28,7 +28,7 @@ LOST = (aiohttp.ClientError, ConnectionError, AssertionError, TimeoutError)
 
 
 class Load:
-    """Clients that retry without end: an event without an answer is sent again, with its id."""
+    """Clients that retry forever: they resend unanswered events with the same ids."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -38,7 +38,7 @@ class Load:
         self._numbers = iter(range(1, 10**9))
 
     async def reach(self, count: int) -> None:
-        """Return when this number of events has been acknowledged."""
+        """Wait until this number of events has been acknowledged."""
         while len(self.acknowledged) < count:
             self._acknowledgement.clear()
             await self._acknowledgement.wait()
@@ -66,7 +66,7 @@ class Load:
 
 
 class Reader:
-    """Follow one partition, and resume at the cursor after a restart of the server."""
+    """Follows one partition, and resumes at the cursor after a restart of the server."""
 
     def __init__(self, partition: str) -> None:
         self.partition = partition
@@ -108,7 +108,7 @@ async def connected(session: aiohttp.ClientSession, url: str, client_id: str) ->
 
 
 async def load_and_kill(served: processes.ServerProcess, load: Load, readers: list[Reader], more: int) -> None:
-    """Run all clients and readers until `more` events are acknowledged; then kill the server."""
+    """Run all clients and readers until `more` events are acknowledged, then kill the server."""
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         for number in range(CONNECTIONS):
             tasks.create_task(load.client(session, served.url, number))
@@ -119,7 +119,7 @@ async def load_and_kill(served: processes.ServerProcess, load: Load, readers: li
 
 
 async def settle(served: processes.ServerProcess, load: Load, readers: list[Reader]) -> dict[int, dict[str, Any]]:
-    """Send the events in doubt once more and let all readers catch up; return all events by position."""
+    """Resend the events in doubt, let all readers catch up, and return all events by position."""
     async with aiohttp.ClientSession() as session:
         client = await connected(session, served.url, "last")
         for event in load.waiting.values():

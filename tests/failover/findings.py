@@ -1,4 +1,4 @@
-"""The records of each API by plain SQL, the findings of the checker, and how long writes were not acknowledged."""
+"""The records of each API read with plain SQL, the findings of the checker, and outages of writes."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from failover.load_apis import Door
+from failover.load_apis import Api
 from servers.checker import COMMITTED, History, Seen, violations
 from servers.shared_logs import fetched_from_primary
 
@@ -16,7 +16,7 @@ RECORDS = """
     JOIN oncelog_blocks AS b ON b.lane = r.lane AND b.height = r.height WHERE {} ORDER BY r.lane, r.position
 """
 SETTLED_NS = 500_000_000
-"""An interval that began at most this time before a failure belongs to the failure."""
+"""An interval that began at most this long before a failure belongs to the failure."""
 
 
 @dataclass(frozen=True)
@@ -31,38 +31,38 @@ class Kept:
     body: bytes
 
 
-async def kept_by(door: type[Door], address: str) -> list[Kept]:
+async def read_records(api: type[Api], address: str) -> list[Kept]:
     """Return all records of an API, in order."""
-    rows = await fetched_from_primary(address, RECORDS.format(door.where))
+    rows = await fetched_from_primary(address, RECORDS.format(api.where))
     return [
         Kept(sequence or position, position, key.hex(), root.hex(), body)
         for position, sequence, key, root, body in rows
     ]
 
 
-def findings(door: type[Door], directory: Path, kept: Sequence[Kept]) -> list[str]:
-    """Return the findings of the checker, with the name of the API."""
-    place = directory / door.name
-    records = [(one.place, one.id, content_in(door, one.body)) for one in kept]
+def findings(api: type[Api], directory: Path, kept: Sequence[Kept]) -> list[str]:
+    """Return the findings of the checker, prefixed with the name of the API."""
+    place = directory / api.name
+    records = [(one.place, one.id, content_in(api, one.body)) for one in kept]
     (place / "dump.json").write_text(json.dumps({"head": len(kept), "records": records}))
     history = History.load(place)
-    if door.is_by_lane:
-        history = in_the_stream(history, kept)
+    if api.is_by_lane:
+        history = to_api_order(history, kept)
     assert history.calls
     assert len(history.readings) > 1
-    return [f"{door.name}: {one}" for one in violations(history)]
+    return [f"{api.name}: {one}" for one in violations(history)]
 
 
-def content_in(door: type[Door], body: bytes) -> str:
-    """Return the written content from a body; of a malformed body, the whole body."""
+def content_in(api: type[Api], body: bytes) -> str:
+    """Return the written content from a body, or the whole body if it is malformed."""
     try:
-        return door.content_in(json.loads(body))
+        return api.content_in(json.loads(body))
     except (KeyError, TypeError, ValueError):
-        return f"malformed body of {door.name}: {body!r}"
+        return f"malformed body of {api.name}: {body!r}"
 
 
-def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
-    """Translate positions into the order of the API. Readers of blocks know records by the root of the block."""
+def to_api_order(history: History, kept: Sequence[Kept]) -> History:
+    """Translate positions into the order of the API. Readers of blocks identify records by the block's Merkle root."""
     places = {one.in_lane: one for one in kept}
 
     def translated(seen: Seen) -> Seen:
@@ -81,15 +81,15 @@ def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
     return replace(history, calls=calls, readings=readings)
 
 
-def stood_still_s(directory: Path, doors: Sequence[type[Door]], began_ns: int, ended_ns: int) -> dict[str, float]:
-    """Return, by API, the longest time without a first acknowledgement of a write, around a span of time.
+def measure_outage_s(directory: Path, apis: Sequence[type[Api]], began_ns: int, ended_ns: int) -> dict[str, float]:
+    """Return the longest time without a newly acknowledged write per API, around a span of time.
 
-    Retries do not count: a server may answer them from its cache, without a primary.
+    Retries are excluded, because a server can answer them from its cache without a primary.
     """
     found = {}
-    for door in doors:
+    for api in apis:
         first: dict[str, int] = {}
-        for call in calls_of(directory, door):
+        for call in calls_of(directory, api):
             if call["answer"] == COMMITTED:
                 first[call["id"]] = min(call["ended"], first.get(call["id"], call["ended"]))
         gaps = [
@@ -97,10 +97,10 @@ def stood_still_s(directory: Path, doors: Sequence[type[Door]], began_ns: int, e
             for earlier, later in pairwise(sorted(first.values()))
             if later >= began_ns and began_ns - SETTLED_NS <= earlier <= ended_ns
         ]
-        found[door.name] = max(gaps, default=0) / 1e9
+        found[api.name] = max(gaps, default=0) / 1e9
     return found
 
 
-def calls_of(directory: Path, door: type[Door]) -> list[dict[str, Any]]:
+def calls_of(directory: Path, api: type[Api]) -> list[dict[str, Any]]:
     """Return all recorded calls."""
-    return [json.loads(line) for line in (directory / door.name / "calls-load.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (directory / api.name / "calls-load.jsonl").read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""The APIs that are kept busy while primaries are lost. A new API is a class and an entry in `DOORS`.
+"""The APIs under load while primaries are lost. To add an API, add a class and an entry in `APIS`.
 
-Each API is written to and read in one order: that of the log for events, else that of one stream.
+The writes to an API share one order: the log's order for events, and the order of one stream for the others.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ CHAT_LOOK_S = 0.1
 
 
 def content(client: int, step: int) -> str:
-    """Return the content of a write. Every write has a different one, so that a wrong record is detected."""
+    """Return the content of a write. It differs for every write, so that a wrong record is detected."""
     return f"{client}/{step}"
 
 
-class Places:
-    """The servers by address, and the logs that are opened by the library."""
+class Endpoints:
+    """The addresses of the servers, and the logs opened with the library."""
 
     def __init__(self, session: aiohttp.ClientSession, urls: Sequence[str], logs: Sequence[Log]) -> None:
         self.session = session
@@ -44,16 +44,16 @@ class Places:
         self.logs = logs
 
 
-class Door(ABC):
-    """An API. A client and a step name a write, which is the same whenever they are named again."""
+class Api(ABC):
+    """An API. A client and a step identify a write, and always produce the same write."""
 
     name: ClassVar[str]
     where: ClassVar[str]
-    """SQL condition for the records of the order (`judging`)."""
+    """SQL condition that selects the records of the API (`findings`)."""
     is_by_lane: ClassVar[bool] = False
-    """Whether the API returns positions in a lane; else it returns sequences of a stream."""
+    """Whether the API returns positions of a lane instead of sequences of a stream."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Endpoints) -> None:
         self.places = places
 
     @property
@@ -72,11 +72,11 @@ class Door(ABC):
 
     @abstractmethod
     async def submit(self, gateway: int, client: int, step: int) -> int:
-        """Submit a write and return its position. Raises unless it succeeds."""
+        """Submit a write and return its position. Raise an error unless it succeeds."""
 
     @abstractmethod
     def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
-        """Yield the records after a position, and then new ones."""
+        """Yield the records after a position, then new records."""
 
     async def post(self, gateway: int, path: str, body: Any) -> Any:
         async with self.places.session.post(self.places.urls[gateway] + path, json=body) as response:
@@ -93,7 +93,7 @@ class Door(ABC):
                     yield stream.last_event_id, json.loads(message.data)
 
 
-class Events(Door):
+class Events(Api):
     name = "events"
     where = "r.lane = 0"
     is_by_lane = True
@@ -115,8 +115,8 @@ class Events(Door):
             yield Seen(event["committed_id"], UUID(event["id"]).hex)
 
 
-class Ledger(Door):
-    """Readers receive blocks with ids of transactions; the root of the block identifies the content."""
+class Ledger(Api):
+    """Readers receive blocks with transaction ids; the Merkle root of the block identifies the content."""
 
     name = "ledger"
     where = "r.policy = 'ledger'"
@@ -149,16 +149,16 @@ class Ledger(Door):
             for tx_id in block["tx_ids"]:
                 place = parse_tx_id(tx_id)
                 assert place is not None
-                if place[1] > cursor:  # readers resume by height, and may read a block twice
+                if place[1] > cursor:  # readers resume by height and may read a block twice
                     yield Seen(place[1], block["header"]["merkle_root"])
 
 
-class Deltas(Door):
+class Deltas(Api):
     name = "deltas"
     where = "r.scope = 'deltas/shop'"
 
     def delta(self, client: int, step: int) -> dict[str, Any]:
-        """Return a delta. Its clock is a count, because a retry must be identical."""
+        """Return a delta. Its clock is a counter, because a retry must be identical."""
         columns = [{"column": "said", "value": content(client, step)}]
         said = {"clientId": f"c{client}", "columns": columns, "hlc": str(step + 1), "rowId": f"r{step % 20}"}
         said |= {"table": "t", "op": "UPDATE"}
@@ -181,13 +181,13 @@ class Deltas(Door):
             yield Seen(delta["sequence"], delta["deltaId"])
 
 
-class RunsByLibrary(Door):
-    """The result of the tool is random, so a run that is executed twice is detected."""
+class RunsByLibrary(Api):
+    """Runs of a tool with a random result, so that a run executed twice is detected."""
 
     name = "runs"
     where = "r.policy = 'runs'"
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Endpoints) -> None:
         super().__init__(places)
         self._runs = [Runs(log) for log in places.logs]
         self.outputs: dict[str, str] = {}
@@ -231,13 +231,13 @@ class RunsByLibrary(Door):
                 yield Seen(record.sequence, record.key.hex())
 
 
-class Chat(Door):
-    """Each client is a different user."""
+class Chat(Api):
+    """Messages to a chat; each client is a different user."""
 
     name = "chat"
     where = "r.policy = 'chat' AND r.sequence > 0"
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Endpoints) -> None:
         super().__init__(places)
         self._is_made = False
 
@@ -250,7 +250,7 @@ class Chat(Door):
         return str(body["content"])
 
     async def submit(self, gateway: int, client: int, step: int) -> int:
-        if not self._is_made:  # creating it again returns the existing one
+        if not self._is_made:  # a repeated creation returns the existing chat
             members = [f"user:c{number}" for number in range(CHAT_USERS)]
             await self._asked(gateway, 0, "/v1/chats", {"chat_id": CHAT, "members": members})
             self._is_made = True
@@ -259,7 +259,7 @@ class Chat(Door):
         return int(answer["sequence"])
 
     async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
-        """Read page by page, without a WebSocket."""
+        """Read pages instead of using a WebSocket."""
         while True:
             page = await self._asked(gateway, 0, f"/v1/chats/{CHAT}/messages?after={cursor}&limit=100")
             for message in page["messages"]:
@@ -276,4 +276,4 @@ class Chat(Door):
             return await response.json()
 
 
-DOORS: tuple[type[Door], ...] = (Events, Ledger, Deltas, RunsByLibrary, Chat)
+APIS: tuple[type[Api], ...] = (Events, Ledger, Deltas, RunsByLibrary, Chat)

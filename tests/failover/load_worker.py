@@ -1,11 +1,11 @@
-"""Keeps all APIs busy: python load_worker.py DIRECTORY SEED PAUSE_S ADDRESS URL...
+"""Generates load on all APIs: python load_worker.py DIRECTORY SEED PAUSE_S ADDRESS URL...
 
-Each client writes step after step, with a pause of PAUSE_S between two steps. It tries another server when one does not
-answer in time, and sometimes repeats a write that was acknowledged before. Readers stay at a server, or change servers.
-Calls and readings are recorded in the format of `checker`, in a directory for each API. The process answers these lines
-of its input: `acknowledged` (number of acknowledged writes of each API), `unanswered` (number of calls that were given
-up), `stop` (all clients end with an acknowledgement), and then, as JSON, the positions that the readers of each API
-must reach before it ends.
+Each client writes step by step, with a pause of PAUSE_S between steps. It tries another server when a server does not
+answer in time, and sometimes repeats an acknowledged write. Some readers use one server, others change servers. Calls
+and readings are recorded in the format of `checker`, in one directory per API. The process answers these input lines:
+`acknowledged` (number of acknowledged writes per API), `unanswered` (number of abandoned calls), `stop` (all clients
+stop after an acknowledgement), and then, as JSON, the positions that the readers of each API must reach before the
+process exits.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any, Final, TextIO
 
 import aiohttp
 
-from failover.load_apis import DOORS, Door, Places, RunsByLibrary, content
+from failover.load_apis import APIS, Api, Endpoints, RunsByLibrary, content
 from failover.replicas import Replicas
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError
@@ -28,12 +28,12 @@ from scripts import print_line
 from servers.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 
 CLIENTS: Final = 4
-"""Clients of each API."""
+"""Number of clients per API."""
 RETRY_S: Final = 0.03
 STEPS_MIN: Final = 2
-"""A client ends after this number of steps at the earliest."""
+"""Minimum number of steps of a client."""
 CALL_S: Final = 5.0
-"""Then another server is tried."""
+"""Timeout of a call, after which the client tries another server."""
 AGAIN_RATE: Final = 0.1
 LIBRARIES: Final = 2
 COUNTED: Final = ("acknowledged", "unanswered")
@@ -42,12 +42,12 @@ LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyEr
 
 
 class Client:
-    """Retries without end: a write without an answer is sent again to another server."""
+    """Retries forever: it sends an unanswered write to another server."""
 
-    def __init__(self, door: Door, number: int, seed: int, pause_s: float, calls: TextIO) -> None:
-        self._door = door
+    def __init__(self, api: Api, number: int, seed: int, pause_s: float, calls: TextIO) -> None:
+        self._api = api
         self._number = number
-        self._chance = Random(f"{seed}/{door.name}/{number}")
+        self._chance = Random(f"{seed}/{api.name}/{number}")
         self._pause_s = pause_s
         self._calls = calls
         self.acknowledged = 0
@@ -70,15 +70,15 @@ class Client:
             await asyncio.sleep(RETRY_S)
 
     async def _call(self, step: int) -> bool:
-        gateway = self._chance.randrange(self._door.gateways)
-        id_ = self._door.id(self._number, step)
+        gateway = self._chance.randrange(self._api.gateways)
+        id_ = self._api.id(self._number, step)
         began = time.monotonic_ns()
         answer, position = UNKNOWN, 0
         with suppress(*LOST):
             async with asyncio.timeout(CALL_S):
-                position = await self._door.submit(gateway, self._number, step)
+                position = await self._api.submit(gateway, self._number, step)
             answer = COMMITTED
-        name = f"{self._door.name}/{self._number}"
+        name = f"{self._api.name}/{self._number}"
         said = content(self._number, step)
         call = Call(name, gateway, id_, said, began, time.monotonic_ns(), answer, position)
         self._calls.write(line_of(call))
@@ -86,12 +86,12 @@ class Client:
 
 
 class Reader:
-    """Resumes at its cursor, at the same server or, if it changes servers, at another one."""
+    """Resumes at its cursor, at the same server or, if it changes servers, at a different one."""
 
-    def __init__(self, door: Door, gateway: int | None, seed: int, file: TextIO) -> None:
-        self._door = door
+    def __init__(self, api: Api, gateway: int | None, seed: int, file: TextIO) -> None:
+        self._api = api
         self._gateway = gateway
-        self._chance = Random(f"{seed}/{door.name}/reader/{gateway}")
+        self._chance = Random(f"{seed}/{api.name}/reader/{gateway}")
         self._file = file
         self.cursor = 0
 
@@ -100,14 +100,14 @@ class Reader:
         while True:
             gateway = self._gateway
             if gateway is None:
-                gateway = self._chance.randrange(self._door.gateways)
+                gateway = self._chance.randrange(self._api.gateways)
             with suppress(*LOST):
                 await self._read(gateway)
             await asyncio.sleep(RETRY_S)
 
     async def _read(self, gateway: int) -> None:
         turns = self._chance.randint(50, 500) if self._gateway is None else sys.maxsize
-        following: Any = self._door.follow(gateway, self.cursor)
+        following: Any = self._api.follow(gateway, self.cursor)
         async with aclosing(following):
             async for seen in following:
                 self._take(seen)
@@ -120,24 +120,24 @@ class Reader:
         self.cursor = max(self.cursor, seen.position)
 
 
-async def live(directory: Path, seed: int, pause_s: float, doors: list[Door], replicas: Replicas) -> None:
+async def live(directory: Path, seed: int, pause_s: float, apis: list[Api], replicas: Replicas) -> None:
     clients: list[Client] = []
     readers: dict[str, list[Reader]] = {}
-    for door in doors:
-        place = directory / door.name
+    for api in apis:
+        place = directory / api.name
         place.mkdir()
         calls = (place / "calls-load.jsonl").open("w", buffering=1)
-        clients += [Client(door, number, seed, pause_s, calls) for number in range(CLIENTS)]
-        readers[door.name] = [Reader(door, None, seed, (place / "readings-wanderer.jsonl").open("w", buffering=1))]
-        for gateway in range(door.gateways):
+        clients += [Client(api, number, seed, pause_s, calls) for number in range(CLIENTS)]
+        readers[api.name] = [Reader(api, None, seed, (place / "readings-wanderer.jsonl").open("w", buffering=1))]
+        for gateway in range(api.gateways):
             file = (place / f"readings-at-{gateway}.jsonl").open("w", buffering=1)
-            readers[door.name].append(Reader(door, gateway, seed, file))
+            readers[api.name].append(Reader(api, gateway, seed, file))
     async with asyncio.TaskGroup() as tasks:
         reading = [tasks.create_task(reader.run()) for some in readers.values() for reader in some]
         writing = [tasks.create_task(client.run()) for client in clients]
         writing.append(tasks.create_task(replicas.run()))
         while (asked := (await asyncio.to_thread(sys.stdin.readline)).strip()) in COUNTED:
-            each = [sum(getattr(one, asked) for one in clients if one._door is door) for door in doors]
+            each = [sum(getattr(one, asked) for one in clients if one._api is api) for api in apis]
             print_line(json.dumps(each))
         assert asked == "stop", asked
         for client in clients:
@@ -151,7 +151,7 @@ async def live(directory: Path, seed: int, pause_s: float, doors: list[Door], re
             await asyncio.sleep(0.05)
         for task in reading:
             task.cancel()
-    outputs = {key: text for door in doors if isinstance(door, RunsByLibrary) for key, text in door.outputs.items()}
+    outputs = {key: text for api in apis if isinstance(api, RunsByLibrary) for key, text in api.outputs.items()}
     (directory / "outputs.json").write_text(json.dumps(outputs))
 
 
@@ -159,10 +159,10 @@ async def main(directory: str, seed: str, pause_s: str, address: str, *urls: str
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         logs = [await stack.enter_async_context(open_log(address)) for _ in range(LIBRARIES)]
-        places = Places(session, urls, logs)
+        places = Endpoints(session, urls, logs)
         print_line("ready")
         replicas = await Replicas.open(stack, Path(directory), session, list(urls))
-        await live(Path(directory), int(seed), float(pause_s), [door(places) for door in DOORS], replicas)
+        await live(Path(directory), int(seed), float(pause_s), [api(places) for api in APIS], replicas)
     print_line("end")
 
 

@@ -1,4 +1,4 @@
-"""Clients of the deltas API, each with a file, that edit the same rows all the time and agree in the end."""
+"""Clients of the Deltas API, each with a file, that constantly edit the same rows and eventually agree."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ PAUSE_S = 0.1
 
 
 class Replicas:
-    """One client for each server."""
+    """One client per server."""
 
     def __init__(self, clients: list[DeltasClient], session: aiohttp.ClientSession, urls: list[str]) -> None:
         self._clients = clients
@@ -29,7 +29,7 @@ class Replicas:
     async def open(
         cls, stack: AsyncExitStack, directory: Path, session: aiohttp.ClientSession, urls: list[str]
     ) -> "Replicas":
-        """Open the clients; the stack closes them."""
+        """Open the clients. The stack closes them."""
         clients = [
             DeltasClient(url, GATEWAY, path=str(directory / f"replica{number}.db"), client_id=f"replica{number}")
             for number, url in enumerate(urls)
@@ -50,8 +50,8 @@ class Replicas:
         await asyncio.gather(*(self.edit(number) for number in range(len(self._clients))))
 
     async def check_agreement(self) -> None:
-        """All replicas and all servers have the same rows."""
-        for _ in range(2):  # the second sync brings what another one has sent in the first
+        """Assert that all replicas and all servers have the same rows."""
+        for _ in range(2):  # the second sync receives what other clients sent in the first
             for client in self._clients:
                 await client.synced()
         found = [{row.row_id: dict(row.columns) for row in await one.rows(TABLE)} for one in self._clients]

@@ -1,4 +1,4 @@
-"""Write bench/results/failover.md in a soak."""
+"""Write bench/results/failover.md during a soak run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.report import Report, Table, page
 from failover.findings import calls_of
-from failover.load_apis import DOORS
+from failover.load_apis import APIS
 from failover.rounds import KINDS, MOVES, Round
 from oncelog.testing.cluster import ClusterSettings
 from servers.checker import COMMITTED
@@ -39,7 +39,7 @@ def report_of(
     limits: Mapping[str, int],
     directory: Path,
 ) -> Report:
-    """Return the rounds, the times without acknowledgements, and the settings."""
+    """Return the page: the rounds, the times without acknowledgements, and the settings."""
     return Report(
         [_by_kind(rounds), _totals(rounds, findings, directory), _settings(settings, limits)], HOW_TO_READ, True
     )
@@ -66,12 +66,12 @@ def _shown(times: Sequence[float]) -> tuple[str, str, str]:
 
 def _totals(rounds: Sequence[Round], findings: Sequence[str], directory: Path) -> Table:
     rows = []
-    for door in DOORS:
-        calls = calls_of(directory, door)
+    for api in APIS:
+        calls = calls_of(directory, api)
         answered = sum(call["answer"] == COMMITTED for call in calls)
         different = len({call["id"] for call in calls})
-        mine = sum(one.startswith(f"{door.name}:") for one in findings)
-        rows.append((door.name, str(len(rounds)), str(different), str(answered), str(len(calls) - answered), str(mine)))
+        mine = sum(one.startswith(f"{api.name}:") for one in findings)
+        rows.append((api.name, str(len(rounds)), str(different), str(answered), str(len(calls) - answered), str(mine)))
     return Table(("API", "rounds", "writes", "acknowledgements", "calls without an answer", "findings"), rows)
 
 

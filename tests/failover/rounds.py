@@ -1,4 +1,4 @@
-"""The kinds of failure of a cluster, and how a round waits until writes go on."""
+"""The kinds of cluster failure, and how a round waits until writes continue."""
 
 import base64
 import http.client
@@ -14,9 +14,9 @@ from oncelog.testing.cluster.layout import SCOPE
 from scripts import read_line, write_line
 
 FLOW = 5
-"""Writes that each API must acknowledge before a round goes on."""
+"""Number of writes that each API must acknowledge before a round continues."""
 GIVEN_UP = 4
-"""Calls that must have been given up at each API before the standbys return: as many as it has clients."""
+"""Number of abandoned calls per API before the standbys return: one per client."""
 
 
 class Flow:
@@ -32,16 +32,16 @@ class Flow:
         return read_line(self._process)
 
     def counts(self, what: str) -> list[int]:
-        """Return a counter of each API."""
+        """Return a counter for each API."""
         self.tell(what)
         return [int(count) for count in json.loads(self.heard())]
 
-    def go_on(self, more: int = FLOW) -> None:
-        """Return when every API has acknowledged this number of further writes."""
+    def wait_for_writes(self, more: int = FLOW) -> None:
+        """Wait until every API has acknowledged this number of further writes."""
         self._until("acknowledged", more)
 
-    def stand_still(self, more: int = GIVEN_UP) -> None:
-        """Return when this number of further calls has been given up at every API."""
+    def wait_for_abandoned_calls(self, more: int = GIVEN_UP) -> None:
+        """Wait until this number of further calls has been abandoned at every API."""
         self._until("unanswered", more)
 
     def _until(self, what: str, more: int) -> None:
@@ -61,26 +61,26 @@ class Round:
     ended_ns: int = 0
     has_moved: bool = False
     """Whether another server became the primary."""
-    stood_still_s: dict[str, float] = field(default_factory=dict)
-    """Longest time without a new acknowledgement, by API."""
+    measure_outage_s: dict[str, float] = field(default_factory=dict)
+    """Longest time without a new acknowledgement per API."""
 
     @property
     def longest_s(self) -> float:
         """Return the longest time of all APIs."""
-        return max(self.stood_still_s.values())
+        return max(self.measure_outage_s.values())
 
 
 def expire_lock(cluster: Cluster) -> None:
     """Delete the leader lock from etcd, as if its time to live of 20 s had passed.
 
-    20 s is the shortest that Patroni accepts. Only rounds that are not measured use this.
+    20 s is the minimum that Patroni accepts. Only rounds whose time is not measured use this.
     """
     ports = [port for port, _ in cluster.layout.etcd_ports]
     wait_until(lambda: any(is_lock_deleted(port) for port in ports), lambda: "etcd has no leader lock")
 
 
 def is_lock_deleted(port: int) -> bool:
-    """Delete the leader lock through a member of etcd; return False without a lock or an etcd leader."""
+    """Delete the leader lock through an etcd member. Return False if there is no lock or no etcd leader."""
     body = json.dumps({"key": base64.b64encode(f"/service/{SCOPE}/leader".encode()).decode()})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:
@@ -91,7 +91,7 @@ def is_lock_deleted(port: int) -> bool:
 
 
 def wait_for_another(cluster: Cluster, old: Node) -> None:
-    """Return when another server is the primary."""
+    """Wait until another server is the primary."""
 
     def has_moved() -> bool:
         found = cluster.state().primary
@@ -101,63 +101,63 @@ def wait_for_another(cluster: Cluster, old: Node) -> None:
 
 
 def kill(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """SIGKILL of PostgreSQL; its Patroni lives and sees it."""
+    """Kill PostgreSQL; Patroni survives and notices it."""
     cluster.kill(primary)
     wait_for_another(cluster, primary)
 
 
 def power(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """The whole machine: the leader lock is not released, it has to expire."""
+    """Kill the whole machine. The leader lock is not released and must expire."""
     cluster.kill(primary, with_patroni=True)
     wait_for_another(cluster, primary)
-    flow.go_on()
+    flow.wait_for_writes()
     cluster.revive()
 
 
 def freeze(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """SIGSTOP of the whole machine; when it continues, another primary has replaced it."""
+    """Stop the whole machine with SIGSTOP, and continue it after another primary has replaced it."""
     cluster.freeze(primary)
     wait_for_another(cluster, primary)
-    flow.go_on()
+    flow.wait_for_writes()
     cluster.thaw(primary)
 
 
 def freeze_expired(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """As `freeze`, but the leader lock expires at once."""
+    """Like `freeze`, but the leader lock expires immediately."""
     cluster.freeze(primary)
     expire_lock(cluster)
     wait_for_another(cluster, primary)
-    flow.go_on()
+    flow.wait_for_writes()
     cluster.thaw(primary)
 
 
 def agent(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """SIGSTOP of Patroni alone: the old primary lives, and accepts sessions after it has been replaced."""
+    """Stop only Patroni. The old primary still accepts sessions after it has been replaced."""
     cluster.freeze(primary, server=False)
     wait_for_another(cluster, primary)
-    flow.go_on()
+    flow.wait_for_writes()
     cluster.thaw(primary, server=False)
 
 
 def cut(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """No connection from the primary to the standbys and to etcd; servers still reach it."""
+    """Disconnect the primary from the standbys and etcd, but not from the servers."""
     cluster.cut(primary, with_etcd=True)
     wait_for_another(cluster, primary)
-    flow.go_on()
+    flow.wait_for_writes()
     cluster.mend(primary)
 
 
 def standbys(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """No connection from the primary to the standbys: it stays the primary, and nothing is acknowledged meanwhile."""
+    """Disconnect the primary from the standbys. It remains the primary but acknowledges no writes meanwhile."""
     cluster.cut(primary, with_etcd=False)
-    flow.stand_still()
+    flow.wait_for_abandoned_calls()
     cluster.mend(primary)
 
 
 def etcd(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """SIGKILL of the etcd leader: the others elect another one, and the primary stays."""
+    """Kill the etcd leader. The other members elect a new leader, and the primary remains."""
     cluster.kill_etcd_leader()
-    flow.go_on()
+    flow.wait_for_writes()
     cluster.revive()
 
 
@@ -180,13 +180,13 @@ MOVES = {
 
 
 def run_round(kind: Kind, cluster: Cluster, flow: Flow) -> Round:
-    """Run a round: wait for a whole cluster, break it, and wait until writes go on."""
+    """Wait for a complete cluster, break it, and wait until writes continue."""
     cluster.wait_until_whole()
-    flow.go_on()
+    flow.wait_for_writes()
     primary = cluster.primary()
     began = Round(kind.__name__, time.monotonic_ns())
     kind(cluster, flow, primary)
-    flow.go_on()
+    flow.wait_for_writes()
     began.ended_ns = time.monotonic_ns()
     began.has_moved = cluster.primary().name != primary.name
     return began

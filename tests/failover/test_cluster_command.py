@@ -1,4 +1,4 @@
-"""`python -m oncelog.testing.cluster`: start, state, kill and stop."""
+"""The commands of `python -m oncelog.testing.cluster`: start, state, kill and stop."""
 
 import asyncio
 import re
@@ -45,13 +45,13 @@ def run_command(*arguments: str) -> tuple[int, str]:
 
 
 async def succeeded(command: str, directory: Path) -> str:
-    """Run a command and return its output; an empty string if it failed, as when no Patroni answers in time."""
+    """Run a command and return its output, or an empty string if it failed, for example because Patroni was slow."""
     status, said = await asyncio.to_thread(run_command, command, "--directory", str(directory))
     return "" if status else said
 
 
 def pids_of(directory: Path) -> dict[int, str]:
-    """Return the processes that name the directory in their command line or work in it."""
+    """Return the processes that have the directory in their command line or as working directory."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -78,7 +78,7 @@ async def can_be_written_to(address: str) -> None:
 
 @contextmanager
 def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Start a cluster; at the end kill the command and all processes that it has started."""
+    """Start a cluster. Afterwards, kill the command and all processes that it has started."""
     command = [*COMMAND, "start", "--port", "0", "--directory", str(directory)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)  # noqa: S603
     try:
@@ -92,11 +92,11 @@ def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @contextmanager
 def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run an unrelated process that follows a file, and check that it survives."""
+    """Run an unrelated process that uses a file in the directory, and assert that it survives."""
     tail = shutil.which("tail")
     process = subprocess.Popen(arguments, executable=tail, stdout=subprocess.DEVNULL)  # noqa: S603
     try:
-        # Popen returns a moment before the kernel shows the arguments of the program.
+        # Popen can return before the kernel shows the arguments of the program.
         wait_until(Path(f"/proc/{process.pid}/cmdline").read_bytes)
         yield process
         assert process.poll() is None, arguments
@@ -106,7 +106,7 @@ def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def wait_for_patronis(directory: Path, count: int = 1) -> list[int]:
-    """Return the process ids of Patroni when this number runs. Patroni is started last."""
+    """Wait until this number of Patroni processes runs, and return their ids. Patroni is started last."""
 
     def patronis() -> list[int]:
         found = [pid for pid, said in pids_of(directory).items() if "\0-m\0patroni\0" in said and "setpriv" not in said]
@@ -150,7 +150,7 @@ def test_start_can_be_interrupted(directory: Path) -> None:
     assert not directory.exists()
 
 
-def test_stop_ends_only_the_processes_of_a_killed_start(directory: Path) -> None:
+def test_stop_kills_only_the_processes_of_a_killed_start(directory: Path) -> None:
     other = directory.with_name(f"{directory.name}0")
     other.mkdir()
     (other / "etcd0.log").touch()
@@ -185,7 +185,7 @@ def test_reused_process_id_does_not_count_as_the_starter(directory: Path) -> Non
         assert run_command("stop", "--directory", str(directory)) == (0, "stopped\n")
 
 
-def test_start_ends_with_the_reason_when_patroni_dies(directory: Path) -> None:
+def test_start_exits_with_the_reason_when_patroni_dies(directory: Path) -> None:
     with starting(directory) as process:
         for pid in wait_for_patronis(directory, 3):
             send_signal(pid, signal.SIGKILL)
@@ -199,7 +199,7 @@ def test_start_ends_with_the_reason_when_patroni_dies(directory: Path) -> None:
     assert not directory.exists()
 
 
-def test_port_in_use_is_named(directory: Path) -> None:
+def test_error_contains_the_port_in_use(directory: Path) -> None:
     with reserve_port() as taken:
         taken.listen()
         port = taken.getsockname()[1]
@@ -210,7 +210,7 @@ def test_port_in_use_is_named(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 65_534, 65_535, 70_000])
-def test_port_without_room_for_the_next_ones_is_refused(directory: Path, port: int) -> None:
+def test_port_too_close_to_the_maximum_is_refused(directory: Path, port: int) -> None:
     status, said = run_command("start", "--directory", str(directory), "--port", str(port))
     assert status == 2
     limit = "greater than or equal to 0" if port < 0 else "less than or equal to 65533"
@@ -222,7 +222,7 @@ def test_port_without_room_for_the_next_ones_is_refused(directory: Path, port: i
 
 @pytest.mark.parametrize(("given", "option"), [((), ""), (("CLUSTER_PORT=7500",), "--port '7500'")])
 def test_make_passes_the_port(given: tuple[str, ...], option: str) -> None:
-    # A dry run, which does not check the environment.
+    # a dry run, which does not check the environment
     command = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.dev", "cluster", *given]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)  # noqa: S603
     assert said.stdout.strip() == f"exec .venv/bin/python -m oncelog.testing.cluster start {option}".strip()
@@ -241,7 +241,7 @@ def test_settings_that_patroni_would_change_are_refused(directory: Path) -> None
     assert "--loop-wait and twice --retry-timeout must fit in --ttl" in said
 
 
-def test_directory_with_other_files_is_left_alone(directory: Path) -> None:
+def test_directory_with_other_files_is_not_changed(directory: Path) -> None:
     directory.mkdir()
     (directory / "letter.txt").write_text("mine")
     status, said = run_command("start", "--directory", str(directory))

@@ -1,4 +1,4 @@
-"""Primaries are lost under load on all APIs: no acknowledged write is lost or doubled, and all clients go on."""
+"""Primaries are lost under load on all APIs: no acknowledged write is lost or duplicated, and all clients continue."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ import pytest
 
 from crash.store_history import say
 from failover import load_worker
-from failover.findings import Kept, findings, kept_by, stood_still_s
-from failover.load_apis import DOORS, Door, Places, RunsByLibrary
+from failover.findings import Kept, findings, measure_outage_s, read_records
+from failover.load_apis import APIS, Api, Endpoints, RunsByLibrary
 from failover.report import write_report
 from failover.rounds import FEW, MANY, MOVES, Flow, Kind, Round, run_round
 from oncelog.engine.log import open_log
@@ -25,15 +25,15 @@ from servers.server_processes import running_servers
 SERVERS = 2
 PAUSE_S = 0.1
 SOAK_PAUSE_S = 0.03
-"""Between two writes of a client."""
+"""Pause between two writes of a client."""
 RETRIED = load_worker.STEPS_MIN
-"""Steps of each client that are sent again in the end."""
+"""Number of steps per client that are retried at the end."""
 LIMITS = {f"postgres_{name}": getattr(Timeouts(), name) for name in Timeouts.__struct_fields__}
 """The default timeouts."""
 
 
 async def storm(cluster: Cluster, directory: Path, seed: int, kinds: Sequence[Kind], pause_s: float) -> list[Round]:
-    """Run all rounds under load, until all readers have everything. The history is in the directory."""
+    """Run all rounds under load until all readers have caught up. The history is in the directory."""
     rounds = []
     async with running_servers(*[cluster.address] * SERVERS, **LIMITS) as found:
         urls = [server.url for server in found]
@@ -49,44 +49,44 @@ async def storm(cluster: Cluster, directory: Path, seed: int, kinds: Sequence[Ki
             assert await asyncio.to_thread(flow.heard) == "end"
             await retry_first_writes(cluster.address, urls, directory)
     for one in rounds:
-        one.stood_still_s = stood_still_s(directory, DOORS, one.began_ns, one.ended_ns)
+        one.measure_outage_s = measure_outage_s(directory, APIS, one.began_ns, one.ended_ns)
     return rounds
 
 
 async def heads(address: str) -> dict[str, int]:
-    """Return the position that the readers of each API must reach."""
+    """Return the positions that the readers of each API must reach."""
     found = {}
-    for door in DOORS:
-        kept = await kept_by(door, address)
-        found[door.name] = max(one.in_lane if door.is_by_lane else one.place for one in kept)
+    for api in APIS:
+        kept = await read_records(api, address)
+        found[api.name] = max(one.in_lane if api.is_by_lane else one.place for one in kept)
     return found
 
 
 async def retry_first_writes(address: str, urls: Sequence[str], directory: Path) -> None:
-    """Send writes again that an old primary had acknowledged: to the running servers, and to a new one.
+    """Retry writes that an old primary had acknowledged, at the running servers and at a new server.
 
-    The new server has no cached answers, so it must find them on the new primary.
+    The new server has no cached answers, so it must find the writes on the new primary.
     """
-    before = {door: await kept_by(door, address) for door in DOORS}
+    before = {api: await read_records(api, address) for api in APIS}
     async with AsyncExitStack() as stack:
         (fresh,) = await stack.enter_async_context(running_servers(address, **LIMITS))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         log = await stack.enter_async_context(open_log(address))
-        places = Places(session, [*urls, fresh.url], [log])
-        for door in DOORS:
-            await retry_all(door, places, directory, before[door])
-    assert {door: await kept_by(door, address) for door in DOORS} == before
+        places = Endpoints(session, [*urls, fresh.url], [log])
+        for api in APIS:
+            await retry_all(api, places, directory, before[api])
+    assert {api: await read_records(api, address) for api in APIS} == before
 
 
-async def retry_all(door: type[Door], places: Places, directory: Path, kept: Sequence[Kept]) -> None:
-    """Retry the first writes of each client at every server: each returns its position, and runs their result."""
-    in_lane = {one.id: one.in_lane if door.is_by_lane else one.place for one in kept}
+async def retry_all(api: type[Api], places: Endpoints, directory: Path, kept: Sequence[Kept]) -> None:
+    """Retry the first writes of each client at every server, and assert that positions and run results are the same."""
+    in_lane = {one.id: one.in_lane if api.is_by_lane else one.place for one in kept}
     outputs = json.loads((directory / "outputs.json").read_text())
-    here = door(places)
+    here = api(places)
     for gateway in range(here.gateways):
         for client, step in product(range(load_worker.CLIENTS), range(RETRIED)):
             found = await here.submit(gateway, client, step)
-            assert found == in_lane[here.id(client, step)], f"{door.name}: a retry returned another position"
+            assert found == in_lane[here.id(client, step)], f"{api.name}: a retry returned another position"
     if isinstance(here, RunsByLibrary):
         assert len(here.outputs) == load_worker.CLIENTS * RETRIED
         assert here.outputs.items() <= outputs.items()
@@ -100,9 +100,9 @@ async def test_failover_keeps_every_acknowledged_write_once(
 ) -> None:
     kinds, pause_s = (MANY, SOAK_PAUSE_S) if is_soak else (FEW, PAUSE_S)
     rounds = await storm(cluster, tmp_path, seed, kinds, pause_s)
-    found = [one for door in DOORS for one in findings(door, tmp_path, await kept_by(door, cluster.address))]
+    found = [one for api in APIS for one in findings(api, tmp_path, await read_records(api, cluster.address))]
     for one in rounds:
-        say(f"{one.kind}: moved {one.has_moved}; stood still {one.stood_still_s}")
+        say(f"{one.kind}: moved {one.has_moved}; stood still {one.measure_outage_s}")
     if is_soak:
         write_report(rounds, found, cluster.settings, LIMITS, tmp_path)
     assert found == []

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from failover.findings import Kept, findings, stood_still_s
-from failover.load_apis import DOORS, Deltas, Door, Ledger, content
+from failover.findings import Kept, findings, measure_outage_s
+from failover.load_apis import APIS, Api, Deltas, Ledger, content
 from servers.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 
 S_NS = 1_000_000_000
 ENCODED = {1: "MC8x", 2: "MC8y", 3: "MC8z"}
-"""The contents of client 0, encoded as values of the ledger."""
+"""The contents of client 0, encoded as ledger values."""
 
 
-def body(door: type[Door], number: int) -> bytes:
+def body(api: type[Api], number: int) -> bytes:
     """Return a body as the API stores it."""
     said = content(0, number)
     forms: dict[str, Any] = {
@@ -26,19 +26,19 @@ def body(door: type[Door], number: int) -> bytes:
         "runs": {"args": {"said": said}, "output": "drawn", "plan_id": "c0"},
         "chat": {"content": said, "content_type": "text/plain"},
     }
-    return json.dumps(forms[door.name]).encode()
+    return json.dumps(forms[api.name]).encode()
 
 
-def kept(door: type[Door], *numbers: int) -> list[Kept]:
-    """Return records whose lane has other records between them: number 1 of the API is number 10 of the lane."""
+def kept(api: type[Api], *numbers: int) -> list[Kept]:
+    """Return records with other records between them in the lane: record 1 of the API is at position 10 of the lane."""
     return [
-        Kept(place, 10 * number, f"id{number}", f"root{number}", body(door, number))
+        Kept(place, 10 * number, f"id{number}", f"root{number}", body(api, number))
         for place, number in enumerate(numbers, 1)
     ]
 
 
-def record(directory: Path, door: type[Door], calls: list[Call], seen: list[Seen]) -> None:
-    place = directory / door.name
+def record(directory: Path, api: type[Api], calls: list[Call], seen: list[Seen]) -> None:
+    place = directory / api.name
     place.mkdir()
     (place / "calls-load.jsonl").write_text("".join(map(line_of, calls)))
     for name in ("wanderer", "at-0"):
@@ -49,46 +49,46 @@ def call(number: int, position: int, ended: int = 0, answer: str = COMMITTED) ->
     return Call("c", 0, f"id{number}", content(0, number), 0, ended, answer, position)
 
 
-def position_in(door: type[Door], number: int) -> int:
-    return 10 * number if door.is_by_lane else number
+def position_in(api: type[Api], number: int) -> int:
+    return 10 * number if api.is_by_lane else number
 
 
-def seen_by(door: type[Door], *numbers: int) -> list[Seen]:
-    name = "root" if door is Ledger else "id"
-    return [Seen(position_in(door, number), f"{name}{number}") for number in numbers]
+def seen_by(api: type[Api], *numbers: int) -> list[Seen]:
+    name = "root" if api is Ledger else "id"
+    return [Seen(position_in(api, number), f"{name}{number}") for number in numbers]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_sound_history_has_no_findings(tmp_path: Path, door: type[Door]) -> None:
-    calls = [call(number, position_in(door, number)) for number in (1, 2)] + [call(2, 0, answer=UNKNOWN)]
-    record(tmp_path, door, calls, seen_by(door, 1, 2))
-    assert findings(door, tmp_path, kept(door, 1, 2)) == []
+@pytest.mark.parametrize("api", APIS)
+def test_sound_history_has_no_findings(tmp_path: Path, api: type[Api]) -> None:
+    calls = [call(number, position_in(api, number)) for number in (1, 2)] + [call(2, 0, answer=UNKNOWN)]
+    record(tmp_path, api, calls, seen_by(api, 1, 2))
+    assert findings(api, tmp_path, kept(api, 1, 2)) == []
 
 
-@pytest.mark.parametrize("door", [Ledger, Deltas])
-def test_lost_acknowledged_write_is_found(tmp_path: Path, door: type[Door]) -> None:
+@pytest.mark.parametrize("api", [Ledger, Deltas])
+def test_lost_acknowledged_write_is_found(tmp_path: Path, api: type[Api]) -> None:
     record(
         tmp_path,
-        door,
-        [call(number, position_in(door, number)) for number in (1, 2)],
-        [Seen(position_in(door, 1), "id1")],
+        api,
+        [call(number, position_in(api, number)) for number in (1, 2)],
+        [Seen(position_in(api, 1), "id1")],
     )
-    (found,) = findings(door, tmp_path, kept(door, 1))
-    assert found.startswith(f"{door.name}: id2 was acknowledged")
+    (found,) = findings(api, tmp_path, kept(api, 1))
+    assert found.startswith(f"{api.name}: id2 was acknowledged")
     assert found.endswith("is lost")
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_body_that_differs_from_the_acknowledged_one_is_found(
-    tmp_path: Path, door: type[Door], is_readable: bool
+    tmp_path: Path, api: type[Api], is_readable: bool
 ) -> None:
-    record(tmp_path, door, [call(number, position_in(door, number)) for number in (1, 2)], seen_by(door, 1, 2))
-    first, second = kept(door, 1, 2)
-    other = replace(second, body=body(door, 3) if is_readable else b'{"torn":')
-    assert findings(door, tmp_path, [first, other]) == [
-        f"{door.name}: id2 at 2 was never submitted",
-        f"{door.name}: id2 was acknowledged to c with another content than is stored",
+    record(tmp_path, api, [call(number, position_in(api, number)) for number in (1, 2)], seen_by(api, 1, 2))
+    first, second = kept(api, 1, 2)
+    other = replace(second, body=body(api, 3) if is_readable else b'{"torn":')
+    assert findings(api, tmp_path, [first, other]) == [
+        f"{api.name}: id2 at 2 was never submitted",
+        f"{api.name}: id2 was acknowledged to c with another content than is stored",
     ]
 
 
@@ -97,7 +97,7 @@ def test_position_assigned_twice_is_found(tmp_path: Path) -> None:
     assert "ledger: id2 was acknowledged at 1 to c, and is at 2" in findings(Ledger, tmp_path, kept(Ledger, 1, 2))
 
 
-def test_block_that_changed_after_a_reader_received_it_is_found(tmp_path: Path) -> None:
+def test_block_that_changes_after_a_reader_received_it_is_found(tmp_path: Path) -> None:
     record(tmp_path, Ledger, [call(1, 10)], [Seen(10, "of the old primary")])
     assert len(findings(Ledger, tmp_path, kept(Ledger, 1))) == 2  # from both readers
 
@@ -106,4 +106,4 @@ def test_acknowledged_retries_do_not_end_an_outage(tmp_path: Path) -> None:
     ends = [(1, 99), (2, 100), (1, 105), (3, 121), (4, 122), (5, 300)]
     record(tmp_path, Deltas, [call(number, number, end * S_NS) for number, end in ends], [])
     began, ended = 100 * S_NS + 1, 122 * S_NS - 1
-    assert stood_still_s(tmp_path, [Deltas], began, ended) == {"deltas": 21.0}
+    assert measure_outage_s(tmp_path, [Deltas], began, ended) == {"deltas": 21.0}

@@ -1,7 +1,7 @@
-"""Fuzz the decoders: `make fuzz`, or, with options, `PYTHONPATH=tests python -m fuzz`.
+"""Fuzz the decoders: `make fuzz`, or `PYTHONPATH=tests python -m fuzz` with options.
 
-    python -m fuzz --inputs 1000000             a million inputs over all targets
-    python -m fuzz chat-frame token --seed 7    some targets, and the inputs of an earlier run
+    python -m fuzz --inputs 1000000             a million inputs across all targets
+    python -m fuzz chat-frame token --seed 7    some targets, with the inputs of an earlier run
 
 An input that raises an undocumented exception is written to tests/fuzz/corpus, and the command exits with status 1.
 """

@@ -1,7 +1,7 @@
-"""Damage a log file as an input says, then verify, open, read and write it.
+"""Damage a log file according to an input, then verify, open, read and write it.
 
-An input is a program of 8-byte steps: one byte for the kind of damage, four for the place, three for the value. Every
-sequence of bytes is a program, so mutations of the corpus are programs too.
+An input is a program of 8-byte steps: one byte for the kind of damage, four for the offset, three for the value. Any
+sequence of bytes is a program, so mutations of the corpus are valid.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ RECORDS: Final = 40
 
 @cache
 def sample_log() -> bytes:
-    """Return the file of a log with events and a chat."""
+    """Return the bytes of a log file with events and a chat."""
     directory = Path(tempfile.mkdtemp(prefix="oncelog-fuzz-"))
     try:
         path = directory / "sample.db"
@@ -76,7 +76,7 @@ def damaged(file: bytes, program: bytes) -> bytes:
 
 
 def read_damaged_log(program: bytes) -> None:
-    """Raise OncelogError or nothing, whatever the damage is: any other exception is a fault."""
+    """Read a damaged log. Any exception other than OncelogError is a fault."""
     with tempfile.TemporaryDirectory(prefix="oncelog-fuzz-") as directory:
         path = Path(directory) / "damaged.db"
         path.write_bytes(damaged(sample_log(), program))
@@ -96,7 +96,7 @@ async def _use(path: Path, *, is_whole: bool) -> None:
         try:
             verdict = await log.submit(_event(7))
             await log.submit(_event(RECORDS))
-        except TypeError:  # the committer reports what a damaged row causes to the caller whose write needs the row
+        except TypeError:  # the committer reports the error of a damaged row to the caller whose write needs the row
             assert not is_whole
         else:
             assert isinstance(verdict, oncelog.Replayed) or not is_whole

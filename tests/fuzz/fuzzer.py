@@ -1,4 +1,4 @@
-"""Run a target with many inputs that are derived from its corpus."""
+"""Run a target with many inputs derived from its corpus."""
 
 import traceback
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from fuzz.mutations import mutate
 from fuzz.targets import CORPUS, Target
 
 POOL_MAX: Final = 2000
-"""Inputs from which others are derived: the corpus, and accepted inputs of this run."""
+"""Limit of inputs from which others are derived: the corpus and accepted inputs of this run."""
 
 
 class Fault(NamedTuple):
-    """An input that raised what its target does not document."""
+    """An input that raised an undocumented exception."""
 
     target: str
     data: bytes
@@ -46,7 +46,7 @@ def fuzz(target: Target, seed: int, count: int) -> Fault | None:
 
 
 def keep(fault: Fault) -> str:
-    """Add the input of a fault to the corpus, so that every later run begins with it. Return the name of its file."""
+    """Add the input of a fault to the corpus, so that later runs begin with it. Return the name of its file."""
     file = CORPUS / fault.target / f"fault-{sha256(fault.data).hexdigest()[:16]}"
     file.write_bytes(fault.data)
     return str(file)

@@ -1,8 +1,8 @@
-"""Write the corpus: valid inputs of every target, from which the fuzzer derives others.
+"""Write the corpus: valid inputs of every target, from which the fuzzer derives new inputs.
 
     PYTHONPATH=tests python -m fuzz.samples
 
-Files that the fuzzer or an engineer added to the corpus stay.
+Other files in the corpus, added by the fuzzer or an engineer, are kept.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ def _push() -> bytes:
     columns = [{"column": "name", "value": "Tea"}, {"column": "price", "value": 3.5}]
     delta = {"op": "INSERT", "table": "products", "rowId": "tea", "clientId": "till-1", "columns": columns}
     pushed = _json({"deltas": [{**delta, "hlc": "116000000000000000", "deltaId": "0" * 64}]})
-    return b'{"deltas":[%b]}' % decode_push(pushed).bodies[0]  # with the id of its content
+    return b'{"deltas":[%b]}' % decode_push(pushed).bodies[0]  # with the id computed from its content
 
 
 async def _proof() -> bytes:

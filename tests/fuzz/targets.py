@@ -1,7 +1,7 @@
-"""Targets of the fuzzer: every function that decodes bytes from outside.
+"""Targets of the fuzzer: all functions that decode untrusted bytes.
 
-A target decodes an input or raises one of its documented errors. Any other exception is a fault. Where a decoder has a
-fast path, the target also compares it with the exact path.
+A target decodes an input or raises one of its documented errors. Any other exception is a fault. If a decoder has a
+fast path, the target compares it with the exact path.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ NEXT_REQUEST: Final = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Target(NamedTuple):
-    """A decoder, the errors that it documents, and its share of the inputs of a run."""
+    """A decoder, its documented errors, and its share of the inputs of a run."""
 
     name: str
     decode: Callable[[bytes], object]
@@ -184,7 +184,7 @@ def _audit_cursor(data: bytes) -> None:
 
 
 class NotPlainError(Exception):
-    """The fast path leaves the head to aiohttp."""
+    """The fast path passes the head on to aiohttp."""
 
 
 @cache
@@ -202,12 +202,12 @@ async def _fast_path_head(data: bytes) -> None:
     head_bytes = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
     if head_bytes < 4:
         raise NotPlainError
-    data = data[:head_bytes]  # as the connection does
+    data = data[:head_bytes]  # like the connection
     head = _fast_path()._parse_head(data)
     if head is None:
         raise NotPlainError
     assert head.path == WRITE_PATH
-    # aiohttp finds the next request behind the same number of bytes.
+    # aiohttp finds the next request at the same offset.
     loop = asyncio.get_running_loop()
     parser = http_parser.HttpRequestParser(BaseProtocol(loop), loop, 2**16)
     messages, _, _ = parser.feed_data(data + b" " * head.body_bytes + NEXT_REQUEST)
@@ -235,7 +235,7 @@ def _proof(data: bytes) -> None:
     assert proof.decode(proof.encode(document)) == document
 
 
-# --- what clients receive
+# --- messages to clients
 
 
 def _client_frame(data: bytes) -> None:

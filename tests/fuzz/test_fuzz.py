@@ -64,7 +64,7 @@ def test_mutation_accepts_an_empty_input(mutation: object) -> None:
         mutation(bytearray(), Random(seed), [b""])
 
 
-def test_damage_changes_the_file_and_keeps_an_undamaged_one() -> None:
+def test_damage_program_changes_the_file_and_an_empty_program_does_not() -> None:
     file = bytes(range(256)) * 64
     assert damaged(file, b"") == file
     assert all(damaged(file, bytes([kind, 17, 1, 0, 0, 9, 9, 9])) != file for kind in (0, 1, 2, 4, 5))

@@ -1,4 +1,4 @@
-"""An application behind the middleware, and a minimal ASGI client and server, for the tests of the middleware."""
+"""An application behind the idempotency middleware, and a minimal ASGI client and server to test it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -25,11 +25,11 @@ PROBLEM: Final = "application/problem+json"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-# --- an application --------------------------------------------------------------------------------------
+# --- application -----------------------------------------------------------------------------------------
 
 
 class Authentication:
-    """Takes the user from the `X-User` header."""
+    """Middleware that takes the user from the `X-User` header."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
@@ -46,7 +46,7 @@ def user_of(connection: Scope) -> str | None:
 
 
 class Shop:
-    """One endpoint for all paths, behind authentication and the middleware; it records the requests that it runs."""
+    """One endpoint for all paths, behind authentication and the middleware. It records the requests that it runs."""
 
     def __init__(
         self, kind: str, log: Log | Callable[[], Log] | str | Path, answer: Handler | None = None, **options: Any
@@ -103,14 +103,14 @@ class Shop:
         return asyncio.ensure_future(self.send(*keys))
 
     async def start_running(self) -> "asyncio.Task[httpx.Response]":
-        """Send a request with the key `k` and wait until it is in the endpoint, where it stays until the gate opens."""
+        """Send a request with the key `k` and wait until the endpoint runs it. It blocks until the gate opens."""
         self.gate.shut()
         task = self.start_sending("k")
         await self.gate.reached.wait()
         return task
 
     async def check_waiting_retries_after(self, status: int, waiters: Waiters) -> None:
-        """Answer the first request with a status that is not stored: one of three waiting retries runs, for all."""
+        """Answer the first request with a status that is not stored; one of three waiting retries must run for all."""
 
         async def fail_first(request: Request) -> Response:
             number = len(self.runs)
@@ -145,7 +145,7 @@ def check_problem(response: httpx.Response, status: int, kind: str) -> None:
 
 
 def check_answers(responses: Iterable[httpx.Response], *expected: tuple[str, bool]) -> None:
-    """Check each response: the number of its run, and whether it is a replay."""
+    """Assert for each response the number of its run and whether it is a replay."""
     found = [(response.headers.get("x-charge"), is_replay(response)) for response in responses]
     assert found == list(expected)
 
@@ -179,7 +179,7 @@ def bare(app: App, log: Log | str | Path, **options: Any) -> IdempotencyMiddlewa
 
 
 async def exchange(app: App, *messages: Message, scope: Scope | None = None) -> list[Message]:
-    """Return the messages that the application sends when it receives these messages and no others."""
+    """Return the messages that the application sends in response to these messages."""
     sent: list[Message] = []
     incoming = iter(messages)
 
@@ -218,7 +218,7 @@ class Scripted:
 
 @asynccontextmanager
 async def lifespan(app: App) -> AsyncIterator[list[Message]]:
-    """Run the lifespan of the application as a server does; yield the list of messages that it sends."""
+    """Run the lifespan of the application like a server, and yield the list of messages that it sends."""
     sent: list[Message] = []
     may_end = asyncio.Event()
     incoming = iter(["startup", "shutdown"])

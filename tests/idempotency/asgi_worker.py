@@ -1,7 +1,7 @@
-"""A web server of test_asgi_processes.py: python asgi_worker.py LOG KIND LEASE_S
+"""A web server for test_asgi_processes.py: python asgi_worker.py LOG KIND LEASE_S
 
-It prints its port, a line for every request that arrives, and a line for every request that it runs. A run lasts until
-the test writes to its standard input.
+It prints its port, a line for each request that arrives, and a line for each request that it runs. A run lasts until
+the test writes to standard input.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from scripts import print_line
 
 
 class RequestPrinter:
-    """The outermost middleware: prints a line when a request arrives."""
+    """The outermost middleware, which prints a line when a request arrives."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app

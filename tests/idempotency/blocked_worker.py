@@ -1,8 +1,8 @@
-"""One of the processes of test_blocked_loop.py: python blocked_worker.py LOG RAN LEASE_S RUN_S_MAX BLOCK
+"""A process of test_blocked_loop.py: python blocked_worker.py LOG RAN LEASE_S RUN_S_MAX BLOCK
 
-It waits for a line, then calls an async function that runs once, which executes a run; a second caller asks for the
-run itself. With BLOCK the tool of the run blocks the event loop until the next line. Each execution of the tool
-appends its process id to the file RAN, and the outcome of each call is printed.
+It waits for a line, then calls an async `once` function that executes a run, while a second caller requests the same
+run directly. With BLOCK, the tool of the run blocks the event loop until the next line. Each execution of the tool
+appends its process id to the file RAN, and the process prints the outcome of each call.
 """
 
 import asyncio

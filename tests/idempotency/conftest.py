@@ -1,4 +1,4 @@
-"""Fixtures of the tests about functions, tools and requests that run once."""
+"""Fixtures for tests of functions, tools and requests that run once."""
 
 import pytest
 
@@ -11,16 +11,16 @@ from oncelog.storage.postgres import borrowed_transaction
 
 @pytest.fixture(autouse=True)
 def patient_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failing call returns when its release is committed, however slow the machine is.
+    """Make a failing call wait until its release is committed, even on a slow machine.
 
-    Otherwise the next call with the same key could find the work still held, and would receive the error of the first.
+    Otherwise the next call with the same key could find the lease still held and receive the error of the first call.
     """
     monkeypatch.setattr(leases, "RELEASE_WAIT_S", WAIT_S)
 
 
 @pytest.fixture(autouse=True)
 def patient_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let PostgreSQL not end the session of a shared connection because the machine is slow."""
+    """Keep PostgreSQL from closing the session of a shared connection on a slow machine."""
     monkeypatch.setattr(borrowed_transaction, "LANE_TIMEOUT", "1h")
 
 
@@ -31,7 +31,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class Waiters:
-    """Counts the callers that wait in this process for the outcome of another caller's work."""
+    """Counts the callers in this process that wait for the outcome of another caller."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Types and errors that the tests of `once` use."""
+"""Types and errors for tests of `once`."""
 
 import dataclasses
 import datetime as dt

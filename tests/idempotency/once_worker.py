@@ -1,9 +1,9 @@
-"""One of the processes of test_once_processes.py: python once_worker.py LOG RAN CALLERS LEASE_S HOLD
+"""A process of test_once_processes.py: python once_worker.py LOG RAN CALLERS LEASE_S HOLD
 
-It waits for a line, calls the function CALLERS times concurrently, and prints the outcome of every call. Each run of
-the function appends its process id to the file RAN. With HOLD the first run waits for a line before it returns. The
-line `stop` stops the process, as SIGSTOP does, at a moment when it holds no lock of the store; then it waits for the
-next line.
+It waits for a line, calls the function CALLERS times concurrently, and prints the outcome of each call. Each run of
+the function appends its process id to the file RAN. With HOLD, the first run waits for a line before it returns. On the
+line `stop`, the process stops itself with SIGSTOP at a moment when it holds no lock of the store, and then waits for
+the next line.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ def record_run(path: Path) -> int:
 
 
 async def stop_process(log: oncelog.Log) -> None:
-    """Stop this process while no write is under way. Returns when it is continued."""
-    writer: Any = getattr(log._store, "_writer_thread", None)  # of SQLite
+    """Stop this process while no write is in progress. Return when it continues."""
+    writer: Any = getattr(log._store, "_writer_thread", None)  # only SQLite has one
     await until(lambda: not log.queue_length and (writer is None or writer.is_idle))
     os.kill(os.getpid(), signal.SIGSTOP)
 

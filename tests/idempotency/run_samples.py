@@ -1,4 +1,4 @@
-"""The fields of a run, for the tests of runs."""
+"""The fields of a run for tests of runs."""
 
 from typing import Any, Final
 

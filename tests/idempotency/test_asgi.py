@@ -1,4 +1,4 @@
-"""The `Idempotency-Key` header in front of Starlette and FastAPI: replay, scope, key syntax and requests in flight."""
+"""The `Idempotency-Key` header with Starlette and FastAPI: replay, scope, key syntax and requests in flight."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ from oncelog.idempotency.asgi import IdempotencyMiddleware, Receive, Scope, Send
 
 @BOTH_STORES
 @pytest.mark.rule("RU-11")
-async def test_retry_replays_status_headers_and_body_also_after_a_restart(kind: str, tmp_path: Path) -> None:
+async def test_retry_replays_status_headers_and_body_even_after_a_restart(kind: str, tmp_path: Path) -> None:
     answers = []
     runs = []
     for _ in range(2):
@@ -71,7 +71,7 @@ async def test_replay_omits_hop_by_hop_headers(kind: str) -> None:
     async with WatchedLog() as log:
         shop = Shop(kind, log, answer)
         first, again = [await shop.send("k") for _ in range(2)]
-        assert first.headers["x-hop"] == "1", "the first answer is sent as the application made it"
+        assert first.headers["x-hop"] == "1", "the first answer is sent unchanged"
         assert sorted(again.headers) == ["content-length", "content-type", "idempotent-replayed", "x-kept"]
 
 
@@ -179,7 +179,7 @@ async def test_scope_may_be_an_async_function(kind: str) -> None:
         check_answers(answers, ("1", False), ("2", False), ("1", True), ("3", False), ("4", False))
 
 
-async def test_scope_that_returns_no_text_raises_type_error() -> None:
+async def test_scope_function_that_does_not_return_text_raises_type_error() -> None:
     async with WatchedLog() as log:
         app = Scripted(START, body_part(b""))
         numbered: Any = lambda _: 17  # noqa: E731
@@ -358,7 +358,7 @@ async def test_file_response_is_stored_although_the_server_supports_pathsend(tmp
         again = await exchange(bare(app, log), WHOLE, scope=bare_scope(extensions=extensions))
         assert [b"".join(one.get("body", b"") for one in sent) for sent in (first, again)] == [b"5 euros"] * 2
         assert seen == [{"http.response.debug": {}}]
-        assert scope["route"] == "/pay", "outer middleware sees the changes of the application to the scope"
+        assert scope["route"] == "/pay", "outer middleware sees the application's changes to the scope"
         assert len(extensions) == 3, "the extensions of the server are not changed"
 
 
@@ -391,7 +391,7 @@ def test_invalid_options_are_refused(options: dict[str, Any], error: type[Except
     assert message in str(raised.value)
 
 
-async def test_log_function_that_returns_no_log_raises_type_error(tmp_path: Path) -> None:
+async def test_log_function_that_does_not_return_a_log_raises_type_error(tmp_path: Path) -> None:
     app = Scripted(START, body_part(b""))
     with oncelog.open_blocking(tmp_path / "log.db") as blocking:
         gives: Any = lambda: blocking  # noqa: E731

@@ -16,13 +16,13 @@ from oncelog import STORED_STATUSES, kept_for
 from oncelog.idempotency import asgi
 from oncelog.idempotency.asgi import IdempotencyMiddleware
 
-# --- the page about it -----------------------------------------------------------------------------------
+# --- documentation ---------------------------------------------------------------------------------------
 
 PAGE: Final = (Path(__file__).parents[2] / "docs/guides/idempotency-key.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["starlette", "fastapi"])
-async def test_applications_of_the_page_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_applications_on_the_page_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [one for one in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "app = " in one]
     assert len(programs) == 2
     monkeypatch.chdir(tmp_path)

@@ -145,7 +145,7 @@ async def test_full_queue_is_answered_with_503(kind: str) -> None:
         log.hold_commits()
         first = shop.start_sending("a")
         await log.gate.reached.wait()
-        queued = shop.start_sending("b")  # fills the queue, as the question whether its key is known
+        queued = shop.start_sending("b")  # fills the queue, as an inquiry about its key
         refused = await shop.start_sending("c")
         assert not queued.done()
         log.gate.open()
@@ -164,7 +164,7 @@ async def test_full_queue_is_answered_with_503(kind: str) -> None:
         (Tenant("http", new_writes_per_second_max=1), 429, "rate-limited"),
     ],
 )
-async def test_read_only_quota_and_rate_limit_have_their_own_problems(
+async def test_read_only_quota_and_rate_limit_return_distinct_problems(
     kind: str, tenant: Tenant | None, status: int, problem: str
 ) -> None:
     async with WatchedLog() as log:
@@ -262,7 +262,7 @@ async def test_cancelled_request_does_not_cancel_the_opening_of_the_log(
         check_answers([await shop.send("a")], ("2", False))
 
 
-def test_each_request_may_have_its_own_event_loop(kind: str, tmp_path: Path) -> None:
+def test_each_request_may_use_a_separate_event_loop(kind: str, tmp_path: Path) -> None:
     shop = Shop(kind, tmp_path / "log.db")
 
     async def send_in_lifespan() -> httpx.Response:

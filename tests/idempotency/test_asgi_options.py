@@ -1,4 +1,4 @@
-"""Options of the idempotency middleware: the statuses that it stores, and the fingerprint of requests."""
+"""Options of the idempotency middleware: stored statuses and request fingerprints."""
 
 import asyncio
 import re
@@ -105,7 +105,7 @@ async def test_waiting_request_runs_after_an_answer_that_is_not_stored(tmp_path:
         (lambda _: None, TypeError, "True or False, not None for 200"),
     ],
 )
-def test_invalid_store_status_is_refused_at_the_start(store_status: Any, error: type, message: str) -> None:
+def test_invalid_store_status_is_refused_at_startup(store_status: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         bare(Scripted(), "log.db", store_status=store_status)
 
@@ -122,7 +122,7 @@ def multipart(boundary: str, amount: str) -> tuple[bytes, dict[str, str]]:
 
 
 def fingerprint_of_page() -> Any:
-    """Return the function of the page that ignores the boundary of multipart requests."""
+    """Return the documented function that ignores the boundary of multipart requests."""
     (program,) = [one for one in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def fingerprint" in one]
     namespace: dict[str, Any] = {"__name__": "page"}
     exec(program, namespace)  # noqa: S102 - it is our own page
@@ -147,7 +147,7 @@ async def test_multipart_retry_with_a_new_boundary_is_replayed(kind: str, bounda
         check_problem(await shop.send("plain", content=b"{}"), 422, "key-reused")
 
 
-async def test_multipart_retry_with_a_new_boundary_is_another_request_by_default() -> None:
+async def test_multipart_retry_with_a_new_boundary_is_a_different_request_by_default() -> None:
     async with WatchedLog() as log:
         shop = Shop("starlette", log)
         check_answers([await send_multipart(shop, "one")], ("1", False))
@@ -202,7 +202,7 @@ async def test_invalid_fingerprint_raises_and_runs_nothing(returned: Any, error:
         assert app.runs == 0
 
 
-def test_fingerprint_that_is_no_function_is_refused_at_the_start() -> None:
+def test_fingerprint_that_is_not_a_function_is_refused_at_startup() -> None:
     with pytest.raises(TypeError, match="fingerprint must be a function or None, not bytes"):
         bare(Scripted(), "log.db", fingerprint=b"x")
 
@@ -219,7 +219,7 @@ HTTP: Final = Policy(
 )
 STORED_BEFORE: Final = b'{"status":%d,"headers":[["x-charge","1"]],"is_whole":true}\0{"charge":1}'
 FINGERPRINT: Final = bytes.fromhex("f08f0a75c4fb3c090d7c544f89475951f68d3599ae05f05d420fd9ee4ba6ad69")
-"""Of `POST /pay` with the body `{"amount":5}`."""
+"""Stored answers to `POST /pay` with the body `{"amount":5}`."""
 
 
 @BOTH_STORES

@@ -28,18 +28,18 @@ SHORT_LEASE_S: Final = 0.5
 BOTH_FRAMEWORKS_AND_STORES: Final = pytest.mark.parametrize(
     ("kind", "store_kind"), [("starlette", SQLITE), ("fastapi", SQLITE), ("starlette", POSTGRES)], indirect=True
 )
-"""Each framework and each store once with the other fixed: each process takes seconds to start."""
+"""Combinations that cover each framework and each store once, because a process takes seconds to start."""
 
 
 class Servers:
-    """Processes on one log, each with its own port, so that the test chooses the process of each request."""
+    """Server processes on one log. Each has a separate port, so that the test chooses the process of a request."""
 
     def __init__(self, stack: ExitStack, path: str, kind: str, leases_s: Sequence[float]) -> None:
         self._changed = Condition()
         self._ports: dict[int, int] = {}
         self.lines: Counter[str] = Counter()
         self.running: list[int] = []
-        """The numbers of the processes that began to run the request, in order."""
+        """The numbers of the processes that started to run the request, in order."""
         self.processes = [
             stack.enter_context(start_script(asgi_worker.__file__, path, kind, lease_s)) for lease_s in leases_s
         ]
@@ -53,7 +53,7 @@ class Servers:
         await self.wait(lambda: len(self._ports) == len(self.processes))
 
     def finish(self, *numbers: int) -> None:
-        """Let the request end in these processes."""
+        """Let the request finish in these processes."""
         for number in numbers:
             write_line(self.processes[number])
 
@@ -83,7 +83,7 @@ class Servers:
 
 
 def check_one_answer(answers: Sequence[httpx.Response], process: Command) -> None:
-    """Check that all answers are of one run by this process, and that one of them is not a replay."""
+    """Assert that all answers are from one run by this process, and that exactly one is not a replay."""
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.content for answer in answers}) == 1
     assert answers[0].json()["process"] == process.pid
@@ -98,7 +98,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 @BOTH_FRAMEWORKS_AND_STORES
 @pytest.mark.rule("RU-7", "RU-11")
-async def test_concurrent_requests_to_three_processes_run_once_and_get_one_answer(
+async def test_concurrent_requests_to_three_processes_run_once(
     kind: str, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
     with ExitStack() as stack:

@@ -245,7 +245,7 @@ async def test_application_receives_the_disconnect_message() -> None:
 
 
 @pytest.mark.rule("RU-7")
-async def test_cancelling_a_running_request_lets_the_next_one_run_at_once(kind: str) -> None:
+async def test_cancelling_a_running_request_lets_the_next_one_run_immediately(kind: str) -> None:
     async with WatchedLog() as log:
         shop = Shop(kind, log)
         running = await shop.start_running()
@@ -292,7 +292,7 @@ async def test_unfinished_answer_is_neither_sent_nor_stored(
             assert raised is error  # noqa: PT017 - depends on the parameter
         else:
             assert error is None
-        assert sent == [], "the server must still be able to answer with 500"
+        assert sent == [], "the server must be able to answer with 500"
         app.messages, app.error = (START, body_part(b"ok")), None
         assert await exchange(bare(app, log), WHOLE) == [START, body_part(b"ok")]
 

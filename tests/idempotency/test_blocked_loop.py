@@ -1,4 +1,4 @@
-"""An async function that blocks its event loop keeps its lease, up to its maximum run time."""
+"""An async function that blocks the event loop keeps its lease, up to its maximum run time."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ from scripts import read_line, start_script, write_line
 
 SCRIPT: Final = Path(__file__).with_name("blocked_worker.py")
 LEASE_S: Final = 3
-"""Long enough for a busy machine to renew it in its second half."""
+"""Long enough that a busy machine can renew the lease in its second half."""
 SHORT_S: Final = 0.2
 LONG_S: Final = 600
 OUTER: Final = (build_policy("once", "outer", RETENTION_DEFAULT), scope_of("once", "outer"), b"outer")
@@ -39,7 +39,7 @@ RUN: Final = (RUNS, scope_of("runs", 12), oncelog.run_key(None, 12, "tool.execut
 
 @contextmanager
 def two_workers(path: Path, lease_s: float, run_s_max: float) -> Iterator[tuple[Command, Command]]:
-    """Start a process whose tool blocks its event loop, and one that wants the same results."""
+    """Start a process whose tool blocks the event loop, and a process that requests the same results."""
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(start_script(SCRIPT, log_at(path / "app.db"), path / "ran", *arguments))
@@ -99,7 +99,7 @@ def test_blocked_tool_is_taken_over_after_its_maximum_run_time_and_cannot_comple
 
 
 class BlockedLoop:
-    """Blocks the event loop until the watchdog has renewed its leases, after some attempts that fail."""
+    """Blocks the event loop until the watchdog has renewed the leases, after some failed attempts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.attempts = 0
@@ -130,7 +130,7 @@ def has_watchdog(log: oncelog.Log) -> bool:
 
 @BOTH_STORES
 @pytest.mark.rule("RU-14")
-async def test_watchdog_retries_a_failed_renewal_and_ends_with_the_last_lease(
+async def test_watchdog_retries_a_failed_renewal_and_stops_with_the_last_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = BlockedLoop(monkeypatch, failures=2)
@@ -151,7 +151,7 @@ async def test_watchdog_retries_a_failed_renewal_and_ends_with_the_last_lease(
 
 
 @pytest.mark.rule("RU-14")
-async def test_closing_the_log_ends_the_watchdog_while_work_goes_on(tmp_path: Path) -> None:
+async def test_closing_the_log_stops_the_watchdog_during_running_work(tmp_path: Path) -> None:
     log, gate = oncelog.open(tmp_path / "app.db"), Gate()
 
     @once(log, name="work", lease_s=LONG_S)
@@ -170,7 +170,7 @@ async def test_closing_the_log_ends_the_watchdog_while_work_goes_on(tmp_path: Pa
 
 
 @pytest.mark.rule("RU-14")
-def test_watchdog_ends_with_an_event_loop_whose_log_was_not_closed(tmp_path: Path) -> None:
+def test_watchdog_stops_with_an_event_loop_whose_log_was_not_closed(tmp_path: Path) -> None:
     log = oncelog.open(tmp_path / "app.db")
 
     @once(log, name="work", lease_s=SHORT_S)
@@ -223,7 +223,7 @@ async def test_work_beyond_its_maximum_run_time_is_taken_over_in_the_same_proces
 async def test_lease_that_was_taken_over_before_its_grant_was_seen_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another function may block the event loop between the commit of a claim and its verdict."""
+    """Another function can block the event loop between the commit of a claim and its verdict."""
     clock, ahead_s, runs = ManualClock(), [0.0], []
     monkeypatch.setattr(leases, "monotonic", lambda: monotonic() + ahead_s[0])
     logs = [oncelog.open(log_at(tmp_path / "app.db"), clock=clock) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The examples and the programs of docs/guides/once.md print the documented output."""
+"""The examples and the programs in docs/guides/once.md print the documented output."""
 
 import re
 import subprocess
@@ -50,7 +50,7 @@ def test_transfer_example_survives_a_kill_at_every_statement(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", range(len(PAGE)))
-def test_programs_of_the_page_run(number: int, tmp_path: Path) -> None:
+def test_programs_on_the_page_run(number: int, tmp_path: Path) -> None:
     output = run_python("-c", PAGE[number], cwd=tmp_path)
     assert output == (
         "this key was used with other arguments or for other work; nothing was done; use a new key for new work\n"

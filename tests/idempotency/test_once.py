@@ -104,7 +104,7 @@ class TestAsyncFunctions:
             first = asyncio.create_task(pay("a", 1))
             await gate.reached.wait()
             with pytest.raises(ConflictError):
-                await pay("a", 2)  # while it runs
+                await pay("a", 2)  # while the function runs
             gate.open()
             assert await first == 1
             with pytest.raises(ConflictError):
@@ -279,7 +279,7 @@ class TestAsyncFunctions:
                 if place == ":memory:":
                     assert calls.times == 20
 
-    async def test_log_may_be_given_by_a_function(self, place: str) -> None:
+    async def test_log_may_be_a_function(self, place: str) -> None:
         logs: list[oncelog.Log] = []
 
         @once(lambda: logs[0], name="work")
@@ -405,7 +405,7 @@ class TestBlockingFunctions:
             monkeypatch.setattr(works._portal, "call", call)
             with pytest.raises(KeyboardInterrupt):
                 work()
-            assert work() == 1  # would never return while a lease is held: the clock stands still
+            assert work() == 1  # would never return while a lease is held, because the clock does not advance
 
     def test_ignored_self_is_not_part_of_the_key(self, place: str) -> None:
         log = oncelog.open_blocking(place)

@@ -143,10 +143,10 @@ class TestErrorsAndCancellation:
             assert count_leases(log) == 0
 
     @pytest.mark.rule("RU-7")
-    async def test_cancelling_the_running_caller_lets_a_waiting_one_run_at_once(
+    async def test_cancelling_the_running_caller_lets_a_waiting_one_run_immediately(
         self, place: str, waiters: Waiters
     ) -> None:
-        clock = ManualClock()  # stands still, so the lease does not expire
+        clock = ManualClock()  # does not advance, so the lease does not expire
         log, calls, gate = oncelog.open(place, clock=clock), Counted(), Gate()
 
         @once(log, name="work")
@@ -191,7 +191,7 @@ class TestErrorsAndCancellation:
         assert calls.times == 1
 
     async def test_cancellation_at_any_turn_of_the_loop_leaves_no_lease(self, place: str) -> None:
-        """The claim may be in the queue when its caller is cancelled."""
+        """The claim can still be in the queue when its caller is cancelled."""
         log, calls = oncelog.open(place, clock=ManualClock()), Counted()
 
         @once(log, name="work")
@@ -205,7 +205,9 @@ class TestErrorsAndCancellation:
                 await turns(number)
                 caller.cancel()
                 await asyncio.gather(caller, return_exceptions=True)
-                assert await work(number) == number  # would never return while a lease is held: the clock stands still
+                assert (
+                    await work(number) == number
+                )  # would never return while a lease is held, because the clock does not advance
 
     async def test_in_flight_raise_and_wait_s_raise_in_flight_error(self, place: str) -> None:
         log, gate = oncelog.open(place, clock=ManualClock()), Gate()
@@ -229,7 +231,7 @@ class TestErrorsAndCancellation:
             assert await first == await eager() == await patient() == 1
 
     async def test_timeout_error_of_the_function_is_passed_to_all_callers(self, place: str, waiters: Waiters) -> None:
-        """It is not mistaken for the end of `wait_s`."""
+        """It must not be mistaken for the timeout of `wait_s`."""
         log, gate = oncelog.open(place), Gate()
 
         @once(log, name="work", wait_s=60)
@@ -271,7 +273,7 @@ class TestErrorsAndCancellation:
 
 
 async def _until_renewed(log: oncelog.Log, work: oncelog.Work, now_ms: int) -> None:
-    """Wait for the renewal, which runs on the time of the event loop."""
+    """Wait for the renewal, which runs on event loop time."""
     while True:
         outcome = await log.lookup(work.key, policy=work.policy, scope=work.scope)
         if outcome.lease is not None and outcome.lease.until_ms > now_ms + 1:

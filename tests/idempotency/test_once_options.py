@@ -1,4 +1,4 @@
-"""`once` refuses functions, options, keys and arguments that cannot work."""
+"""`once` refuses unsuitable functions, options, keys and arguments."""
 
 import datetime as dt
 import functools
@@ -27,7 +27,7 @@ async def async_int() -> int:
 
 
 class TestDecorating:
-    """What cannot work is an error when the function is decorated, not when it runs."""
+    """Errors are raised when the function is decorated, not when it runs."""
 
     @pytest.mark.rule("RU-11")
     @pytest.mark.parametrize(
@@ -152,6 +152,6 @@ class TestDecorating:
         with log, pytest.raises((ValueError, TypeError), match=said):
             once(log, key=lambda: key)(sync_int)()
 
-    def test_work_of_an_undecorated_function_raises_type_error(self) -> None:
+    def test_undecorated_function_raises_type_error(self) -> None:
         with pytest.raises(TypeError, match="not decorated"):
             work_of(sync_int)

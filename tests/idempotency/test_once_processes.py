@@ -1,4 +1,4 @@
-"""Several processes call one function with one key: it runs once, and another process takes over after a kill."""
+"""Several processes call a function with one key: it runs once, and another process takes over after a kill."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ CALLERS: Final = 25
 SHORT_LEASE_S: Final = 0.2
 """Lease of the process that is killed or stopped."""
 LONG_LEASE_S: Final = 600
-"""Lease of the process that takes over: it must not expire, even on a busy machine."""
+"""Lease of the process that takes over, which must not expire even on a busy machine."""
 SCRIPT: Final = str(Path(__file__).with_name("once_worker.py"))
 
 
@@ -34,7 +34,7 @@ class Worker:
         return read_line(self._process)
 
     def lines(self) -> list[str]:
-        """Read all lines until the process ends."""
+        """Read all lines until the process exits."""
         found = []
         while line := self.line():
             found.append(line)
@@ -47,7 +47,7 @@ class Worker:
         os.kill(self.pid, how)
 
     def stop(self) -> None:
-        """Make the process stop itself when it holds no lock of the store, and wait until it is stopped."""
+        """Tell the process to stop itself when it holds no lock of the store, and wait until it has stopped."""
         write_line(self._process, "stop")
         status = Path(f"/proc/{self.pid}/stat")
         wait_until(lambda: status.read_text().rpartition(") ")[2].startswith("T"), status.read_text)

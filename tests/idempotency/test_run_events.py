@@ -1,4 +1,4 @@
-"""Events of runs: the arguments they record, limits that are checked first, look-up, and shadow keys."""
+"""Events of runs: recorded arguments, limits, lookup and shadow keys."""
 
 from types import MappingProxyType
 from typing import Any, Final
@@ -29,7 +29,7 @@ STORED_BEFORE: Final = (
     b'{"args":{"sides":20},"campaign_id":12,"output":{"roll":3},"plan_id":"plan-7","ruleset_version":"v1",'
     b'"shadow_key":"0123456789abcdef0123456789abcdef","tool_name":"dice","type":"tool.execute"}'
 )
-"""The body of an event as the version before `shadow_version` stored it."""
+"""The body of an event as stored by the version before `shadow_version`."""
 
 
 async def never(**_: Any) -> None:
@@ -76,7 +76,7 @@ class TestArguments:
 
     @pytest.mark.rule("RU-14", "RU-4")
     @pytest.mark.parametrize("args", [[1], [], "x", "", 0, 7, {1}])
-    async def test_arguments_that_are_no_object_are_refused_by_name(self, args: Any) -> None:
+    async def test_arguments_that_are_not_an_object_are_refused_with_their_path(self, args: Any) -> None:
         async with oncelog.open(":memory:") as log:
             with pytest.raises(CanonicalError, match=r"^\$\.args_json: must be an object, not "):
                 await Runs(log).execute(**FIELDS | {"args": args}, tool=never)
@@ -136,7 +136,7 @@ class TestLookUp:
             assert runs.look_up(12, KEY.hex()) == run.event
             assert runs.look_up(12, bytes(16)) is None
 
-    async def test_look_up_refuses_malformed_keys_and_campaigns_by_name(self) -> None:
+    async def test_look_up_of_a_malformed_key_or_campaign_is_refused_with_its_name(self) -> None:
         async with oncelog.open(":memory:") as log:
             runs = Runs(log)
             wrong_keys: list[Any] = [b"", KEY[:15], KEY.hex()[:-1], "not hex", 7, None]
@@ -151,7 +151,7 @@ class TestLookUp:
 
 class TestShadowKeys:
     @pytest.mark.rule("RU-9")
-    async def test_shadow_key_is_that_of_the_original_system_and_has_a_version(self, place: str) -> None:
+    async def test_shadow_key_equals_the_key_of_the_original_system_and_has_a_version(self, place: str) -> None:
         async with oncelog.open(place) as log:
             runs = Runs(log)
             run = await runs.execute(**FIELDS, tool=roll, shadow=SHADOW)
@@ -163,7 +163,7 @@ class TestShadowKeys:
             assert runs.counters == RunCounters(executed=1, reused=2, shadow_mismatches=1)
 
     @pytest.mark.rule("RU-9", "RU-6")
-    async def test_shadow_key_of_an_earlier_version_is_no_mismatch(self, place: str) -> None:
+    async def test_shadow_key_of_an_earlier_version_is_not_a_mismatch(self, place: str) -> None:
         async with oncelog.open(place) as log:
             await submit_stored_before(log)
             runs = Runs(log)

@@ -1,4 +1,4 @@
-"""A tool runs once per set of six fields; its result is an event of its campaign."""
+"""A tool runs once per combination of six fields, and its result is an event of its campaign."""
 
 import asyncio
 import threading
@@ -310,7 +310,7 @@ class TestRuns:
         async with oncelog.open(log_at(tmp_path / "app.db")) as log:
             assert (await Runs(log).execute(**FIELDS, tool=_never)).event.output == "done"
 
-    async def test_stop_iteration_of_a_tool_is_a_failure(self, place: str) -> None:
+    async def test_stop_iteration_from_a_tool_is_a_failure(self, place: str) -> None:
         def stopping(**_: Any) -> int:
             return next(iter(nothing))
 
@@ -322,7 +322,7 @@ class TestRuns:
             assert count_leases(log) == 0
 
     @pytest.mark.rule("RU-7")
-    async def test_cancelled_caller_of_an_async_tool_releases_the_lease_at_once(self, place: str) -> None:
+    async def test_cancelled_caller_of_an_async_tool_releases_the_lease_immediately(self, place: str) -> None:
         gate = Gate()
 
         async def patient(**_: Any) -> str:
@@ -352,7 +352,7 @@ class TestRuns:
             assert runs.counters == RunCounters(executed=1)
             assert (await runs.execute(**FIELDS, tool=dice.roll, shadow=old)).event == first.event
             assert runs.counters == RunCounters(executed=1, reused=1)
-            # Look-up is by the v2 key: by the old key, the tool would run again.
+            # The lookup uses the v2 key; with the old key, the tool would run again.
             again = await runs.execute(**FIELDS, tool=dice.roll, shadow=other)
             assert (again.event, again.reused) == (first.event, True)
             assert runs.counters == RunCounters(executed=1, reused=2, shadow_mismatches=1)

@@ -1,4 +1,4 @@
-"""The rows of a function and its stored result commit in one SQLite transaction."""
+"""A function's rows and its stored result commit in one SQLite transaction."""
 
 import asyncio
 import shutil
@@ -60,7 +60,7 @@ def connection(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def transfer_on(connection: sqlite3.Connection, **options: Any) -> Callable[[str, int], int]:
-    """Return a function that transfers money once per key; most tests call it."""
+    """Return a function that transfers money once per key."""
     log = share(connection, **({"clock": options.pop("clock")} if "clock" in options else {}))
 
     @once(log, key=lambda key, _: key, name="transfer", remember=[OverdrawnError], **options)
@@ -111,7 +111,7 @@ class TestOneTransaction:
         connection.execute("UPDATE accounts SET cents = 5000 WHERE name = 'ada'")
         connection.commit()
         with pytest.raises(OverdrawnError):
-            transfer("a", 1000)  # the stored error, although the balance would suffice now
+            transfer("a", 1000)  # raises the stored error, although the balance is now sufficient
         assert balances(path) == {"ada": 5000, "bob": 0}
 
     def test_invalid_result_rolls_back_the_rows(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -128,7 +128,7 @@ class TestOneTransaction:
     def test_function_cannot_end_the_transaction(self, path: Path, connection: sqlite3.Connection, how: str) -> None:
         connection.execute(
             "COMMIT" if connection.in_transaction else "SELECT 1"
-        )  # puts the statement into the cache of the connection
+        )  # adds the statement to the cache of the connection
 
         def end() -> None:
             if how == "commit":
@@ -161,7 +161,7 @@ class TestOneTransaction:
     @pytest.mark.parametrize("isolation_level", [None, ""])
     @pytest.mark.parametrize("goes_on", [False, True])
     def test_automatic_rollback_of_sqlite_stores_nothing(self, path: Path, isolation_level: Any, goes_on: bool) -> None:
-        """The authorizer does not see this rollback, because no ROLLBACK statement runs."""
+        """The authorizer does not observe this rollback, because no ROLLBACK statement runs."""
         with closing(sqlite3.connect(path, isolation_level=isolation_level)) as connection:
 
             @once(share(connection), name="rolling", remember=[sqlite3.IntegrityError])
@@ -269,7 +269,7 @@ class TestSharedFileWithLog:
             go_on.set()
             assert await first == shared() == 1
 
-    def test_shared_calls_honor_conflicts_erasures_and_retention(
+    def test_shared_calls_respect_conflicts_erasures_and_retention(
         self, path: Path, connection: sqlite3.Connection
     ) -> None:
         clock = ManualClock()
@@ -297,7 +297,7 @@ class TestSharedFileWithLog:
     def test_key_index_follows_segments_of_other_connections(
         self, path: Path, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, filtered_keys_max: int
     ) -> None:
-        """The key index of a shared connection follows segments that others seal and merge, and seals its own."""
+        """A shared connection's key index seals segments, and follows those that other connections seal and merge."""
         monkeypatch.setattr(transaction, "IMMEDIATE_FILL_KEYS_MAX", filtered_keys_max)
         calls = []
         log = share(connection)
@@ -356,13 +356,13 @@ class TestConnections:
                 share(connection)
             connection.rollback()
             transfer = transfer_on(connection)
-            for number in range(20):  # often enough to run the whole expiry
+            for number in range(20):  # often enough for a complete expiry pass
                 assert [transfer(f"{number}", 1), transfer(f"{number}", 1)] == [99 - number] * 2
             found = connection.execute("SELECT schema_version FROM oncelog_log").fetchone()
         assert found == (SCHEMA_VERSION,)
         assert balances(path) == {"ada": 80, "bob": 20}
 
-    def test_threads_with_their_own_connections_run_each_key_once(self, path: Path) -> None:
+    def test_threads_with_separate_connections_run_each_key_once(self, path: Path) -> None:
         left: list[int] = []
         errors: list[BaseException] = []
 
@@ -412,7 +412,7 @@ class TestConnections:
             transfer("a", 30)
 
     def test_replaced_file_does_not_use_the_key_index_of_the_old_one(self, tmp_path: Path) -> None:
-        """A template copied over the file keeps its name, inode and epoch, as in test suites of users."""
+        """A template copied over the file keeps name, inode and epoch, as in the test suites of users."""
         template, path = tmp_path / "template.db", tmp_path / "copy.db"
         with oncelog.open_blocking(template):
             pass

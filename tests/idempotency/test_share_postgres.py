@@ -1,4 +1,4 @@
-"""`share` with an asyncpg connection: the rows of the caller and the stored result commit in one transaction."""
+"""With `share` and an asyncpg connection, the caller's rows and the stored result commit in one transaction."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ from oncelog.storage.postgres.statements import SQL
 from oncelog.testing.postgres_proxy import PostgresProxy
 
 SHORT: Final = "2s"
-"""Idle limit of a session that a test stops; much longer than the time between two statements."""
+"""Idle limit of a session that a test blocks; much longer than the time between two statements."""
 
 
 class OverdrawnError(Exception):
@@ -54,7 +54,7 @@ def transfer_on(connection: Any, **options: Any) -> Callable[[str, int], Awaitab
 
 @pytest.fixture
 async def accounts(database: str) -> str:
-    """The address of a database that has a log and a table of the application."""
+    """Address of a database with a log and an application table."""
     async with oncelog.open(database), connected(database) as connection:
         await connection.execute("CREATE TABLE accounts (name text PRIMARY KEY, cents bigint NOT NULL)")
         await connection.execute("INSERT INTO accounts VALUES ('ada', 100), ('bob', 0)")
@@ -112,7 +112,7 @@ class TestOneTransaction:
             await transfer("a", 1000)
         await connection.execute("UPDATE accounts SET cents = 5000 WHERE name = 'ada'")
         with pytest.raises(OverdrawnError):
-            await transfer("a", 1000)  # the stored error, although the balance would suffice now
+            await transfer("a", 1000)  # raises the stored error, although the balance is now sufficient
         assert await balances(accounts) == {"ada": 5000, "bob": 0}
 
     async def test_invalid_result_rolls_back_the_rows(self, accounts: str, connection: Any) -> None:
@@ -190,7 +190,7 @@ class TestOneTransaction:
     async def test_transfer_happens_once_when_the_process_is_killed_after_any_statement(
         self, accounts: str, connection: Any
     ) -> None:
-        """After each kill, another process calls again with the same key."""
+        """After each kill, another process repeats the call with the same key."""
         transfer = transfer_on(connection)
         survived = None
         for kill_after in range(1, 80):
@@ -211,8 +211,8 @@ class TestOneTransaction:
 
 
 def _transfer_until_killed(address: str, key: str, kill_after: int) -> None:
-    """Transfer a cent; kill this process after the n-th statement."""
-    warnings.simplefilter("ignore", ResourceWarning)  # about processes and sockets of the parent
+    """Transfer a cent and kill this process after the n-th statement."""
+    warnings.simplefilter("ignore", ResourceWarning)  # ignores warnings about processes and sockets of the parent
     statements = itertools.count(1)
 
     def count(_: Any) -> None:
@@ -367,7 +367,7 @@ class TestLaneLimits:
     async def test_wait_for_a_held_lane_has_a_limit(
         self, accounts: str, connection: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Only the wait for locks is short: the idle limit must not end the session on a busy machine.
+        # Only the lock timeout is short, because the idle limit must not close the session on a busy machine.
         monkeypatch.setitem(SQL, "limit_lock", "SELECT set_config('lock_timeout', '50ms', true), $1::text")
         async with connected(accounts) as other:
             async with other.transaction():
@@ -378,7 +378,7 @@ class TestLaneLimits:
             assert await balances(accounts) == {"ada": 100, "bob": 0}
             assert await transfer_on(other)("a", 30) == 70
 
-    async def test_idle_session_that_holds_the_lane_is_ended_by_the_server(
+    async def test_server_closes_an_idle_session_that_holds_the_lane(
         self, accounts: str, connection: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(borrowed_transaction, "IDLE_TIMEOUT", "1h")
@@ -394,7 +394,7 @@ class TestLaneLimits:
                 await asyncio.wait({reaching, calling}, return_when=asyncio.FIRST_COMPLETED)
                 if reaching.done():
                     break
-                # On a slow machine, the limit may end the session before its COMMIT.
+                # On a slow machine, the limit can close the session before its COMMIT.
                 reaching.cancel()
                 proxy.held.remove(held)
                 with pytest.raises(StoreUnavailableError):

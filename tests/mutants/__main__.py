@@ -1,12 +1,12 @@
-"""Introduce the faults of mutants.toml one at a time, and report which of them the tests notice.
+"""Introduce the faults of mutants.toml one at a time, and report which ones the tests detect.
 
     python -m mutants                       all mutants, all stages
     python -m mutants --only 3 17           some of them, by number
     python -m mutants --tree DIR            the source and tests of another checkout, with its own .venv
 
-A mutant is killed when a test fails or a run takes longer than its limit. Each mutant runs in stages: first the tests
-that are closest to the code, then all others. A control run without a mutant comes first: a tree whose tests fail would
-seem to kill everything.
+A mutant is killed when a test fails or a run exceeds its time limit. Each mutant runs in stages: first the tests
+closest to the code, then all others. A control run without a mutant comes first, because a tree with failing tests
+would appear to kill every mutant.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from typing import Final, NamedTuple
 MUTANTS: Final = Path(__file__).with_name("mutants.toml")
 IGNORED: Final = shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__")
 TEST_S: Final = 240
-"""A mutant that makes a test hang is killed after this time. No test comes near it on a machine that is not busy."""
+"""Time limit for a mutant that makes a test hang. On an idle machine, every test is much faster."""
 RUN_S: Final = 1800
-"""The same for a hang that pytest-timeout cannot end."""
+"""Time limit for a hang that pytest-timeout cannot interrupt."""
 STOP_S: Final = 60
-"""Time for an interrupted run to stop the servers that its tests have started."""
+"""Time for an interrupted run to stop the servers started by its tests."""
 NOT_POSTGRES: Final = ("-k", "not postgres and not Postgres")
 
 Stage = tuple[str, ...]
@@ -58,7 +58,7 @@ STAGES: Final = {"core": CORE, "engine": ENGINE, "sqlite": SQLITE, "postgres": P
 
 
 class Mutant(NamedTuple):
-    """One line of source and what replaces it, both without indentation and trailing comment."""
+    """A line of source and its replacement, both without indentation and trailing comment."""
 
     file: str
     function: str
@@ -71,7 +71,7 @@ class Mutant(NamedTuple):
         return [*STAGES[part], REST]
 
     def applied(self, text: str) -> str:
-        """Return the source with the first matching line of the function replaced."""
+        """Return the source with the first matching line in the function replaced."""
         first, last = _lines_of(ast.parse(text), self.function.split("."))
         lines, comments = text.split("\n"), _comment_columns(text)
         for number in range(first, last + 1):
@@ -98,7 +98,7 @@ def _lines_of(node: ast.AST, path: Sequence[str]) -> tuple[int, int]:
 
 
 def _comment_columns(text: str) -> dict[int, int]:
-    """Return the column at which a comment begins, by the number of the line."""
+    """Return the start column of the comment in each line that has one."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return dict(token.start for token in tokens if token.type == tokenize.COMMENT)
 
@@ -129,9 +129,9 @@ def failing_test(tree: Path, python: Path, stage: Stage, workers: int) -> str | 
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
-    """End a run that hangs, with its workers and the processes of its tests.
+    """Stop a hanging run, its workers and the processes of its tests.
 
-    An interrupt comes first: the workers stop PostgreSQL, which runs in a separate session.
+    It sends an interrupt first, so that the workers stop PostgreSQL, which runs in a separate session.
     """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
@@ -146,7 +146,7 @@ def run(tree: Path, only: Sequence[int], stages: int, workers: int) -> int:
     python = tree / ".venv/bin/python"
     survivors, began = [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oncelog-mutants-") as directory:
-        Path(directory).chmod(0o755)  # some tests give up the rights of root, and import modules afterwards
+        Path(directory).chmod(0o755)  # some tests drop root privileges and import modules afterwards
         copy = Path(directory) / "tree"
         shutil.copytree(tree, copy, ignore=IGNORED, symlinks=True)
         if (tree / ".node").exists() and not (copy / ".node").exists():

@@ -1,4 +1,4 @@
-"""Backup and restore of a log in use, by the steps of docs/guides/operators.md."""
+"""Backup and restore of a log in use, following the steps of docs/guides/operators.md."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from server.running_server import item
 
 BEFORE = 20
 DURING_MAX = 900
-"""Events written during the backup: all of them fit into one page of 1000."""
+"""Number of events written during the backup; all fit into one page of 1000."""
 
 
 class Writer:
@@ -50,7 +50,7 @@ class Writer:
                 self._changed.notify_all()
 
     async def wait_for(self, count: int) -> None:
-        """Wait until that many events are acknowledged."""
+        """Wait until this number of events is acknowledged."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.acknowledged) >= count)
 
@@ -60,7 +60,7 @@ class Writer:
 
 
 async def back_up(url: str, command: list[str]) -> tuple[dict[int, int], str]:
-    """Run a command during writes. Returns the events acknowledged before it started, and the epoch at that time."""
+    """Run a command during writes. Return the events acknowledged before it started, and the epoch at that time."""
     async with aiohttp.ClientSession() as session:
         writer = Writer(url, session)
         await writer.write(1, BEFORE)
@@ -68,18 +68,18 @@ async def back_up(url: str, command: list[str]) -> tuple[dict[int, int], str]:
         writing = asyncio.create_task(writer.write(BEFORE + 1, BEFORE + DURING_MAX))
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         before = len(writer.acknowledged)
-        # The write that is in flight now overlaps with the command.
+        # The write in flight overlaps with the command.
         await writer.wait_for(before + 1)
         _, said = await process.communicate()
         assert process.returncode == 0, said.decode()
         writing.cancel()
         await asyncio.wait([writing])
-        assert len(writer.acknowledged) > before >= BEFORE, "events are written during the command"
+        assert len(writer.acknowledged) > before >= BEFORE, "no events were written during the command"
         return {number: writer.acknowledged[number] for number in range(1, BEFORE + 1)}, page["epoch"]
 
 
 async def check_restored(url: str, acknowledged: dict[int, int], epoch: str) -> None:
-    """Acknowledged events are there, cursors of the old epoch are refused, and new writes are accepted."""
+    """Assert that acknowledged events exist, cursors of the old epoch are refused, and new writes are accepted."""
     async with aiohttp.ClientSession() as session:
         writer = Writer(url, session)
         status, told = await writer.get(epoch=epoch, since=BEFORE)
@@ -90,7 +90,7 @@ async def check_restored(url: str, acknowledged: dict[int, int], epoch: str) -> 
         assert [event["committed_id"] for event in page["events"]] == list(range(1, newest + 1))
         assert {number: await writer.submit(number) for number in acknowledged} == acknowledged
         committed_id = await writer.submit(99_999)
-        assert committed_id > newest + LEAP_MIN, "above every number that was acknowledged after the backup"
+        assert committed_id > newest + LEAP_MIN, "new numbers must be above all numbers acknowledged after the backup"
         status, page = await writer.get(since=BEFORE + DURING_MAX)
         assert (status, [event["committed_id"] for event in page["events"]]) == (200, [committed_id])
 
@@ -103,12 +103,12 @@ async def test_file_is_backed_up_during_writes_and_restored(tmp_path: Path) -> N
         acknowledged, epoch = await back_up(served.url, [sys.executable, "-m", *command])
         assert oncelog("verify", backup).returncode == 0
         head.write_text(oncelog("head", backup).stdout)
-        # The disk is lost: restore replaces the file and keeps the old one next to it.
+        # After the loss of the disk, restore replaces the file and keeps the old file next to it.
         served.kill()
         restored = oncelog("restore", "--full", "--force", backup, served.store)
         assert restored.returncode == 0, restored.stderr
         told = oncelog("verify", served.store, "--head", str(head))
-        assert (told.returncode, "epoch" in told.stdout + told.stderr) == (1, True), "only the epoch differs"
+        assert (told.returncode, "epoch" in told.stdout + told.stderr) == (1, True), "only the epoch may differ"
         served.start()
         await check_restored(served.url, acknowledged, epoch)
 
@@ -179,7 +179,7 @@ def run_program(*command: str) -> None:
 
 
 def replace(data: Path, copy: Path) -> None:
-    """Replace the files of the server by a base backup that belongs to the user of the server."""
+    """Replace the server's files with a base backup that belongs to the user of the server."""
     shutil.rmtree(data)
     shutil.move(copy, data)
     data.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Servers of two versions on one log during an upgrade."""
+"""Servers of two versions share one log during an upgrade."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ CREATE TABLE oncelog_later (lane integer NOT NULL PRIMARY KEY);
 
 @BOTH_STORES
 @pytest.mark.rule("CO-10", "CO-14")
-async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
+async def test_older_server_works_beside_a_newer_one_until_it_needs_a_new_session(
     tmp_path: Path, store_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = log_at(tmp_path / "log.db")
@@ -40,7 +40,7 @@ async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
                 third = assert_committed(await old.submit(event(3)))
                 assert assert_replayed(await new.submit(event(3))).receipt == third
                 assert [record.position for record in (await old.read()).records] == [1, 2, 3]
-        # From now on a server of the older version cannot open the log.
+        # From here on, a server of the older version cannot open the log.
         with pytest.raises(NewerSchemaError, match="newer Oncelog"):
             async with open_log(place):
                 pass
@@ -59,7 +59,7 @@ async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
 
 
 def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
-    """Make logs that are opened from now on be of the next version."""
+    """Patch the package so that logs opened afterwards have the next version."""
     if kind == POSTGRES:
         number = SCHEMA_VERSION + 1
         patch.setattr(database, "MIGRATIONS", [*MIGRATIONS, (number, NEWER)])
@@ -71,7 +71,7 @@ def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
 
 
 async def end_sessions(log: Log) -> None:
-    """End all sessions of the log, as a restart of the database server does."""
+    """Terminate all sessions of the log, like a restart of the database server."""
     store: Any = log._store
     pids = [session.get_server_pid() for session in store._sessions._servers if not session.is_closed()]
     assert pids

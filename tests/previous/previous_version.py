@@ -1,4 +1,4 @@
-"""The version before the current one, unpacked from its wheel, and programs that run with it."""
+"""The previous version, unpacked from its wheel, and programs that run with it."""
 
 import os
 import subprocess
@@ -19,18 +19,18 @@ MAIN: Final = "from oncelog.cli import main; main()"
 
 
 class PreviousVersion:
-    """The unpacked wheel. Every program gets a new interpreter, with the old package before the current one."""
+    """The unpacked wheel. Each program runs in a new interpreter, in which the old package shadows the current one."""
 
     def __init__(self, unpacked: Path) -> None:
         tests = str(DIRECTORY.parent)
         self._environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join((str(unpacked), tests))}
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Run an `oncelog` command to its end."""
+        """Run an `oncelog` command until it exits."""
         return self._run("-c", MAIN, *arguments)
 
     def run_script(self, name: str, *arguments: object) -> str:
-        """Run a script of this directory to its end, and return its output. Fails with its errors."""
+        """Run a script of this directory and return its output. Fail with its error output."""
         done = self._run(str(DIRECTORY / name), *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout

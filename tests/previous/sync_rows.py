@@ -1,4 +1,4 @@
-"""Script: put rows with the deltas client, and print the rows that it has after it has caught up, as JSON.
+"""Script: put rows with the deltas client, wait until it has caught up, and print its rows as JSON.
 
 sync_rows.py URL FILE ROW_ID...
 """
@@ -12,7 +12,7 @@ TIMEOUT_S = 120
 
 
 def sync_rows(url: str, file: str, row_ids: list[str]) -> list[str]:
-    """Put the rows, and return the ids of all rows."""
+    """Put the rows and return the ids of all rows."""
     with BlockingDeltasClient(url, "shop", path=file, client_id="ann") as client:
         for row_id in row_ids:
             client.put("products", row_id, {"price": 1})

@@ -1,4 +1,4 @@
-"""The previous version as a client, as a server and as the writer of a file or a database."""
+"""The previous version as a client, as a server, and as the writer of a file or a database."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def use_previous_clients(previous: PreviousVersion, *arguments: object) -> Any:
 
 
 def assert_both_are_read(first: Any, second: Any) -> None:
-    """The second run of the script continues the numbers of the first one, and reads what the first one wrote."""
+    """Assert that the second run of the script continues the numbers of the first run and reads its writes."""
     assert first["committed_id"] < second["committed_id"]
     assert (second["events"], second["messages"]) == (["first", "second"], ["by first", "by second"])
     assert (second["entities"], second["rows"]) == (["by:first", "by:second"], ["first", "second"])
@@ -110,7 +110,7 @@ def test_backup_of_the_previous_version_is_restored(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-12")
-def test_epoch_of_a_log_of_the_previous_version_is_renewed_before_a_server_opens_it(
+def test_epoch_of_a_log_of_the_previous_version_can_be_renewed_before_a_server_opens_it(
     previous: PreviousVersion, tmp_path: Path
 ) -> None:
     log = log_at(tmp_path / "log.db")
@@ -123,7 +123,7 @@ def test_epoch_of_a_log_of_the_previous_version_is_renewed_before_a_server_opens
 
 
 @pytest.mark.rule("CO-12")
-def test_numbers_do_not_continue_above_zero(tmp_path: Path) -> None:
+def test_renewal_above_zero_does_not_continue_numbers(tmp_path: Path) -> None:
     log = str(tmp_path / "log.db")
     with opened_blocking(log):
         pass
@@ -149,7 +149,7 @@ def test_clients_of_the_previous_version_continue_after_a_restore(previous: Prev
 
 
 @pytest.mark.rule("CO-34")
-async def test_clients_of_the_previous_version_commit_all_writes_but_the_one_that_the_store_rejects(
+async def test_clients_of_the_previous_version_commit_all_writes_that_the_store_accepts(
     previous: PreviousVersion, tmp_path: Path
 ) -> None:
     await reject_marked_bodies(str(tmp_path / "log.db"))
@@ -160,7 +160,7 @@ async def test_clients_of_the_previous_version_commit_all_writes_but_the_one_tha
     assert json.loads(said) == {client: [MARK] for client in ("events", "chat", "deltas", "ledger")}
     remove_rejection(str(tmp_path / "log.db"))
     verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
-    assert json.loads(verified.stdout)["records"] == 1 + 4 * (len(texts) - 1)  # and an audit record
+    assert json.loads(verified.stdout)["records"] == 1 + 4 * (len(texts) - 1)  # plus an audit record
 
 
 @pytest.mark.rule("EV-8")
@@ -182,7 +182,7 @@ async def test_clients_of_the_previous_version_commit_all_writes_above_a_rate(
             await asyncio.wait([script], timeout=0.05)
     assert not any(json.loads(await script).values())
     verified = oncelog("verify", str(tmp_path / "events.db"), "--json")
-    assert json.loads(verified.stdout)["records"] == 2 + 4 * len(texts)  # with an audit record
+    assert json.loads(verified.stdout)["records"] == 2 + 4 * len(texts)  # includes an audit record
 
 
 def is_rate_limited(served: Serving) -> bool:

@@ -1,8 +1,8 @@
-"""Script: use every client library against a server, and print the answers as JSON.
+"""Script: use every client library against a server and print the answers as JSON.
 
     use_clients.py URL GRPC_ADDRESS DIRECTORY NAME
 
-Clients of one NAME keep their files in DIRECTORY, so that a later run continues them.
+Clients with the same NAME share their files in DIRECTORY, so that a later run continues their work.
 """
 
 import json
@@ -20,7 +20,7 @@ TIMEOUT_S = 120
 
 
 def use_clients(url: str, address: str, directory: Path, name: str) -> dict[str, Any]:
-    """Write once with each client, and read what all of them have written."""
+    """Write once with each client and read the writes of all clients."""
     said: dict[str, Any] = {"version": version("oncelog")}
     with BlockingClient(url, store=directory / f"{name}-events", client_id=name, partitions=["p"]) as events:
         committed: Any = events.submit({"type": "tick", "by": name}, partitions=["p"]).outcome(TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Script: write with every client library to a server whose store rejects some writes, and print the outcomes as JSON.
+"""Script: write with every client library to a server whose store rejects some writes, and print JSON outcomes.
 
     write_refused.py URL GRPC_ADDRESS DIRECTORY TEXT...
 
-Each text is one write. The outcome of a client is the list of the texts that were refused.
+Each text is one write. The outcome of a client is the list of refused texts.
 """
 
 import json
@@ -20,7 +20,7 @@ USER = "ann"
 
 
 def write_refused(url: str, address: str, directory: Path, texts: list[str]) -> dict[str, list[str]]:
-    """Write all texts with each client, and return the refused ones."""
+    """Write all texts with each client and return the refused texts."""
     refused: dict[str, list[str]] = {"events": [], "chat": [], "deltas": [], "ledger": []}
     with BlockingClient(url, store=directory / "events", client_id="c", partitions=["p"]) as events:
         submitted = [(text, events.submit({"type": text}, partitions=["p"])) for text in texts]
