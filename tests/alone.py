@@ -1,12 +1,12 @@
-"""`pytest --alone`: run every test in a separate process, so that no test can depend on another one.
+"""`pytest --alone`: run every test in a separate process, so that no test can depend on another.
 
-The parent process collects the tests and forks a child for each of them, in the order that pytest-randomly has drawn.
-A child runs the whole protocol of a test, with all plugins, and tears down the fixtures of every scope. It writes its
-reports to a file. The parent passes them on to its plugins, so that the summary, `--maxfail` and the exit status are
-those of any other run. `--alone-jobs=N` sets the number of children that run at the same time.
+The parent process collects the tests and forks a child for each test, in the order drawn by pytest-randomly. A child
+runs the complete protocol of a test, with all plugins, and tears down the fixtures of every scope. It writes its
+reports to a file. The parent passes the reports to its plugins, so that the summary, `--maxfail` and the exit status
+work as in any other run. `--alone-jobs=N` sets how many children run concurrently.
 
-The parent starts PostgreSQL if a selected test needs it; a server for each test would take longer than most tests. A
-child that needs PostgreSQL unexpectedly starts a server for itself.
+The parent starts PostgreSQL if a selected test needs it, because a server per test would take longer than most tests.
+A child that needs PostgreSQL unexpectedly starts its own server.
 """
 
 import faulthandler
@@ -31,11 +31,11 @@ from _pytest.config import create_terminal_writer
 from databases import needs_postgres, server_address, stop_server
 
 OUTPUT_CHARACTERS_MAX: Final = 20_000
-"""The report of a failed test ends with this much of its output."""
+"""How much of a failed test's output its report contains."""
 TIMEOUTS_MAX: Final = 2
-"""A child may run for twice the limit of pytest-timeout, which does not limit the teardown of a test that failed."""
+"""A child may run for twice the limit of pytest-timeout, which does not apply to the teardown of a failed test."""
 STOP_S: Final = 60
-"""Time for an interrupted child to tear down its fixtures."""
+"""Time that an interrupted child has to tear down its fixtures."""
 
 _fork: Final = multiprocessing.get_context("fork")
 
@@ -67,7 +67,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _disable_capture(config: pytest.Config) -> None:
-    """Replace the capture of pytest, whose temporary files the children would share, by `--capture=no`."""
+    """Switch to `--capture=no`, because the children would share the temporary files of pytest's capture."""
     plugins = config.pluginmanager
     shared: Any = plugins.unregister(name="capturemanager")
     shared.stop_global_capturing()
@@ -93,7 +93,7 @@ def _run_children(session: pytest.Session, directory: Path, jobs: int) -> None:
 
 
 def _report_ended(session: pytest.Session, running: list["Child"]) -> None:
-    """Wait until a child ends or takes too long, and pass its reports on."""
+    """Wait until a child exits or times out, and pass its reports on."""
     rest_s = min(child.deadline_s for child in running) - time.monotonic()
     ended = wait([child.descriptor for child in running], None if rest_s == math.inf else max(0, rest_s))
     for child in [child for child in running if child.descriptor in ended or child.deadline_s <= time.monotonic()]:
@@ -106,22 +106,22 @@ def _report_ended(session: pytest.Session, running: list["Child"]) -> None:
 
 
 class Child:
-    """A process that runs one test, seen from the parent."""
+    """The parent's view of a process that runs one test."""
 
     def __init__(self, item: pytest.Item, directory: Path, number: int) -> None:
         self._item = item
         self._output = directory / f"{number}.output"
         self._reports = directory / f"{number}.reports"
-        timeout_s = getattr(item.config, "_env_timeout", None)  # of pytest-timeout
+        timeout_s = getattr(item.config, "_env_timeout", None)  # set by pytest-timeout
         self.deadline_s = time.monotonic() + TIMEOUTS_MAX * timeout_s if timeout_s else math.inf
         self._process = _fork.Process(target=_run_test, args=(item, self._output, self._reports))
         self._process.start()
         self.descriptor = os.pidfd_open(self._pid)
-        """Becomes readable when the process ends. The sentinel of multiprocessing also waits for its descendants."""
+        """Becomes readable when the process exits. The multiprocessing sentinel would also wait for descendants."""
 
     def report(self) -> None:
-        """Pass the reports of a child on to the plugins of the parent. A child that has not ended by now is aborted."""
-        self._signal(signal.SIGABRT)  # faulthandler prints where it hangs
+        """Pass the child's reports to the parent's plugins. Abort a child that is still running."""
+        self._signal(signal.SIGABRT)  # faulthandler prints the stack
         self.stop()
         reports, output = self._read_reports(), self._read_output()
         for report in [report for report in reports if report.failed and output][-1:]:
@@ -136,11 +136,11 @@ class Child:
         self._process.close()
 
     def interrupt(self) -> None:
-        """Ask the process to tear down its fixtures and to end."""
+        """Ask the process to tear down its fixtures and exit."""
         self._signal(signal.SIGINT)
 
     def stop(self) -> None:
-        """Wait for the end of the process. Kill it if it takes too long, and all processes that its test left."""
+        """Wait for the process to exit, and kill it after a timeout. Also kill all processes that its test left."""
         self._process.join(STOP_S)
         self._process.kill()
         with suppress(ProcessLookupError):
@@ -178,7 +178,7 @@ class Child:
 
 
 class ReportWriter:
-    """Writes the reports of a child to a file. It takes the place of the terminal reporter, and prints nothing."""
+    """Writes a child's reports to a file. Replaces the terminal reporter and prints nothing."""
 
     def __init__(self, config: pytest.Config, output: TextIO, reports: Path) -> None:
         self._config = config
@@ -192,15 +192,15 @@ class ReportWriter:
 
 
 def _run_test(item: pytest.Item, output: Path, reports: Path) -> NoReturn:
-    """Run a test and end the process. Nothing may return from here: the parent's session is not the child's to end."""
+    """Run a test and exit the process. Never return, because the session belongs to the parent."""
     code = 1
     try:
-        os.setpgrp()  # the terminal sends Ctrl-C to the parent only, which interrupts its children
+        os.setpgrp()  # the terminal sends Ctrl-C only to the parent, which interrupts its children
         stream = _redirect_output(output)
         faulthandler.enable(stream)
         _run_protocol(item, ReportWriter(item.config, stream, reports))
         code = 0
-    except BaseException:  # noqa: BLE001 - also KeyboardInterrupt and pytest.exit()
+    except BaseException:  # noqa: BLE001 - includes KeyboardInterrupt and pytest.exit()
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -221,5 +221,5 @@ def _run_protocol(item: pytest.Item, writer: ReportWriter) -> None:
     try:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
     finally:
-        item.session._setupstate.teardown_exact(None)  # an interrupted test leaves its fixtures set up
+        item.session._setupstate.teardown_exact(None)  # an interrupted test has not torn down its fixtures
         stop_server()

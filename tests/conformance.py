@@ -1,9 +1,9 @@
 """A pytest plugin that connects tests with the rules that they check, and generates docs/conformance.md.
 
-A test names its rules with ``@pytest.mark.rule("EV-3")``; docs/rules.toml defines the rules. In every run, an unknown
-rule in a test stops the collection. ``--conformance=check`` also fails the run when a proven rule has no passing test,
-or when the page is out of date; ``--conformance=write`` regenerates the page. Both modes need a run of all tests, and
-refuse options that select some of them.
+A test lists its rules with ``@pytest.mark.rule("EV-3")``, and docs/rules.toml defines the rules. In every run, an
+unknown rule in a test stops the collection. ``--conformance=check`` also fails the run if a proven rule has no passing
+test or if the page is out of date. ``--conformance=write`` regenerates the page. Both modes need a run of all tests and
+refuse options that select tests.
 """
 
 import enum
@@ -26,8 +26,8 @@ DOCUMENTS = {
 PLANNED = "planned"
 PROVEN = "proven"
 
-# Options that do not go with `check` and `write`, because they leave tests out or run them in another way. The key is
-# the name under which pytest stores the option.
+# Options that conflict with `check` and `write`, because they exclude tests or run them differently. The key is the
+# name under which pytest stores the option.
 SELECTING_OPTIONS = {
     "keyword": "-k",
     "markexpr": "-m",
@@ -59,7 +59,7 @@ class Rule(NamedTuple):
 
     @property
     def document(self) -> str:
-        """The key in DOCUMENTS of the document that the rule belongs to."""
+        """Key of the rule's document in DOCUMENTS."""
         return self.rule_id.partition("-")[0]
 
 
@@ -72,7 +72,7 @@ class Outcome(enum.IntEnum):
 
 
 class Case(NamedTuple):
-    """The outcome of a test. A parametrised function has several cases."""
+    """Outcome of one test case. A parametrised function has several cases."""
 
     function: str
     rule_ids: frozenset[str]
@@ -83,7 +83,7 @@ class Case(NamedTuple):
 
 
 def load_rules(path: Path) -> dict[str, Rule]:
-    """Read the rules by id, in the order of the file. An invalid file is a usage error."""
+    """Return the rules by id, in file order. An invalid file is a usage error."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -105,7 +105,7 @@ def _parse_rule(path: Path, rule_id: str, table: object) -> Rule:
 
 
 def render_page(rules: Sequence[Rule], tests_by_rule: Mapping[str, Iterable[str]], to_root: str = "../") -> str:
-    """Return the text of the page. `to_root` is the path from the directory of the page to the root directory."""
+    """Return the text of the page. `to_root` is the path from the page's directory to the root directory."""
     blocks = ["# Conformance", INTRODUCTION, count_line(rules)]
     for document, title in DOCUMENTS.items():
         rows = [_row(rule, tests_by_rule.get(rule.rule_id, ()), to_root) for rule in rules if rule.document == document]
@@ -144,8 +144,8 @@ def function_of(node_id: str) -> str:
 def outcomes_by_rule(cases: Iterable[Case]) -> dict[str, dict[str, Outcome]]:
     """Combine the cases into one outcome for each rule and test function.
 
-    One failed case fails the function. A skipped case, such as that of a store which is not installed, does not
-    count if the function has other cases.
+    One failed case fails the function. A skipped case, for example for a store that is not installed, is ignored if the
+    function has other cases.
     """
     gathered: dict[str, dict[str, set[Outcome]]] = defaultdict(lambda: defaultdict(set))
     for case in cases:
@@ -162,7 +162,7 @@ def _fold(outcomes: set[Outcome]) -> Outcome:
 
 
 def passing_tests(outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, list[str]]:
-    """Return the test functions that passed, by rule."""
+    """Return the passing test functions of each rule."""
     return {
         rule_id: [test for test, outcome in tests.items() if outcome is Outcome.PASSED]
         for rule_id, tests in outcomes.items()
@@ -170,7 +170,7 @@ def passing_tests(outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, li
 
 
 def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
-    """Return a sentence for each rule that is marked as proven and has no passing test."""
+    """Return a sentence for each proven rule without a passing test."""
     sentences = []
     for rule in rules:
         tests = outcomes.get(rule.rule_id, {})
@@ -184,7 +184,7 @@ def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]
 # --- In every run: the option, the marker, the check for unknown rules -------------------------
 
 _RULES = pytest.StashKey[dict[str, Rule]]()
-# The reports carry the rule ids, because a pytest-xdist worker returns nothing else of an item.
+# The reports carry the rule ids, because a pytest-xdist worker returns nothing else about an item.
 _PROPERTY = "rule"
 _DESELECTED = "conformance_deselected"
 
@@ -217,7 +217,7 @@ def pytest_configure(config: pytest.Config) -> None:
     rules = load_rules(config.rootpath / config.getini("conformance_rules"))
     config.stash[_RULES] = rules
     mode: str = config.getoption("conformance")
-    if mode != "off" and hasattr(config, "workerinput"):  # of pytest-xdist; its controller sees all reports
+    if mode != "off" and hasattr(config, "workerinput"):  # a pytest-xdist worker; the controller gets all reports
         config.pluginmanager.register(ConformanceWorker(config), "conformance-worker")
     elif mode != "off":
         _refuse_selection(config, mode)
@@ -272,7 +272,7 @@ def _needs_all_tests(mode: str, why: str) -> pytest.UsageError:
 
 
 class ConformanceWorker:
-    """In a pytest-xdist worker: tells the controller which tests were deselected."""
+    """Reports deselected tests from a pytest-xdist worker to the controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._output: dict[str, Any] = config.workeroutput  # type: ignore[attr-defined]
@@ -283,7 +283,7 @@ class ConformanceWorker:
 
 
 class ConformanceRun:
-    """Collects the outcomes of a run of all tests, and at its end checks the page or writes it."""
+    """Collects the outcomes of a complete run, and then checks or writes the page."""
 
     def __init__(self, mode: str, rules: Sequence[Rule], root: Path, page: Path) -> None:
         self._mode = mode
@@ -314,7 +314,7 @@ class ConformanceRun:
         outcome = _outcome_of(report)
         if outcome is None:
             return
-        # A test has several reports (set-up, call, tear-down, subtests), and its worst one counts.
+        # A test has several reports (setup, call, teardown, subtests). The worst one counts.
         earlier = self._cases.get(report.nodeid)
         worst = max(outcome, earlier.outcome) if earlier else outcome
         rule_ids = frozenset(str(value) for name, value in report.user_properties if name == _PROPERTY)
@@ -347,7 +347,7 @@ class ConformanceRun:
             return [f"Not all tests ran, so nothing was {done}."]
         problems = unproven(self._rules, self._outcomes())
         if exitstatus == pytest.ExitCode.TESTS_FAILED:
-            # The page would not contain the failed tests.
+            # The page would omit the failed tests.
             problems.append(f"Tests failed, so {self._page} was not {done}.")
         elif self._mode == "check" and not self._is_current():
             problems.append(f"{self._page} is not current; run `make conformance`.")
@@ -368,7 +368,7 @@ class ConformanceRun:
         return target.is_file() and target.read_bytes() == self._text().encode()
 
     def _skipped_notes(self) -> list[str]:
-        # Tells a user whose machine lacks a store why tests are missing from the page.
+        # Explain why tests are missing from the page on a machine without some store.
         skipped = {
             test for tests in self._outcomes().values() for test, outcome in tests.items() if outcome is Outcome.SKIPPED
         }
@@ -376,7 +376,7 @@ class ConformanceRun:
 
 
 def _outcome_of(report: pytest.TestReport) -> Outcome | None:
-    """Return the outcome that a report gives its test; None for a successful setup or teardown."""
+    """Return the outcome that a report implies, or None for a successful setup or teardown."""
     if report.failed:
         return Outcome.FAILED
     if report.skipped or hasattr(report, "wasxfail"):

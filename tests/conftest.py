@@ -6,15 +6,15 @@ import pytest
 
 from crash.store_history import say
 
-# `databases` comes before the plugins that import it: pytest rewrites the assertions of a plugin when it imports it.
+# `databases` precedes the plugins that import it, because pytest rewrites a plugin's assertions when it imports it.
 pytest_plugins = ["conformance", "databases", "alone", "profiles", "pytester"]
 
-# A process that a shell starts in the background ignores SIGINT, and so do its children. Some tests send SIGINT.
+# A shell starts background processes with SIGINT ignored, and children inherit that. Some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Otherwise gRPC starts a thread in every forked child, which aborts the child if it closes its files before `exec`:
-# PostgreSQL, which runs as another user and therefore needs a fork, did not always start.
+# Otherwise gRPC starts a thread in every forked child. The thread aborts a child that closes its files before `exec`,
+# such as the PostgreSQL server, which is forked because it runs as a different user.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 LONG = (
@@ -33,21 +33,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "session_loop" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-    if hasattr(config, "workerinput"):  # of pytest-xdist
+    if hasattr(config, "workerinput"):  # a pytest-xdist worker
         items[:] = _long_files_first(items, config.workerinput["workercount"])
 
 
 def pytest_collection_finish() -> None:
-    """Take the collected tests out of every later garbage collection: a tenth of the time went into traversing them."""
+    """Exclude the collected tests from garbage collection, which otherwise takes a tenth of the run."""
     gc.collect()
     gc.freeze()
 
 
 def _long_files_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Give each worker some of the long files to start with, so that no worker is left alone with one at the end.
+    """Start each worker with some of the long files, so that no worker runs a long file alone at the end.
 
-    With `--dist=worksteal` every worker begins with an equal part of the list. A file is not divided: its fixtures
-    would be set up several times.
+    With `--dist=worksteal` every worker begins with an equal share of the list. Files are not split, because their
+    fixtures would be set up several times.
     """
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -69,18 +69,18 @@ def _start_order(file: str) -> int:
 
 @pytest.fixture(scope="session")
 def session_loop() -> None:
-    """Run the test in the event loop of the session. Fixtures with servers that live in that loop request this one."""
+    """Run the test in the session's event loop. Fixtures whose servers live in that loop request this fixture."""
 
 
 @pytest.fixture
 def is_soak(request: pytest.FixtureRequest) -> bool:
-    """Whether there is time for many more cases."""
+    """Whether this is a soak run, which has time for many more cases."""
     return bool(request.config.getoption("--soak"))
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest, is_soak: bool) -> int:
-    """The same in every run, except with --soak. The moment of a kill also depends on the machine."""
+    """Seed of random tests: constant, except with --soak. (The moment of a kill also depends on the machine.)"""
     found = int(request.config.getoption("--hypothesis-seed")) if is_soak else 1
     say(f"seed {found}")
     return found

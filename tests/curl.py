@@ -1,6 +1,6 @@
-"""A stand-in for curl: only the options that the documents and `oncelog serve` show.
+"""A stand-in for curl with only the options that the documentation and `oncelog serve` show.
 
-This file is a program of the standard library, and the helper that puts it on a PATH.
+This file is both the program, which uses only the standard library, and the helper that puts it on a PATH.
 """
 
 import shlex
@@ -29,12 +29,12 @@ REAL: Final = "real"
 
 
 def kinds() -> list[str]:
-    """Return the available kinds, for parametrization: the stand-in is always available."""
+    """Return the available kinds of curl for parametrization. The stand-in is always available."""
     return [STAND_IN] if shutil.which("curl") is None else [STAND_IN, REAL]
 
 
 def environment_with(kind: str, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Return the environment with a `curl` of this kind. The stand-in is written to the directory."""
+    """Return the environment with the given kind of `curl`. The stand-in is written to `directory`."""
     if kind == REAL:
         return dict(environment)
     program = directory / "curl"
@@ -48,11 +48,11 @@ def environment_with(kind: str, environment: Mapping[str, str], directory: Path)
 
 
 class RefusedError(Exception):
-    """A status from 400 on, with --fail."""
+    """The status is 400 or higher, with --fail."""
 
 
 class TooLateError(Exception):
-    """The time of --max-time is over."""
+    """The time limit of --max-time is exceeded."""
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _options() -> Namespace:
-    # An unknown option ends the program with status 2, as in curl.
+    # As in curl, an unknown option exits with status 2.
     parser = ArgumentParser("curl", add_help=False, allow_abbrev=False)
     parser.add_argument("url")
     parser.add_argument("-s", dest="is_silent", action="store_true")
@@ -85,7 +85,7 @@ def _options() -> Namespace:
 
 
 def _end_after(seconds: float) -> None:
-    """Limit the whole transfer, as curl does: a socket timeout would restart with every piece."""
+    """Limit the whole transfer, as curl does. A socket timeout would restart with every chunk."""
 
     def end(*_: object) -> None:
         raise TooLateError

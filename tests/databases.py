@@ -1,7 +1,7 @@
 """A PostgreSQL server that all tests of a process share, with a separate schema for each log.
 
-A test that is marked `BOTH_STORES`, or whose module is, runs once on SQLite and once on PostgreSQL. It names its logs
-with `log_at(path)`, which returns the path of a file or the address of a schema.
+A test that is marked `BOTH_STORES`, directly or through its module, runs once on SQLite and once on PostgreSQL. It gets
+its logs from `log_at(path)`, which returns the path of a file or the address of a schema.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BOTH_STORES: Final = pytest.mark.stores(SQLITE, POSTGRES)
 
 
 class DatabasePool:
-    """The server of this process, which the first test that needs it starts, and one schema for each path."""
+    """The server of this process, started by the first test that needs it, with one schema per path."""
 
     def __init__(self) -> None:
         self.store_kind = SQLITE
@@ -59,7 +59,7 @@ class DatabasePool:
         return self._schemas[path]
 
     def stop(self) -> None:
-        """Stop the server if this process started it. A forked process only uses that of its parent."""
+        """Stop the server if this process started it. A forked process uses its parent's server."""
         if self._owner == os.getpid():
             self._stack.close()
             self._server = None
@@ -81,7 +81,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def store_kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The store of the test: a parameter that the marker `stores` sets, else SQLite."""
+    """Store of the test, from the marker `stores` (default: SQLite)."""
     _databases.store_kind = getattr(request, "param", SQLITE)
     yield _databases.store_kind
     _databases.store_kind = SQLITE
@@ -92,12 +92,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def needs_postgres(item: pytest.Item) -> bool:
-    """Whether a test requests a database, or has the word in its name or in a parameter."""
+    """Whether a test requests a database fixture, or mentions PostgreSQL in its name or a parameter."""
     return "database" in getattr(item, "fixturenames", ()) or POSTGRES in item.nodeid.lower()
 
 
 def address_of(path: Path) -> str:
-    """Return the address of an empty schema; the same path gives the same schema."""
+    """Return the address of the schema for a path. A new path gets an empty schema."""
     return _databases.schema_of(path)
 
 
@@ -107,7 +107,7 @@ def is_postgres() -> bool:
 
 
 def log_at(path: Path) -> str:
-    """Return what names a log in the store of the running test: the path, or the address of a schema."""
+    """Return the path or the address of a schema, depending on the store of the running test."""
     return address_of(path) if is_postgres() else str(path)
 
 
@@ -122,13 +122,13 @@ def stop_server() -> None:
 
 
 def run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in another thread, because this one may already run an event loop."""
+    """Run a coroutine in a new thread, because the current thread may already run an event loop."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(asyncio.run, coroutine).result()
 
 
 def query(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement, executed in a new session."""
+    """Execute a statement in a new session and return its rows."""
 
     async def fetch() -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(address)
@@ -142,7 +142,7 @@ def query(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...
 
 @pytest.fixture(params=["memory", SQLITE, POSTGRES])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The name of a log that does not exist yet: in memory, in a file, in a schema."""
+    """Path or address of a log that does not exist yet: in memory, in a file, or in a schema."""
     if request.param == POSTGRES:
         return address_of(tmp_path)
     return str(tmp_path / "log.db") if request.param == SQLITE else ":memory:"
@@ -150,5 +150,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def database(tmp_path: Path) -> str:
-    """The address of an empty schema."""
+    """Address of an empty schema."""
     return address_of(tmp_path)

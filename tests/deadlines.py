@@ -9,31 +9,31 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 WAIT_S: Final = 300
-"""Guards against a hang: no single wait of a test takes that long, even on a busy machine."""
+"""Timeout against hangs. No single wait of a test takes this long, even on a busy machine."""
 POLL_S_MIN: Final = 0.001
 POLL_S_MAX: Final = 0.02
 
 
 async def soon(waited_for: Awaitable[T]) -> T:
-    """Return the result, or raise TimeoutError after `WAIT_S`."""
+    """Await and return the result, or raise TimeoutError after `WAIT_S`."""
     async with asyncio.timeout(WAIT_S):
         return await waited_for
 
 
 async def turns(count: int = 25) -> None:
-    """Let the other tasks run for some iterations of the event loop.
+    """Run the other tasks for `count` iterations of the event loop.
 
-    After 25 of them, all tasks that need neither time nor threads wait for something else.
+    By default that is enough for all tasks that wait for neither time nor threads.
     """
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], Any], state: Callable[[], object] | None = None) -> Any:
-    """Poll until the condition is true, for a change by another task, thread or process that has no event.
+    """Poll until the condition is true, and return its result.
 
-    The condition is a function or a coroutine function; returns its result. On a timeout, fails with the state, or
-    else with the variables that the condition uses.
+    Use it for changes in tasks, threads or processes that set no event. The condition is a function or a coroutine
+    function. A timeout raises AssertionError with the state, or by default with the variables that the condition uses.
     """
     poll = _Poll(condition, state)
     while True:
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], Any], state: Callable[[], object] | None
 
 
 def wait_until(condition: Callable[[], Any], state: Callable[[], object] | None = None) -> Any:
-    """Poll as `until` does, and block the thread."""
+    """Poll like `until`, but block the thread."""
     poll = _Poll(condition, state)
     while not (found := condition()):
         sleep(poll.next_pause_s())
@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], Any], state: Callable[[], object] | None 
 
 
 class _Poll:
-    """Pauses of one wait: each is a tenth of the time waited so far, within limits.
+    """Pauses between polls: each is a tenth of the time waited so far, within limits.
 
     The deadline is independent of the event loop, whose clock a test may advance.
     """
@@ -65,7 +65,7 @@ class _Poll:
         self._began = monotonic()
 
     def next_pause_s(self) -> float:
-        """Return the pause before the next poll. Raises AssertionError at the deadline."""
+        """Return the pause before the next poll, or raise AssertionError after the deadline."""
         waited_s = monotonic() - self._began
         assert waited_s < WAIT_S, f"not true after {WAIT_S} s: {self._describe()}"
         return min(max(POLL_S_MIN, waited_s / 10), POLL_S_MAX)

@@ -1,7 +1,7 @@
-"""How much of the suite runs, and how much randomness it uses.
+"""Test profiles: how much of the suite runs, and with how much randomness.
 
-By default every run is the same run: hypothesis derives its examples from the test itself. `--soak` draws new ones,
-many more of them, from a seed that it prints; `--soak --hypothesis-seed=N` repeats that run. `--check` selects the
+By default every run is identical, because hypothesis derives its examples from the test itself. `--soak` draws many
+more examples from a new seed, which it prints; `--soak --hypothesis-seed=N` repeats that run. `--check` selects the
 tests for the inner loop: core, protocols, sessions and the SQLite store, without PostgreSQL.
 """
 
@@ -25,9 +25,9 @@ CHECK_FILES: Final = (
     "tests/server/*_session*.py",
     "tests/server/*_insieme*.py",
 )
-"""`--check` runs the tests of these files that do not need PostgreSQL."""
+"""Files whose tests `--check` runs, unless a test needs PostgreSQL."""
 SOAK_TIMEOUT_S: Final = 3600
-"""Limit of pytest-timeout for a test under `--soak`, whose storms may last longer than the usual limit."""
+"""Limit of pytest-timeout under `--soak`, where some tests take longer than the usual limit."""
 
 settings.register_profile("default", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile(
@@ -45,13 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--check", action="store_true", help="only core, protocols, sessions and the SQLite store")
 
 
-@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed, and pytest-timeout its limit
+@pytest.hookimpl(tryfirst=True)  # before hypothesis and pytest-timeout read their options
 def pytest_configure(config: pytest.Config) -> None:
     is_soak = config.getoption("--soak")
     settings.load_profile("soak" if is_soak else "default")
     if not is_soak:
         return
-    # pytest-xdist passes the options of the controller on to its workers.
+    # pytest-xdist passes the controller's options to its workers.
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
     if config.getoption("--timeout") is None and "PYTEST_TIMEOUT" not in os.environ:
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the other files before they are imported, which takes as long as many tests do."""
+    """Ignore other files before they are imported, because imports take as long as many tests."""
     if not config.getoption("--check") or collection_path.suffix != ".py":
         return None
     path = collection_path.relative_to(config.rootpath).as_posix()

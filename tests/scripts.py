@@ -1,4 +1,4 @@
-"""Scripts of the tests, run in separate processes."""
+"""Run scripts of the tests in separate processes."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ RUN: Final = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], No
 
 @contextmanager
 def start_script(script: Path | str, *arguments: object) -> Iterator[Command]:
-    """Run a script, with pipes for input and output, and kill its process at the end of the block.
+    """Run a script with pipes for input and output, and kill its process when the block ends.
 
-    The process is forked from one that has imported `oncelog`, so that it starts quickly.
+    The process is forked from a process that has imported `oncelog`, so it starts quickly.
     """
     with Command(str(script), *map(str, arguments), program=RUN, stderr=None) as process:
         try:
@@ -27,7 +27,7 @@ def start_script(script: Path | str, *arguments: object) -> Iterator[Command]:
 
 
 def print_line(*words: object) -> None:
-    """Print a line without buffering, in a script."""
+    """Print a line without buffering. Scripts use this function."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -45,6 +45,6 @@ def write_line(process: Command, line: str = "") -> None:
 
 
 def run_until_killed(script: Path | str, *arguments: object) -> None:
-    """Run a script that kills its own process."""
+    """Run a script until it kills its own process."""
     with start_script(script, *arguments) as process:
         assert process.wait(WAIT_S) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The generator of the blocking classes, and whether what it generates is up to date."""
+"""The generator of the blocking classes works, and the generated modules are up to date."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +176,7 @@ def test_blocking_class_has_the_methods_of_the_async_class(shelf_twin: Twin) -> 
         ({"source": "shelf:Rack"}, "no class shelf:Rack"),
     ],
 )
-def test_table_entry_that_fits_nothing_is_an_error(shelf_twin: Twin, entry: dict[str, Any], reason: str) -> None:
+def test_table_entry_that_matches_nothing_is_an_error(shelf_twin: Twin, entry: dict[str, Any], reason: str) -> None:
     with pytest.raises(GenerationError, match=reason):
         generate_shelf(replace(shelf_twin, **entry))
 

@@ -29,7 +29,7 @@ NEW = OLD.replace("oncelog.desk", "oncelog.batch_state").replace("Desk", "BatchS
 
 
 class Repository:
-    """Two revisions of a small tree, and the map between them."""
+    """Two revisions of a small source tree, and the name map between them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -54,7 +54,7 @@ class Repository:
         self._git("commit", "--quiet", "--no-gpg-sign", "--message=revision")
 
     def check(self, new: str, name: str = "batch_state.py", schema: str = "CREATE TABLE a (b);\n") -> tuple[int, str]:
-        """Commit the second revision, compare it with the first, and return status and output."""
+        """Commit the second revision, compare it with the first, and return exit status and output."""
         (self._source / "desk.py").unlink()
         self._write(name, new)
         self._write("schema.sql", schema)

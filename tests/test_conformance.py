@@ -29,12 +29,12 @@ def test_shows_it():
 
 PAGE = Path("pages/conformance.md")
 
-# The inner runs do not need these plugins, and importing Hypothesis again takes a second.
+# The inner runs do not need these plugins. Importing Hypothesis again would take a second.
 PLUGINS = ("-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "no:asyncio", "-p", "conformance")
 
 
 class Project:
-    """A small project with three rules, on which pytest runs with the plugin."""
+    """A small project with three rules. Its tests run with the plugin."""
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.pytester = pytester
@@ -427,18 +427,18 @@ class TestCheck:
 
 
 class TestSeveralProcesses:
-    """pytest-xdist: tests are collected and run by workers, the page is checked by who started them."""
+    """Runs with pytest-xdist: workers collect and run the tests, and the controller checks the page."""
 
     OTHERS = "".join(f"def test_{number}(): pass\n" for number in range(5))
 
     @pytest.fixture(autouse=True)
     def _without_other_plugins(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each worker would import them
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # otherwise each worker imports them
 
     def run(self, project: Project, mode: str, workers: int = 1) -> pytest.RunResult:
         return project.run(f"--conformance={mode}", "-p", "xdist.plugin", "-n", str(workers))
 
-    def test_page_equals_that_of_one_process(self, project: Project) -> None:
+    def test_page_is_the_same_as_with_one_process(self, project: Project) -> None:
         project.add("test_a.py", PASSING + self.OTHERS)
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
         result = self.run(project, "check", workers=2)

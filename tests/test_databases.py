@@ -1,4 +1,4 @@
-"""The marker `stores` selects the store of a test."""
+"""The marker `stores` selects the store that a test uses."""
 
 import sqlite3
 from contextlib import closing

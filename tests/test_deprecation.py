@@ -27,7 +27,7 @@ import oncelog.testing.cluster
         ("oncelog.testing.cluster", "running_cluster", "run_cluster"),
     ],
 )
-def test_deprecated_name_is_the_new_one_and_warns(module: str, old: str, new: str) -> None:
+def test_deprecated_name_is_an_alias_that_warns(module: str, old: str, new: str) -> None:
     found = importlib.import_module(module)
     with pytest.warns(DeprecationWarning, match=rf"{module}\.{old} is deprecated .* use {module}\.{new}") as warnings:
         assert getattr(found, old) is getattr(found, new)

@@ -1,4 +1,4 @@
-"""The documents match the code: programs print the shown output, tables are complete, commands and links exist."""
+"""The documentation matches the code: programs print the shown output, tables are complete, and links exist."""
 
 import inspect
 import json
@@ -43,7 +43,7 @@ def test_programs_of_the_library_page_run(number: int, tmp_path: Path) -> None:
 async def test_application_of_the_library_page_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    exec(LIBRARY[-1], namespace)  # noqa: S102 - it is our own page
+    exec(LIBRARY[-1], namespace)  # noqa: S102 - a page of this repository
     order = {"id": "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "event": {"type": "order.placed"}}
     changed = {**order, "event": {"type": "order.cancelled"}}
     bodies = [order, order, changed, {**order, "id": "no uuid"}]
@@ -132,7 +132,7 @@ def test_every_make_target_has_a_line_of_help() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_relative_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        if not target.startswith("https://") and "generated/" not in target:  # the site has the generated pages
+        if not target.startswith("https://") and "generated/" not in target:  # generated pages exist only on the site
             assert (page.parent / target).exists(), target
 
 
@@ -140,7 +140,7 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a cell or line, to three digits."""
+    """Return the numbers in a cell or line, rounded to three digits."""
     return [float(f"{float(number.replace(',', '')):.3g}") for number in NUMBER.findall(text)]
 
 
@@ -154,7 +154,7 @@ def test_sizing_figures_match_the_results() -> None:
         (target,) = re.findall(r"\((?:\.\./)+(bench/results/\w+\.md)\)", source)
         figures = numbers(" ".join(cells))
         assert figures, what
-        # All numbers of a row must be in one line of the results, so that no equal number of another line matches.
+        # All numbers of a row must be in one line of the results, so that numbers of different lines do not match.
         lines = (ROOT / target).read_text(encoding="utf-8").splitlines()
         if not any(line.startswith("|") and set(figures) <= set(numbers(line)) for line in lines):
             old.append((what.strip(), figures, target))
@@ -162,7 +162,7 @@ def test_sizing_figures_match_the_results() -> None:
 
 
 @pytest.mark.rule("CO-43")
-def test_table_of_acts_lists_every_act() -> None:
+def test_every_act_is_documented() -> None:
     acts = {value for name, value in vars(audit).items() if value == name.lower() and name.isupper()}
     assert {"erase", "member_added", "read_only_off"} <= acts
     table = (ROOT / "docs/guides/audit.md").read_text().partition("## Recorded acts")[2].partition("\n\nWithout")[0]
@@ -171,7 +171,7 @@ def test_table_of_acts_lists_every_act() -> None:
 
 
 @pytest.mark.rule("LG-19")
-def test_ledger_client_page_awaits_every_coroutine_that_it_names() -> None:
+def test_ledger_client_page_awaits_every_coroutine() -> None:
     page = (ROOT / "docs/guides/ledger-client.md").read_text(encoding="utf-8")
     coroutines = {name for name, _ in inspect.getmembers(LedgerClient, inspect.iscoroutinefunction)}
     named = coroutines.intersection(re.findall(r"(?:`|ledger\.)(\w+)\(", page))
@@ -179,7 +179,7 @@ def test_ledger_client_page_awaits_every_coroutine_that_it_names() -> None:
     assert named <= set(re.findall(r"await ledger\.(\w+)\(", page))
 
 
-def test_files_that_the_architecture_page_names_exist() -> None:
+def test_files_on_the_architecture_page_exist() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     named = {path for path in re.findall(r"`([a-z_/]+\.py)`", page) if "/<api>/" not in path}
     source = ROOT / "src/oncelog"
@@ -188,7 +188,7 @@ def test_files_that_the_architecture_page_names_exist() -> None:
     assert len(named) > 20
 
 
-def test_public_names_exist_once() -> None:
+def test_public_names_are_defined_once() -> None:
     assert all(hasattr(oncelog, name) for name in oncelog.__all__)
     assert len(set(oncelog.__all__)) == len(oncelog.__all__)
 
@@ -205,7 +205,7 @@ def test_decisions_are_numbered_without_gaps_and_listed() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_page_names_a_machine(page: Path) -> None:
+def test_no_page_mentions_a_machine(page: Path) -> None:
     assert not re.search(r"/(home|root|work|tmp)/", page.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Permissions of created files: 0600 or `file_mode`, whatever the umask is (CO-26)."""
+"""Created files have mode 0600 or `file_mode`, regardless of the umask (CO-26)."""
 
 import logging
 import os
@@ -54,7 +54,7 @@ def modes(directory: Path) -> dict[str, str]:
 
 
 async def write_one(path: Path, file_mode: int = 0o600) -> dict[str, str]:
-    """Commit an event, and return the modes of the files while the log is open."""
+    """Commit an event, and return the file modes while the log is open."""
     async with oncelog.open(path, file_mode=file_mode) as log:
         await log.submit(oncelog.event(EVENT_ID, {"type": "a"}, ["a"]))
         return modes(path.parent)
@@ -63,7 +63,7 @@ async def write_one(path: Path, file_mode: int = 0o600) -> dict[str, str]:
 # --- logs -------------------------------------------------------------------------------------------------
 
 
-async def test_log_and_its_write_ahead_log_belong_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
+async def test_only_the_owner_can_access_the_log_and_its_write_ahead_log(tmp_path: Path, umask: None) -> None:
     found = await write_one(tmp_path / "log.db")
     assert found == {"log.db": "0600", "log.db-wal": "0600", "log.db-shm": "0600"}
 
@@ -78,14 +78,14 @@ def test_blocking_log_takes_a_file_mode(tmp_path: Path, umask: None) -> None:
         assert modes(tmp_path)["log.db-wal"] == "0640"
 
 
-async def test_link_to_a_missing_file_creates_the_file(tmp_path: Path, no_umask: None) -> None:
+async def test_dangling_symlink_creates_its_target(tmp_path: Path, no_umask: None) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "real.db")
     async with oncelog.open(tmp_path / "link.db"):
         pass
     assert modes(tmp_path)["real.db"] == "0600"
 
 
-async def test_log_that_was_removed_while_open_is_not_created_for_others(tmp_path: Path, no_umask: None) -> None:
+async def test_log_removed_while_open_is_not_recreated_with_loose_modes(tmp_path: Path, no_umask: None) -> None:
     path = tmp_path / "log.db"
     async with oncelog.open(path) as log:
         for one in tmp_path.iterdir():
@@ -125,13 +125,13 @@ async def test_shared_log_is_reported_only_for_more_than_its_file_mode(
 
 
 @pytest.mark.parametrize("mode", [0, 0o400, 0o200, 0o606, 0o604, 0o644, 0o664, 0o666, 0o700, 0o620, 0o2660, -1, 660])
-def test_file_mode_that_shares_with_everybody_or_not_with_the_owner_is_refused(mode: int) -> None:
+def test_unsupported_file_mode_is_refused(mode: int) -> None:
     with pytest.raises(SettingsError, match="file_mode must be 0600, 0640 or 0660, not "):
         oncelog.open("never.db", file_mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["0600", True, None, 384.0])
-def test_file_mode_of_another_type_is_refused(mode: object) -> None:
+def test_file_mode_of_a_wrong_type_is_refused(mode: object) -> None:
     with pytest.raises(SettingsError, match="file_mode must be 0600, 0640 or 0660, not "):
         check_file_mode(mode)  # type: ignore[arg-type]
 
@@ -182,7 +182,7 @@ def test_verify_leaves_no_files(tmp_path: Path, no_umask: None) -> None:
     assert modes(tmp_path) == {"log.db": "0600"}
 
 
-def test_written_documents_belong_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
+def test_only_the_owner_can_access_written_documents(tmp_path: Path, umask: None) -> None:
     log = tmp_path / "log.db"
     sample_log.make_log(log, rounds=2)
     document = tmp_path / "proof.json"
@@ -192,7 +192,7 @@ def test_written_documents_belong_to_the_owner_alone(tmp_path: Path, umask: None
     assert modes(tmp_path) == {"log.db": "0600", "proof.json": "0600", "pushed.jsonl": "0600"}
 
 
-def test_api_keys_and_their_lock_belong_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
+def test_only_the_owner_can_access_api_keys_and_their_lock(tmp_path: Path, umask: None) -> None:
     ApiKeys(tmp_path / "keys.json", lambda: 1).create("billing", "bills", parse_grants())
     assert modes(tmp_path) == {"keys.json": "0600", "keys.json.lock": "0600"}
 
@@ -200,7 +200,7 @@ def test_api_keys_and_their_lock_belong_to_the_owner_alone(tmp_path: Path, umask
 # --- clients ----------------------------------------------------------------------------------------------
 
 
-def test_files_of_all_clients_belong_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
+def test_only_the_owner_can_access_client_files(tmp_path: Path, umask: None) -> None:
     events, ledger = ClientStore(tmp_path / "events.db"), LedgerStore(str(tmp_path / "ledger.db"))
     deltas, chat = DeltasStore(str(tmp_path / "deltas.db"), DeltasLimits()), ChatStore(str(tmp_path / "chat.db"))
     with closing(events), closing(ledger), closing(deltas), closing(chat):
@@ -224,7 +224,7 @@ def test_existing_client_file_keeps_its_mode_and_is_reported(tmp_path: Path, cap
     assert caplog.records[0].getMessage().endswith(f"chmod 600 {path}")
 
 
-async def test_log_of_the_idempotency_middleware_belongs_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
+async def test_only_the_owner_can_access_the_log_of_the_idempotency_middleware(tmp_path: Path, umask: None) -> None:
     app = IdempotencyMiddleware(Scripted(START, body_part(b"done")), log=tmp_path / "keys.db", scope=lambda _: "ann")
     await exchange(app, WHOLE)
     log = await app._get_log()
@@ -236,7 +236,7 @@ async def test_log_of_the_idempotency_middleware_belongs_to_the_owner_alone(tmp_
 
 
 def test_no_other_module_creates_files() -> None:
-    """SQLite creates files as well: these modules create the file before they connect, or connect to existing ones."""
+    """SQLite also creates files. These modules create a file before they connect, or connect only to existing files."""
     creates = re.compile(r"O_CREAT|\.touch\(mode|\.write_(text|bytes)\(|(?<!fd)open\([^()]*[\"'][wxa]b?\+?[\"']")
     connects = re.compile(r"sqlite3\.connect\((?!\":memory:\"|\"\")")
     found: dict[str, set[str]] = {"creates": set(), "connects": set()}

@@ -1,4 +1,4 @@
-"""Two `make` commands at the same time leave one complete environment."""
+"""Concurrent `make` commands build one complete environment."""
 
 import os
 import shutil

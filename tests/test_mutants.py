@@ -1,4 +1,4 @@
-"""Every mutant of the list applies to the source."""
+"""Every listed mutant applies to the source."""
 
 import ast
 from pathlib import Path

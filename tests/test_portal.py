@@ -1,4 +1,4 @@
-"""The portal: blocking calls into an event loop on another thread, and their end when one side gives up."""
+"""The portal: blocking calls into an event loop on a different thread, and what happens when either side stops."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ class _Interrupted(BaseException):
 
 
 class _Forever:
-    """A call that waits until it is cancelled, and needs several turns of the loop to end."""
+    """A call that waits until it is cancelled, and then needs several loop iterations to finish."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -44,7 +44,7 @@ class _Forever:
 
 
 class _InterruptedOnce(Future[Any]):
-    """The wait for it is interrupted once, as by Ctrl-C, after the call has begun."""
+    """Future whose wait is interrupted once, as by Ctrl-C, after the call has begun."""
 
     when: ClassVar[list[threading.Event]] = []
 
@@ -58,9 +58,9 @@ class _InterruptedOnce(Future[Any]):
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
-    """An event that is appended interrupts the next wait as soon as it is set.
+    """Events that interrupt waits. The next wait is interrupted as soon as the event appended to the list is set.
 
-    Not a signal: a signal just before a thread begins to wait is handled only after the wait.
+    Signals are unsuitable, because a signal just before a thread begins to wait is handled only after the wait.
     """
     monkeypatch.setattr("oncelog.portal.Future", _InterruptedOnce)
     monkeypatch.setattr(_InterruptedOnce, "when", [])
@@ -75,7 +75,7 @@ def test_call_passes_arguments_and_returns_the_result() -> None:
         portal.close()
 
 
-def test_call_passes_an_argument_that_is_named_as_one_of_the_portal() -> None:
+def test_call_passes_an_argument_named_like_a_portal_argument() -> None:
     async def halve(timeout_s: float) -> float:
         return timeout_s / 2
 
@@ -155,7 +155,7 @@ def test_interrupted_call_is_cancelled_before_the_interrupt_is_raised(
 
 
 class _Numbers:
-    """Yields numbers, and then waits."""
+    """Yields numbers, and optionally waits forever afterwards."""
 
     def __init__(self) -> None:
         self.waits = threading.Event()
@@ -245,7 +245,7 @@ def test_close_cancels_running_calls_and_ends_their_waits() -> None:
 
 
 def test_close_under_load_ends_every_call() -> None:
-    """A call that is concurrent with the closing has a result or an error, and never hangs."""
+    """A call that runs concurrently with `close` returns or raises, and never hangs."""
     for _ in range(20):
         portal = Portal()
         has_begun = threading.Event()
@@ -272,7 +272,7 @@ def test_iteration_after_close_raises_runtime_error() -> None:
     iterator = portal.iterate(numbers.stream(3, is_endless=False))
     assert next(iterator) == 1
     portal.close()
-    assert numbers.is_closed  # by the loop, on its way out
+    assert numbers.is_closed  # closed by the loop when it stops
     with pytest.raises(RuntimeError, match="closed"):
         next(iterator)
 

@@ -1,4 +1,4 @@
-"""The list of phrases finds translated sentences in prose, and nothing in code."""
+"""The phrase list matches prose but not code."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every program and command of the README works when it is pasted."""
+"""Every program and command in the README works when pasted."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The section "Try it" of reference pages and guides works as printed; programs of the reference pass type checks."""
+"""The "Try it" sections of reference pages and guides work as printed, and reference programs pass type checks."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Every pinned file of requirements/ can be installed with hashes by the pip that a new environment has."""
+"""The pip of a new environment can install every pinned file in requirements/ with hashes."""
 
 import subprocess
 import venv
@@ -12,7 +12,7 @@ FILES = sorted((ROOT / "requirements").glob("*.txt"))
 
 @pytest.fixture(scope="session")
 def new_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment as `make` creates it: its pip is the one that Python ships, and may be years old."""
+    """An environment as `make` creates it, with the pip that Python ships, which may be years old."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, with_pip=True)
     return directory

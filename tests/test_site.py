@@ -62,7 +62,7 @@ def test_link_to_a_missing_heading_fails_the_build(tmp_path: Path) -> None:
     assert "'nothing'" in done.stderr
 
 
-def test_examples_of_commands_can_be_copied(site: Path) -> None:
+def test_command_examples_can_be_copied(site: Path) -> None:
     page = (site / "reference/generated/commands.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]+>", "", page)
     assert "\noncelog serve --development --store app.db\n" in text

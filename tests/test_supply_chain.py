@@ -1,4 +1,4 @@
-"""The SBOM of a wheel, and the check of pinned versions against the committed advisories."""
+"""The SBOM of the wheel, and the check of pinned versions against the committed advisories."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def test_wheel_has_an_sbom_that_follows_the_schema_of_cyclonedx(sbom: Any) -> No
     jsonschema_rs.validator_for(schema, registry=registry).validate(sbom)
 
 
-def test_sbom_names_every_pinned_package_with_its_hashes(sbom: Any) -> None:
+def test_sbom_lists_every_pinned_package_with_its_hashes(sbom: Any) -> None:
     pins = list(read_pins(ROOT / "requirements" / "runtime.txt"))
     assert len(pins) > 30
     assert [component["purl"] for component in sbom["components"]] == [pin.purl for pin in sorted(pins)]
@@ -70,7 +70,7 @@ def advisory(events: list[dict[str, str]], **more: Any) -> Advisory | None:
     ("version", "expected"),
     [("0.9", False), ("1.0", True), ("1.9.9", True), ("2.0rc1", True), ("2.0", False), ("3.1", True), ("3.2", False)],
 )
-def test_advisory_names_the_versions_of_its_ranges(version: str, expected: bool) -> None:
+def test_advisory_affects_the_versions_in_its_ranges(version: str, expected: bool) -> None:
     found = advisory([{"introduced": "1.0"}, {"fixed": "2.0"}, {"introduced": "3.0"}, {"last_affected": "3.1"}])
     assert found is not None
     assert is_affected(version, found) is expected
@@ -80,7 +80,7 @@ def test_withdrawn_advisory_is_ignored() -> None:
     assert advisory([{"introduced": "0"}], withdrawn="2024-01-01T00:00:00Z") is None
 
 
-def test_open_range_names_every_version() -> None:
+def test_open_range_affects_every_version() -> None:
     found = advisory([{"introduced": "0"}])
     assert found is not None
     assert is_affected("99", found)

@@ -1,4 +1,4 @@
-"""The tutorial works as printed, in an empty directory, and so do the programs of the concepts."""
+"""The tutorial works as printed in an empty directory, and so do the programs on the concept pages."""
 
 import re
 import subprocess

@@ -1,11 +1,11 @@
-"""Follow a page of the documentation as a reader does: save its programs, run its commands, compare its outputs.
+"""Follow a documentation page as a reader does: save its programs, run its commands, and compare the output.
 
 - `Save this … as `NAME`` saves the next block.
-- A block of `sh` is run as printed. `oncelog serve` is started in the background, as in a second terminal, until a
-  paragraph begins with `Stop the server`.
-- A block of `text` behind commands is their whole output.
+- A `sh` block runs as printed. `oncelog serve` runs in the background, as in a second terminal, until a paragraph
+  begins with `Stop the server`.
+- A `text` block after commands is their complete output.
 
-Only the port differs from the printed one, because tests run at the same time.
+Only the port differs from the printed one, because tests run concurrently.
 """
 
 import os
@@ -27,19 +27,19 @@ _PORT: Final = "7171"
 
 
 class Walkthrough:
-    """A directory in which pages are followed, one after another."""
+    """A directory in which the tests follow pages, one after another."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
         self.outputs: list[str] = []
-        """Standard output of each block of commands."""
+        """Standard output of each command block."""
         self._port = port
         self._server: subprocess.Popen[bytes] | None = None
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path, "NO_COLOR": "1"}
 
     def follow(self, page: str) -> None:
-        """Follow a page, given as its text."""
+        """Follow a page. `page` is its text."""
         position = 0
         for block in _BLOCK.finditer(page):
             prose = page[position : block.start()]
@@ -62,7 +62,7 @@ class Walkthrough:
             assert self.outputs[-1] == text
 
     def _run(self, commands: str) -> str:
-        # These commands use the default port unless the page names another server.
+        # These commands use the default port unless the page specifies a server.
         commands = re.sub(r"\boncelog (tail|submit|load)\b", rf"\g<0> --url http://127.0.0.1:{self._port}", commands)
         done = subprocess.run(  # noqa: S603
             ["/bin/bash", "-e", "-c", commands],
@@ -100,7 +100,7 @@ class Walkthrough:
             self._server = None
 
     def kill_server(self) -> None:
-        """End a server that a failed test has left."""
+        """Kill the server if a failed test has left it running."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()

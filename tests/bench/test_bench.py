@@ -1,4 +1,4 @@
-"""The benchmarks run, and their contenders do the same work. No test here measures time: `make bench` does."""
+"""The benchmarks run and their contenders do the same work. Only `make bench` measures time."""
 
 import asyncio
 import gc
@@ -166,7 +166,7 @@ def test_page_names_the_command_and_no_local_path(tmp_path: Path, monkeypatch: p
     assert str(tmp_path) not in page
 
 
-def test_unknown_benchmark_is_refused_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_benchmark_is_refused_with_the_available_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["cors"])
     assert caught.value.code == 2
@@ -206,13 +206,13 @@ OPENING = growth.Opening(opened_s=1, committed_s=2, replayed_s=3)
         (SPEED, SPEED, ["met", "met", "met", "met"], True),
         (replace(SPEED, events_per_s=17_000), SPEED, ["NOT MET", "NOT MET", "met", "met"], False),
         (replace(SPEED, p99_ms=41), SPEED, ["met", "met", "NOT MET", "NOT MET"], False),
-        # A slower machine slows both down.
+        # A slower machine slows down both.
         (growth.Speed(10_000, 20, 80), growth.Speed(10_000, 20, 60), ["met", "NOT MET", "met", "NOT MET"], True),
-        # The bare file became faster and the log did not.
+        # The bare file became faster, but the log did not.
         (SPEED, growth.Speed(40_000, 5, 5), ["NOT MET", "met", "NOT MET", "met"], False),
     ],
 )
-def test_growth_fails_only_for_slowdowns_that_the_bare_file_does_not_show(
+def test_growth_fails_only_for_slowdowns_beyond_the_bare_file(
     ours: growth.Speed, bare: growth.Speed, results: list[str], is_met: bool
 ) -> None:
     last = replace(WINDOW, stored=5_000_000, ours=ours, bare=bare)
@@ -233,11 +233,11 @@ def test_missed_time_or_memory_is_shown_without_failing_growth() -> None:
     assert report.is_met
 
 
-# --- the server: its parts, without the peers --------------------------------------------------------
+# --- the server, without peers -----------------------------------------------------------------------
 
 
 def test_server_measurements_without_peers_run() -> None:
-    """The measurements check the answers themselves."""
+    """The measurements check their answers themselves."""
     figures = Figures()
     sizes = replace(server.QUICK_SIZES, slice_s=0.15, idle=20, subscribers=25, stored=2000)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -296,7 +296,7 @@ def test_returning_reader_must_receive_every_event() -> None:
         assert str(caught.value) == "a reader received other events than were written"
 
 
-# --- the bare loop, and where files are --------------------------------------------------------------
+# --- the bare loop and the place for files -----------------------------------------------------------
 
 
 def test_bare_loop_writes_the_rows_of_the_log_in_its_batches(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def _rows(path: Path, query: str) -> list[tuple[object, ...]]:
         return connection.execute(f"SELECT {query}").fetchall()
 
 
-def test_files_are_on_disk_and_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_created_on_disk_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     with directory() as place:
         (place / "a.db").touch()
         assert place.parent == place_for_files()
@@ -345,7 +345,7 @@ def test_files_are_on_disk_and_are_removed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("bench.disk.file_system", lambda path: "ext4" if path == Path.cwd() else "tmpfs")
     assert place_for_files() == Path.cwd()
     monkeypatch.setattr("bench.disk.file_system", lambda _: "tmpfs")
-    assert place_for_files() == Path("/memory")  # then the page says so
+    assert place_for_files() == Path("/memory")  # the page reports the fallback
 
 
 def test_file_system_of_a_path() -> None:

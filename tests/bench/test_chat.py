@@ -1,4 +1,4 @@
-"""The chat benchmark runs and refuses wrong answers. No test here measures time."""
+"""The chat benchmark runs and rejects wrong answers. No test in this module measures time."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,13 +48,13 @@ def test_sequences_with_gaps_are_refused() -> None:
 
 
 def ack(sequence: int, **changed: Any) -> bytes:
-    said = {"client_message_id": f"m{sequence}", "chat_id": "a", "message_id": "msg_1", "sequence": sequence}
-    return msgspec.json.encode({"type": "send_message_ack", **said, "duplicate": False, **changed})
+    members = {"client_message_id": f"m{sequence}", "chat_id": "a", "message_id": "msg_1", "sequence": sequence}
+    return msgspec.json.encode({"type": "send_message_ack", **members, "duplicate": False, **changed})
 
 
-def told(sequence: int, chat_id: str = "a", content: str = CONTENTS[0]) -> bytes:
-    said = {"client_message_id": f"m{sequence}", "chat_id": chat_id, "sequence": sequence, "content": content}
-    return msgspec.json.encode({"type": "message", **said})
+def broadcast(sequence: int, chat_id: str = "a", content: str = CONTENTS[0]) -> bytes:
+    members = {"client_message_id": f"m{sequence}", "chat_id": chat_id, "sequence": sequence, "content": content}
+    return msgspec.json.encode({"type": "message", **members})
 
 
 @pytest.fixture
@@ -67,16 +67,16 @@ async def test_wrong_answer_is_refused(connections: list[Connection]) -> None:
     sends = Sends(connections, [["a"], ["a"]])
     assert sends.answer(0, ack(1)) == "m1"
     assert sends.sequences == {"a": [1]}
-    for wrong in (ack(2, duplicate=True), b'{"type":"error","code":"BUSY"}', told(2)):
+    for wrong in (ack(2, duplicate=True), b'{"type":"error","code":"BUSY"}', broadcast(2)):
         with pytest.raises(ValueError, match="a new message was answered with"):
             sends.answer(0, wrong)
 
 
-async def test_message_counts_as_arrived_when_the_other_member_has_it(connections: list[Connection]) -> None:
+async def test_message_counts_as_delivered_when_the_other_member_has_it(connections: list[Connection]) -> None:
     pairs = Pairs(connections, ["a"])
     assert pairs.answer(0, ack(1)) is None
-    assert pairs.answer(1, told(1)) == "m1"
-    for wrong in (told(1, chat_id="b"), told(1, content="another")):
+    assert pairs.answer(1, broadcast(1)) == "m1"
+    for wrong in (broadcast(1, chat_id="b"), broadcast(1, content="another")):
         with pytest.raises(ValueError, match="a member of a received"):
             pairs.answer(1, wrong)
 
@@ -97,9 +97,9 @@ async def test_followers_must_receive_all_messages_of_others_in_order(
     for number, sequence in ((1, 1), (0, 2), (1, 3)):
         followed.answer(number, ack(sequence))
         followed.waited.append(0.001)
-    followed.answer(1, told(2))
+    followed.answer(1, broadcast(2))
     for sequence in seen:
-        followed.answer(0, told(sequence))
+        followed.answer(0, broadcast(sequence))
     if complaint is None:
         await followed.rest()
         assert followed.deliveries == 3
@@ -108,13 +108,13 @@ async def test_followers_must_receive_all_messages_of_others_in_order(
             await followed.rest()
 
 
-async def test_chat_is_followed_by_its_members_only(connections: list[Connection]) -> None:
+async def test_only_members_follow_a_chat(connections: list[Connection]) -> None:
     followed = Followed(connections, [["a", "b"], ["a"]])
     for number, one in ((0, ack(1)), (1, ack(2)), (0, ack(1, chat_id="b"))):
         followed.answer(number, one)
-    followed.answer(0, told(2))
-    followed.answer(1, told(1))
-    await followed.rest()  # chat b has one member, so its message is delivered to no other
+    followed.answer(0, broadcast(2))
+    followed.answer(1, broadcast(1))
+    await followed.rest()  # chat b has one member, so nobody else gets its message
     assert followed.deliveries == 2
 
 
@@ -185,7 +185,7 @@ SLOW = Slice(1000, 1.0, [0.009] * 90 + [0.06] * 10, 0.5, 0.5)
     [
         ({"sends": {**seen().sends, EVENTS_API: series(20_100, 1)}}, "one chat / Events API", False),
         ({"sends": {**seen().sends, "1000 chats": series(11_900, 11_900)}}, "1000 chats / one chat", False),
-        # Results that depend on the machine, or on the store with many chats, are only shown.
+        # Results that depend on the machine, or on the store with many chats, have no target.
         (
             {"sends": {**seen().sends, "1000 chats" + UNFOLLOWED: series(19_000, 19_000)}},
             "1000 chats / one chat, without",

@@ -1,4 +1,4 @@
-"""The comparison of two source trees runs, here with the same tree twice."""
+"""The comparison of two source trees runs. The tests compare a tree with itself."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ async def test_embedded_load_takes_time(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "complaint"),
     [
         (["/nowhere"], "/nowhere has no src/oncelog"),
         ([str(ROOT), "chat"], f"unknown name 'chat'; known names: {', '.join(GROUPS)}"),
@@ -31,7 +31,7 @@ async def test_embedded_load_takes_time(name: str, tmp_path: Path) -> None:
         ([str(ROOT), "--slice-s", "0"], "--slice-s must be at least 0.1, not 0.0"),
     ],
 )
-def test_wrong_argument_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_argument_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
-    assert said in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err

@@ -23,11 +23,11 @@ from crash.store_history import say
 
 
 LENGTHS = (0, 1, 125, 126, 127, 300, 65_535, 65_536, 70_000)
-"""Lengths around the limits at which the form of a header changes."""
+"""Lengths around the boundaries at which the header format changes."""
 
 
 def served_frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """Return a frame as a server sends it, without a mask."""
+    """Return an unmasked frame, as servers send it."""
     length = len(payload)
     if length < 126:
         return bytes((opcode, length)) + payload
@@ -37,7 +37,7 @@ def served_frame(payload: bytes, opcode: int = TEXT) -> bytes:
 
 
 def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
-    """Split data into chunks of one, a few or many bytes."""
+    """Split data into random chunks of one, a few or many bytes."""
     at = 0
     while at < len(data):
         size = chance.choice((1, 2, 3, 10, 500, 20_000))
@@ -46,7 +46,7 @@ def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 class Written(asyncio.Transport):
-    """Keeps the bytes that are sent."""
+    """Transport that records written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Written(asyncio.Transport):
 
 
 def opened() -> tuple[Connection, Written, list[bytes], list[str]]:
-    """Return an open connection, its transport, the received texts, and the errors that ended it."""
+    """Return an open connection, its transport, the received texts, and the errors that closed it."""
     connection, transport = Connection(b"request"), Written()
     texts: list[bytes] = []
     lost: list[str] = []
@@ -261,7 +261,7 @@ SLOW = Slice(100, 1.0, [0.06] * 100, 0.5, 0.5)
 @pytest.mark.parametrize(
     ("changed", "name", "is_met"),
     [
-        # Rounds are compared one by one.
+        # The report compares each round separately.
         (
             {"crowd": {"with idle connections": series(8900, 12_000), "alone": series(10_000, 13_400)}},
             "single events, with",
@@ -269,7 +269,7 @@ SLOW = Slice(100, 1.0, [0.06] * 100, 0.5, 0.5)
         ),
         ({"batches": {**seen().batches, "in process": series(31_000)}}, "batches, WebSocket / in process", False),
         ({"single": {**seen().single, "NATS JetStream": series(3400, 1)}}, "single events, Oncelog / NATS", False),
-        # Results that depend on the machine are only shown.
+        # Results that depend on the machine have no target.
         ({"half_load": [(SLOW, SLOW), (SLOW, SLOW)]}, "p99 at half load", True),
         ({"broadcasts": series(149_000)}, "deliveries", True),
         ({"catching_up": {"one partition": series(149_000)}}, "catching up, one partition", True),

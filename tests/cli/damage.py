@@ -24,17 +24,17 @@ IMPOSSIBLE_SIDE_STATE: Final = (
     "UPDATE oncelog_members SET lane = lane + 1",
     "UPDATE oncelog_entities SET lane = 0",
 )
-"""In the SQL of SQLite and PostgreSQL."""
+"""Statements that both SQLite and PostgreSQL understand."""
 
 
-class Editable(ABC):
-    """A log that is changed in a transaction, verified and rolled back."""
+class LogEditor(ABC):
+    """Changes a log in a transaction, verifies it, and rolls back."""
 
     @abstractmethod
-    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
-        """Apply changes, return the contradiction that is found, or None, and roll the changes back."""
+    def verify_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
+        """Apply changes, verify the log, and roll back. Return the inconsistency found, or None."""
 
-    def check_found(self, statement: str, *parameters: Any) -> InconsistencyError:
-        lie = self.contradiction_after((statement, parameters))
-        assert lie is not None, (statement, parameters)
-        return lie
+    def expect_found(self, statement: str, *parameters: Any) -> InconsistencyError:
+        found = self.verify_after((statement, parameters))
+        assert found is not None, (statement, parameters)
+        return found

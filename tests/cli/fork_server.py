@@ -1,8 +1,8 @@
 """Process from which the tests fork `oncelog` commands, so that each command starts without importing the package.
 
 Importing `oncelog` takes longer than most commands run. This process imports it once, and then forks a child for each
-request of `cli.processes`. In every other respect the child is a separate process: it has its own process id,
-standard streams, environment, signals and exit status.
+request of `cli.processes`. The child is otherwise a separate process, with its own process id, standard streams,
+environment, signals and exit status.
 """
 
 import atexit
@@ -22,30 +22,30 @@ from typer.main import get_command
 
 PRELOADED = (
     *("oncelog.cli", "oncelog.server.app", "oncelog.storage.postgres", "aiohttp", "uvloop"),
-    # Imported by Typer and others at their first use, which would be in every command.
+    # Typer and other packages import these at first use, which would be in every command.
     *("typer._adapters", "typer.rich_utils", "rich.markdown", "rich.traceback", "encodings.ascii", "encodings.idna"),
 )
 REQUEST_BYTES_MAX = 1024 * 1024
 RETRY_PAUSE_MS = (10, 50)
-"""Shortest and longest pause of a forked command between two attempts to reach a server."""
+"""Shortest and longest pause of a forked command between connection attempts."""
 
 
 def shorten_pauses() -> None:
-    """Replace the pauses of the commands: 100 ms to 5 s are for people and networks."""
+    """Shorten the retry pauses of the commands, which are 100 ms to 5 s by default."""
     remote: Any = import_module("oncelog.cli.remote")
     pause_ms_min, pause_ms_max = RETRY_PAUSE_MS
     remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=pause_ms_min, pause_ms_max=pause_ms_max)
 
 
 def build_parser() -> None:
-    """Build the parser of the command line once. Typer builds it at every call."""
+    """Build the command-line parser once. Typer builds it at every call."""
     cli: Any = import_module("oncelog.cli")
     cli.app = get_command(cli.app)
 
 
 def serve_requests(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork a child for each request. Returns None at the end of the requests, and in a child the request to run."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors leave no zombies
+    """Fork a child for each request. Return the request in a child, and None in the parent at the end of requests."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap monitors automatically
     while True:
         data, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
         if not data:
@@ -61,10 +61,10 @@ def serve_requests(requests: socket.socket) -> dict[str, Any] | None:
 
 
 def _start_monitored(requests: socket.socket, streams: list[int], status: int) -> None:
-    """Fork the command and return in it. The monitor waits for the command, reports its exit status and ends.
+    """Fork a monitor that forks the command, and return in the command.
 
-    The monitor is the parent of the command and reaps it, so that the test process gets no zombies when a test kills
-    other processes.
+    The monitor is the command's parent. It waits for the command, reports its exit status and exits, so that the test
+    process gets no zombies when a test kills other processes.
     """
     child = os.fork()
     if child == 0:
@@ -83,7 +83,7 @@ def _start_monitored(requests: socket.socket, streams: list[int], status: int) -
 
 
 def become_command(request: dict[str, Any]) -> None:
-    """Set up this process as if it had been started with the arguments, environment and streams of the request."""
+    """Give this process the arguments, environment and streams of the request."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["cwd"] is not None:
         os.chdir(request["cwd"])
@@ -104,14 +104,14 @@ def become_command(request: dict[str, Any]) -> None:
 def _open_unbuffered(descriptor: int, errors: str) -> TextIO:
     """Open a standard stream as Python does with PYTHONUNBUFFERED."""
     raw = open(descriptor, "wb", buffering=0, closefd=False)  # noqa: SIM115
-    # Python itself has an unbuffered file below the text, too; the type of its parameter does not allow it.
+    # Python also puts text on an unbuffered file, although the parameter's type does not allow one.
     return TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8", errors=errors, write_through=True)
 
 
 def run_program(program: str) -> None:
-    """Run the command and end the process without the clean-up of the interpreter, which takes longer than most do.
+    """Run the command and exit without the interpreter's cleanup, which takes longer than most commands.
 
-    An unusual end (an exception, a message as exit status, output that cannot be flushed) is left to the interpreter.
+    The interpreter handles unusual exits: an exception, a message as exit status, output that cannot be flushed.
     """
     code: Any = 0
     try:
@@ -128,12 +128,12 @@ def run_program(program: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test process, which then ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the test process stops this one
     for name in PRELOADED:
         import_module(name)
     shorten_pauses()
     build_parser()
-    gc.freeze()  # a child neither collects nor, at its end, frees what it shares with this process
+    gc.freeze()  # children neither collect nor free shared objects
     command = serve_requests(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:
         become_command(command)

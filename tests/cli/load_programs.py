@@ -11,7 +11,7 @@ load.time = SimpleNamespace(perf_counter=lambda: next(ticks) / 1000)
 load.GRACE_S = 600
 main()
 """
-"""A load whose clock moves on by 1 ms whenever it is read: the number of requests does not depend on the machine."""
+"""Load with a clock that advances by 1 ms per reading, so that the request count does not depend on the machine."""
 UNTIL_STOPPED: Final = """
 import sys
 from itertools import count
@@ -24,4 +24,4 @@ load.GRACE_S = 600
 load._report_progress = lambda tally, seconds, _every_s, show: telling(tally, seconds, 0.01, show)
 main()
 """
-"""A load of `--seconds 4` that goes on until a file is made, and shows its progress often."""
+"""Load that runs with `--seconds 4` until a file exists, and prints its progress often."""

@@ -1,4 +1,4 @@
-"""`oncelog` commands as separate processes, forked from a process that has imported the package already."""
+"""`oncelog` commands as separate processes, forked from a process that has already imported the package."""
 
 import atexit
 import inspect
@@ -23,9 +23,10 @@ ENVIRONMENT: Final = {
 
 
 class ForkServer:
-    """Runs `cli.fork_server`, from the first command that the test process starts to the end of the test process.
+    """Runs `cli.fork_server` from the first command of the test process to its end.
 
-    `module` is another program that becomes `cli.fork_server`, after it has changed something for all its commands.
+    `module` is the program to start. A module other than `cli.fork_server` patches something for all commands and then
+    runs `cli.fork_server`.
     """
 
     def __init__(self, module: str = "cli.fork_server") -> None:
@@ -35,7 +36,7 @@ class ForkServer:
         self._owner = 0
 
     def start(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Start a command with these standard streams. Returns its process id."""
+        """Start a command with the given standard streams, and return its process id."""
         with self._lock:
             if self._requests is None or self._owner != os.getpid():  # `--alone` forks the test process
                 self._owner = os.getpid()
@@ -52,7 +53,7 @@ class ForkServer:
     def _start_server(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # It also ends when the socket is closed, such as by the end of a test process that is killed.
+            # The server also stops when the socket closes, for example because the test process was killed.
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-m", self._module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -73,9 +74,9 @@ _POPEN_PARAMETERS: Final = inspect.signature(subprocess.Popen._execute_child)  #
 
 
 class Command(subprocess.Popen[str]):
-    """A running `oncelog` command. Its streams are text, and pipes unless others are given.
+    """A running `oncelog` command with text streams, which are pipes by default.
 
-    `program` replaces the program that the `oncelog` script runs, for commands with something changed in them.
+    `program` replaces the program of the `oncelog` script, for commands with patched parts.
     """
 
     fork_server: ClassVar = ForkServer()
@@ -102,7 +103,7 @@ class Command(subprocess.Popen[str]):
         )
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
-        """Ask the fork server for the process that Popen would start."""
+        """Start the process through the fork server instead of Popen."""
         given = _POPEN_PARAMETERS.bind(self, args, *rest).arguments
         request = {
             "program": self._program,
@@ -122,7 +123,7 @@ class Command(subprocess.Popen[str]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
-        """Read the exit status if the command has ended."""
+        """Read the exit status if the command has exited."""
         return self._read_status(0)
 
     def _wait(self, timeout: float | None) -> int:
@@ -143,7 +144,7 @@ class Command(subprocess.Popen[str]):
         return self.returncode
 
     def _has_ended(self, timeout: float | None) -> bool:
-        # Without the lock: a thread may wait for the command while another one asks whether to kill it.
+        # No lock: one thread may wait for the command while another polls it.
         poll = select.poll()  # select() refuses descriptors above 1023
         poll.register(self._status, select.POLLIN)
         return bool(poll.poll(None if timeout is None else timeout * 1000))

@@ -11,7 +11,7 @@ from oncelog.cli import app
 
 __all__ = ["COMMAND", "RUNNER", "Result"]
 
-# The runner builds the command line for every command, which takes longer than most commands.
+# Build the command line once: building it for each command takes longer than most commands.
 _testing: Any = testing
 _testing._get_command = cache(get_command)
 

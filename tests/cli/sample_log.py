@@ -33,7 +33,7 @@ SEAL_KEYS = 8
 
 
 class SetClock:
-    """A clock that shows the time that it was set to. Wall clock and elapsed time move together."""
+    """Clock that shows the time it was set to. Wall clock and elapsed time move together."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
@@ -60,7 +60,7 @@ def full_event(number: int, partitions: Sequence[str]) -> Submission:
 
 
 def batches(rounds: int) -> list[list[Item]]:
-    """Return about eleven records a round, of five policies and eight streams."""
+    """Return batches of about eleven records per round, in five policies and eight streams."""
     made: list[list[Item]] = [
         [SetMember(f"chat/{chat}", "user:ann") for chat in range(3)],
         [SetMember("empty", "user:bob")],
@@ -83,7 +83,7 @@ def batches(rounds: int) -> list[list[Item]]:
         made.append([full_event(turn * 2, partitions), full_event(turn * 2 + 1, ["orders"]), *ledger])
         made.append([message(turn, f"hello {turn}", scope=f"chat/{turn % 3}"), note(turn, f"notes/{turn % 2}")])
         made.append([result(turn, scope=f"campaign/{turn % 2}"), delta(turn, hlc=START_MS << 16, title=f"t{turn}")])
-        made.append([note(7_000, "notes/again", f"again {turn}")])  # the same key again in each hour
+        made.append([note(7_000, "notes/again", f"again {turn}")])  # the same key every hour
     made.append([transaction(1, 1, client="c3", content="forgotten, and new again")])
     made.append([Acknowledge("chat/1", "user:ann", 3), SetCursor("mailer", 5), SetCursor("mirror", 2, "chat/1")])
     made.append(
@@ -92,8 +92,8 @@ def batches(rounds: int) -> list[list[Item]]:
     return made
 
 
-def opened(log: Path | str, clock: SetClock, seal_keys: int = SEAL_KEYS) -> Store:
-    """Return the store of a file or of the database at an address."""
+def open_store(log: Path | str, clock: SetClock, seal_keys: int = SEAL_KEYS) -> Store:
+    """Return the store of a file or of a database address."""
     settings = Settings(lanes=4, eviction_interval=16)
     draw = random.Random(7).randbytes
     if isinstance(log, str):
@@ -103,7 +103,7 @@ def opened(log: Path | str, clock: SetClock, seal_keys: int = SEAL_KEYS) -> Stor
 
 async def _write(log: Path | str, rounds: int, seal_keys: int, each: Callable[[], None] | None) -> list[BatchResult]:
     clock = SetClock()
-    store = opened(log, clock, seal_keys)
+    store = open_store(log, clock, seal_keys)
     await store.open()
     try:
         await store.declare([*BUILT_IN_POLICIES, NOTES])
@@ -123,15 +123,15 @@ async def _write(log: Path | str, rounds: int, seal_keys: int, each: Callable[[]
 def make_log(
     log: Path | str, rounds: int = 30, seal_keys: int = SEAL_KEYS, each: Callable[[], None] | None = None
 ) -> list[BatchResult]:
-    """Write the log. `each` runs after every commit."""
+    """Write the sample log, and call `each` after every commit."""
     return asyncio.run(_write(log, rounds, seal_keys, each))
 
 
 def append(log: Path | str, *items: Item, now_ms: int = START_MS + 100 * HOUR_MS) -> None:
-    """Write more items to a log."""
+    """Commit more items to a log."""
 
     async def write() -> None:
-        store = opened(log, SetClock(now_ms))
+        store = open_store(log, SetClock(now_ms))
         await store.open()
         try:
             await store.commit([Request(items)])

@@ -1,4 +1,4 @@
-"""An HTTP server whose answers a test defines."""
+"""HTTP server whose answers the test defines."""
 
 import json
 import threading
@@ -9,11 +9,11 @@ from typing import Any
 
 Handle = Callable[[BaseHTTPRequestHandler, int], None]
 SHUTDOWN_POLL_S = 0.01
-"""Interval at which the server checks whether it is to stop. With the default of 0.5 s, stopping takes as long."""
+"""How often the server checks for a stop request. With the default of 0.5 s, stopping takes up to 0.5 s."""
 
 
 def answer(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
-    """Answer a request with bytes, or with anything else as JSON."""
+    """Answer a request with bytes, or with any other value as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     handler.send_response(status)
     handler.send_header("Content-Length", str(len(data)))
@@ -36,7 +36,7 @@ def scripted(handle: Handle) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             handle(self, len(received))
 
         def log_message(self, *_: object) -> None:
-            """Keep the standard error of the tests clean."""
+            """Do not log requests to standard error."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(SHUTDOWN_POLL_S,))

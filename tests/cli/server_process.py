@@ -16,8 +16,15 @@ from databases import log_at
 from deadlines import WAIT_S
 
 __all__ = [
-    "DEVELOPMENT", "ENVIRONMENT", "ServerProcess", "ended", "oncelog", "reserve_port", "server_process", "serving",
+    "DEVELOPMENT",
+    "ENVIRONMENT",
+    "ServerProcess",
+    "oncelog",
+    "reserve_port",
+    "server_process",
+    "serving",
     "start_command",
+    "wait_for_exit",
 ]  # fmt: skip
 
 DEVELOPMENT: Final = ("--development", "--quiet")
@@ -26,20 +33,20 @@ DEVELOPMENT: Final = ("--development", "--quiet")
 def oncelog(
     *arguments: str, given: str | None = None, program: str = MAIN, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with `given` on its standard input. For `program` see `Command`."""
+    """Run a command with `given` on standard input, and wait for its exit. For `program` see `Command`."""
     stdin = None if given is None else subprocess.PIPE
     with Command(*arguments, program=program, environment={**ENVIRONMENT, **environment}, stdin=stdin) as process:
         try:
-            said, errors = process.communicate(given, timeout=WAIT_S)
+            output, errors = process.communicate(given, timeout=WAIT_S)
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(arguments, process.returncode, said, errors)
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
 @contextmanager
 def start_command(*arguments: str, program: str = MAIN) -> Iterator[Command]:
-    """Start a command, and kill it at the end of the block if it is still running. For `program` see `Command`."""
+    """Start a command, and kill it when the block ends if it still runs. For `program` see `Command`."""
     process = Command(*arguments, program=program)
     try:
         yield process
@@ -48,18 +55,18 @@ def start_command(*arguments: str, program: str = MAIN) -> Iterator[Command]:
         process.communicate()
 
 
-def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Wait for the end of a command. Returns its exit status and the output that has not been read before."""
-    said, errors = process.communicate(timeout=WAIT_S)
-    return process.returncode, said, errors
+def wait_for_exit(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Wait until a command exits. Return its exit status and the unread output."""
+    output, errors = process.communicate(timeout=WAIT_S)
+    return process.returncode, output, errors
 
 
 @contextmanager
 def reserve_port() -> Iterator[int]:
-    """Reserve a port of 127.0.0.1 on which servers of the test can be started one after another.
+    """Reserve a port on 127.0.0.1 for servers that the test starts one after another.
 
-    The socket is bound and does not listen: connections are refused while no server runs, and no other process gets
-    the port in the meantime.
+    The socket is bound but does not listen, so connections are refused while no server runs and no other process can
+    take the port.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +75,7 @@ def reserve_port() -> Iterator[int]:
 
 
 class ServerProcess:
-    """A process that runs `oncelog serve`. It can be killed and started again with the same ports."""
+    """A process that runs `oncelog serve`. It can be killed and restarted on the same ports."""
 
     def __init__(
         self, store: str, arguments: Sequence[str] = DEVELOPMENT, *, grpc: bool = False, start_tries: int = 1
@@ -82,8 +89,8 @@ class ServerProcess:
         self._start_tries = start_tries
         self._process: subprocess.Popen[str] | None = None
         self._listening: threading.Thread
-        self.said: list[str] = []
-        """The lines of the log."""
+        self.log_lines: list[str] = []
+        """Log lines of the server."""
         self.url = ""
 
     @property
@@ -96,9 +103,9 @@ class ServerProcess:
         return f"127.0.0.1:{self.rpc_port}"
 
     def start(self) -> None:
-        """Start the process and return when the server listens. If it cannot open its log, try again."""
+        """Start the process and wait until the server listens. Retry if it cannot open its log."""
         if not any(self._try_start() for _ in range(self._start_tries)):
-            raise AssertionError("".join(self.said))
+            raise AssertionError("".join(self.log_lines))
 
     def _start_process(self) -> "subprocess.Popen[str]":
         return Command(*self._arguments, stdin=None, stdout=None)
@@ -107,12 +114,12 @@ class ServerProcess:
         process = self._start_process()
         assert process.stderr is not None
         for line in process.stderr:
-            self.said.append(line)
+            self.log_lines.append(line)
             found = re.search(r"listening urls=(\S+)", line)
             if found:
                 self.url = found[1]
-                # The log must not fill the pipe: the server would wait for a reader.
-                self._listening = threading.Thread(target=self.said.extend, args=[process.stderr])
+                # Read the log continuously: a full pipe would block the server.
+                self._listening = threading.Thread(target=self.log_lines.extend, args=[process.stderr])
                 self._listening.start()
                 self._process = process
                 return True
@@ -121,17 +128,17 @@ class ServerProcess:
         return False
 
     def kill(self) -> None:
-        """Kill the server, as a power cut does."""
+        """Kill the server, as a power failure would."""
         self.process.kill()
         self._wait()
 
     def stop(self) -> int:
-        """Stop the server in an orderly way. Returns its exit status."""
+        """Stop the server gracefully, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self._wait()
 
     def end(self) -> None:
-        """Kill the server if it runs, and release its ports."""
+        """Kill the server if it is running, and release its ports."""
         if self._process is not None:
             self.kill()
         self._ports.close()
@@ -146,7 +153,7 @@ class ServerProcess:
 
 @contextmanager
 def serving(directory: Path, *arguments: str, **options: Any) -> Iterator[ServerProcess]:
-    """Run a server on the log in the directory, in development mode unless other arguments are given."""
+    """Run a server on the log in a directory (default: in development mode)."""
     server = ServerProcess(log_at(directory / "log.db"), arguments or DEVELOPMENT, **options)
     try:
         server.start()
@@ -157,7 +164,7 @@ def serving(directory: Path, *arguments: str, **options: Any) -> Iterator[Server
 
 @asynccontextmanager
 async def server_process(directory: Path, *arguments: str, **options: Any) -> AsyncIterator[ServerProcess]:
-    """Run a server as `serving` does, without blocking the event loop."""
+    """Run a server like `serving`, but without blocking the event loop."""
     server = ServerProcess(log_at(directory / "log.db"), arguments or DEVELOPMENT, **options)
     try:
         await asyncio.to_thread(server.start)

@@ -1,4 +1,4 @@
-"""Logs with real ledgers and deltas, whose side state `oncelog verify` rebuilds."""
+"""Logs with ledgers and deltas, whose side state `oncelog verify` rebuilds."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from cli.sample_log import HOUR_MS, START_MS, SetClock, opened
+from cli.sample_log import HOUR_MS, START_MS, SetClock, open_store
 from oncelog.core.deltas import delta
 from oncelog.core.hlc import format_hlc
 from oncelog.core.identity import delta_id
@@ -42,7 +42,7 @@ def row_delta(
 
 
 class Writer:
-    """A store, with clients that number their transactions."""
+    """A store, and the last transaction sequence of each client."""
 
     def __init__(self, store: Store, clock: SetClock) -> None:
         self.store = store
@@ -55,7 +55,7 @@ class Writer:
         return [verdict for (verdict,) in decided.verdicts]
 
     async def transact(self, scope: str, *operations: Operation, client: str = "billing") -> Verdict:
-        """Write a transaction with the next sequence of the client, or with 1 if the client has been forgotten."""
+        """Write a transaction with the client's next sequence, or with 1 if the client is forgotten."""
         sequence = self._sequences.get((scope, client), 0) + 1
         (verdict,) = await self.commit(transaction(scope, client, sequence, operations))
         if isinstance(verdict, Refused) and verdict.field == "client_sequence":
@@ -66,16 +66,16 @@ class Writer:
         return verdict
 
     async def push(self, gateway: str, *changes: RowDelta) -> list[Verdict]:
-        """Write deltas."""
+        """Commit deltas."""
         return await self.commit(*[delta(gateway, change) for change in changes])
 
 
 def write(log: Log, work: Callable[[Writer], Coroutine[Any, Any, None]], now_ms: int = START_MS) -> None:
-    """Open the log, run the work on it and close it."""
+    """Open the log, run `work` with a writer, and close the log."""
 
     async def run() -> None:
         clock = SetClock(now_ms)
-        store = opened(log, clock)
+        store = open_store(log, clock)
         await store.open()
         try:
             await store.declare(list(BUILT_IN_POLICIES))
@@ -87,7 +87,7 @@ def write(log: Log, work: Callable[[Writer], Coroutine[Any, Any, None]], now_ms:
 
 
 async def write_sample(writer: Writer) -> None:
-    """Write entities, relationships, rows and client sequences of every kind that the records determine."""
+    """Write every kind of entity, relationship, row and client sequence that the records determine."""
     for number in range(1, 13):
         await writer.transact(
             "ledger/acme",
@@ -108,7 +108,7 @@ async def write_sample(writer: Writer) -> None:
     await writer.transact("ledger/acme", SetEntity("last", b"x"))
 
 
-def verified(log: Log, options: VerifyOptions = DEFAULT_OPTIONS) -> VerificationSummary | Inconsistency:
+def verify(log: Log, options: VerifyOptions = DEFAULT_OPTIONS) -> VerificationSummary | Inconsistency:
     """Verify a log, and return the last finding."""
     *_, last = verify_log(log, None, options)
     assert isinstance(last, (VerificationSummary, Inconsistency))
@@ -116,13 +116,13 @@ def verified(log: Log, options: VerifyOptions = DEFAULT_OPTIONS) -> Verification
 
 
 class RandomHistory:
-    """Random transactions and deltas, with refused ones, retries, expiry, eviction, erasure and dropped tombstones."""
+    """Random transactions and deltas, with refusals, retries, expiry, eviction, erasure and dropped tombstones."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     async def write(self, writer: Writer, steps: int) -> None:
-        """Write this number of steps."""
+        """Perform `steps` random actions."""
         for _ in range(steps):
             writer.clock.now_ms += self._random.choice((0, 1, 50, HOUR_MS, 7 * HOUR_MS))
             act = self._random.choices(
@@ -131,11 +131,11 @@ class RandomHistory:
             await act(writer)
 
     async def _transact(self, writer: Writer) -> None:
-        operations = [self._operation(writer.clock.now_ms) for _ in range(self._random.randint(1, 4))]
+        operations = [self._random_operation(writer.clock.now_ms) for _ in range(self._random.randint(1, 4))]
         client = self._random.choice(("till", "billing", "web"))
         await writer.transact(self._random.choice(SCOPES), *operations, client=client)
 
-    def _operation(self, now_ms: int) -> Operation:
+    def _random_operation(self, now_ms: int) -> Operation:
         key, subject = self._random.choice("abcdé"), self._random.choice(("ann", "bob"))
         kind = self._random.randrange(6)
         if kind == 0:
@@ -155,10 +155,10 @@ class RandomHistory:
         return SetEntity(key, b"%d" % self._random.randrange(4), expires_at_ms, self._random.choice(conditions))
 
     async def _push(self, writer: Writer) -> None:
-        changes = [self._change(writer.clock.now_ms) for _ in range(self._random.randint(1, 3))]
+        changes = [self._random_delta(writer.clock.now_ms) for _ in range(self._random.randint(1, 3))]
         await writer.push(self._random.choice(GATEWAYS), *changes)
 
-    def _change(self, now_ms: int) -> RowDelta:
+    def _random_delta(self, now_ms: int) -> RowDelta:
         hlc = (now_ms - self._random.choice((0, 0, HOUR_MS, 30 * HOUR_MS)) << 16) + self._random.randrange(4)
         op = self._random.choice((Op.INSERT, Op.UPDATE, Op.UPDATE, Op.DELETE))
         names = () if op is Op.DELETE else self._random.sample(("a", "b", "c"), self._random.randrange(4))
@@ -175,12 +175,12 @@ class RandomHistory:
         gateway = self._random.choice(GATEWAYS)
         newest = (await writer.store.read(Query(stream=gateway, limit=500))).upto
         if newest:
-            has_folds = self._random.random() < 0.7  # earlier versions committed no digests
+            has_folds = self._random.random() < 0.7  # earlier versions did not commit digests
             await compact(writer, gateway, self._random.randint(1, newest), has_folds=has_folds)
 
 
 async def compact(writer: Writer, gateway: str, upto: int, *, has_folds: bool = True) -> int:
-    """Erase the deltas up to a sequence, and drop all tombstones of that age; return how many were dropped."""
+    """Erase the deltas up to a sequence and drop their tombstones. Return how many tombstones were dropped."""
     page = await writer.store.read(Query(stream=gateway, upto=upto, limit=500))
     full = [record for record in page.records if not record.erased]
     if full and has_folds:

@@ -1,4 +1,4 @@
-"""`oncelog audit`: tables and JSON lines of recorded acts, from files, databases and servers."""
+"""`oncelog audit` prints recorded acts of files, databases and servers, as a table or as JSON lines."""
 
 import json
 import os
@@ -64,16 +64,16 @@ def test_acts_are_filtered(log: str) -> None:
     assert targets(log, "--since", "24h") == []
 
 
-def test_restores_are_acts(tmp_path: Path) -> None:
+def test_restores_are_recorded_as_acts(tmp_path: Path) -> None:
     log = str(tmp_path / "log.db")
     fill(log, "a")
     create_inspector(log).renew_epoch(1_000_000)
     acts = [json.loads(line) for line in run(log, "--act", "restore", "--json").splitlines()]
     assert len(acts) == 17
-    assert {one["actor"] for one in acts} == {"system:restore"}, "a library call names no operator"
+    assert {one["actor"] for one in acts} == {"system:restore"}, "a library call has no operator"
 
 
-def test_a_new_epoch_has_the_command_line_as_its_actor(log: str) -> None:
+def test_new_epoch_records_the_command_line_as_its_actor(log: str) -> None:
     fill(log, "a")
     assert RUNNER.invoke(COMMAND, ["epoch", log, "--renew", "--above", "1000000"]).exit_code == 0
     acts = [json.loads(line) for line in run(log, "--actor", "system:cli", "--json").splitlines()]
@@ -83,7 +83,7 @@ def test_a_new_epoch_has_the_command_line_as_its_actor(log: str) -> None:
     assert RUNNER.invoke(COMMAND, ["verify", log]).exit_code == 0
 
 
-def test_a_restored_backup_has_the_command_line_as_its_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restored_backup_records_the_command_line_as_its_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, backup, restored = (str(tmp_path / name) for name in ("log.db", "backup.db", "restored.db"))
     fill(log, "a")
     assert RUNNER.invoke(COMMAND, ["backup", log, backup]).exit_code == 0
@@ -103,13 +103,13 @@ def test_a_restored_backup_has_the_command_line_as_its_actor(tmp_path: Path, mon
         (["--url", "http://127.0.0.1:1"], "127.0.0.1:1"),
     ],
 )
-def test_wrong_arguments_are_explained(arguments: list[str], message: str) -> None:
+def test_invalid_audit_arguments_are_explained(arguments: list[str], message: str) -> None:
     done = RUNNER.invoke(COMMAND, ["audit", *arguments])
     assert done.exit_code == 2
     assert message in done.stderr
 
 
-def test_follow_prints_acts_as_they_come(tmp_path: Path) -> None:
+def test_follow_prints_new_acts(tmp_path: Path) -> None:
     log = str(tmp_path / "log.db")
     fill(log, "a")
     with start_command("audit", log, "--follow", "--json") as command:
@@ -121,14 +121,14 @@ def test_follow_prints_acts_as_they_come(tmp_path: Path) -> None:
         command.kill()
 
 
-def test_a_server_is_asked(tmp_path: Path) -> None:
+def test_acts_are_read_from_a_server(tmp_path: Path) -> None:
     with serving(tmp_path, *DEVELOPMENT, "--read-only") as server:
         wait_until(lambda: "read_only_on" in run("--url", server.url))
         (line,) = run("--url", server.url, "--json").splitlines()
         assert json.loads(line)["actor"] == "system:server"
 
 
-def test_a_busy_server_is_asked_again_only_with_follow() -> None:
+def test_busy_server_is_retried_only_with_follow() -> None:
     refusals = ("server_busy", "forbidden")
 
     def refuse(handler: BaseHTTPRequestHandler, number: int) -> None:

@@ -1,4 +1,4 @@
-"""`oncelog backup` and `oncelog restore`: complete copies only, and a new epoch for a restored log."""
+"""`oncelog backup` and `oncelog restore` make complete copies, and a restored log gets a new epoch."""
 
 import asyncio
 import errno
@@ -31,15 +31,15 @@ from oncelog.storage.verify.verification import verify_log
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("backup") / "log.db"
     sample_log.make_log(path, rounds=8)
     return path
 
 
 @pytest.fixture
-def log(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(made, tmp_path / "log.db"))
+def log(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(template, tmp_path / "log.db"))
 
 
 LANES = 5
@@ -50,7 +50,7 @@ def names(directory: Path) -> set[str]:
     return {one.name for one in directory.iterdir()}
 
 
-def verified(path: Path) -> VerificationSummary:
+def verify(path: Path) -> VerificationSummary:
     *_, last = verify_log(path)
     assert isinstance(last, VerificationSummary), last
     return last
@@ -61,7 +61,7 @@ def epoch_of(path: Path) -> str:
         return file.epoch
 
 
-def silent(_: StepProgress) -> None:
+def ignore_progress(_: StepProgress) -> None:
     pass
 
 
@@ -74,13 +74,13 @@ def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: 
     done = RUNNER.invoke(COMMAND, ["backup", str(log), str(copy)])
     assert done.exit_code == 0, done.stderr
     assert names(tmp_path) == {"log.db", "copy.db"}
-    found = verified(copy)
-    assert found == verified(log)
+    found = verify(copy)
+    assert found == verify(log)
     assert done.stdout.startswith(f"{found.records} records, {copy.stat().st_size} bytes in ")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging from the next opening on
+    assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging when next opened
     sample_log.append(copy, sample_log.full_event(5000, ["orders"]))
-    assert verified(copy).records == found.records + 1
+    assert verify(copy).records == found.records + 1
 
 
 def test_backup_includes_the_write_ahead_log(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_backup_includes_the_write_ahead_log(tmp_path: Path) -> None:
 
     def each() -> None:
         if not records or records[-1] < 20:
-            records.append(backup(str(path), str(copy), silent, force=True).records)
-            assert verified(copy).records == records[-1]
+            records.append(backup(str(path), str(copy), ignore_progress, force=True).records)
+            assert verify(copy).records == records[-1]
             assert Path(f"{path}-wal").stat().st_size > 0
             assert not Path(f"{copy}-wal").exists()
 
@@ -102,9 +102,9 @@ async def test_backup_is_a_snapshot_while_another_connection_commits(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backups, "SLICE_PAGES", 4)
-    before = verified(log)
+    before = verify(log)
     clock = sample_log.SetClock(sample_log.START_MS + 100 * sample_log.HOUR_MS)
-    store = sample_log.opened(log, clock)
+    store = sample_log.open_store(log, clock)
     await store.open()
     loop = asyncio.get_running_loop()
     written = 0
@@ -122,8 +122,8 @@ async def test_backup_is_a_snapshot_while_another_connection_commits(
         await store.close()
     assert copied.records == before.records
     assert written > 5
-    assert verified(tmp_path / "copy.db") == before
-    assert verified(log).records == before.records + written
+    assert verify(tmp_path / "copy.db") == before
+    assert verify(log).records == before.records + written
 
 
 WRITER = """
@@ -135,7 +135,7 @@ from oncelog.core.values import Request
 
 async def write():
     clock = sample_log.SetClock(sample_log.START_MS + 100 * sample_log.HOUR_MS)
-    store = sample_log.opened(Path(sys.argv[1]), clock)
+    store = sample_log.open_store(Path(sys.argv[1]), clock)
     await store.open()
     for number in range(100_000, 200_000):
         clock.now_ms += 1
@@ -154,19 +154,19 @@ def test_backup_is_consistent_while_another_process_commits(log: Path, tmp_path:
         for number in range(3):
             acknowledged = int(writer.stdout.readline())
             copy = tmp_path / f"copy{number}.db"
-            copied = backup(str(log), str(copy), silent)
-            assert verified(copy).records == copied.records
+            copied = backup(str(log), str(copy), ignore_progress)
+            assert verify(copy).records == copied.records
     finally:
         writer.kill()
         writer.communicate()
-    # A commit that was acknowledged before the backup began is in the backup.
+    # The backup contains every commit that was acknowledged before it began.
     connection = sqlite3.connect(copy)
     found = connection.execute(
         "SELECT count(*) FROM oncelog_records WHERE key = ?", (acknowledged.to_bytes(16, "big"),)
     )
     assert found.fetchone() == (1,)
     connection.close()
-    verified(log)
+    verify(log)
 
 
 def test_backup_overwrites_a_file_only_with_force(log: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_backup_overwrites_a_file_only_with_force(log: Path, tmp_path: Path) -> 
     assert "is open or was not closed" in RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).stderr
     wal.unlink()
     assert RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).exit_code == 0
-    verified(copy)
+    verify(copy)
     assert names(tmp_path) == {"log.db", "copy.db"}
     done = RUNNER.invoke(COMMAND, ["backup", str(tmp_path / "missing.db"), str(tmp_path / "new.db")])
     assert done.exit_code == 2
@@ -217,78 +217,78 @@ getattr(backups, sys.argv[1])(sys.argv[2], sys.argv[3], lambda progress: progres
 """
 
 
-def killed(command: str, log: Path, target: Path) -> None:
-    """Start a copy in a process and kill the process."""
+def kill_during(command: str, log: Path, target: Path) -> None:
+    """Start a copy in a process, and kill the process."""
     done = oncelog(command, str(log), str(target), program=KILLED)
     assert done.returncode == -signal.SIGKILL
 
 
-def unfinished_in(directory: Path) -> set[str]:
+def unfinished_copies(directory: Path) -> set[str]:
     return {name for name in names(directory) if name.endswith(".unfinished")}
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_next_copy_removes_the_files_of_a_killed_one(log: Path, tmp_path: Path, command: str) -> None:
     target, other = tmp_path / "copy.db", tmp_path / "other.db"
-    killed(command, log, target)
-    killed(command, log, other)
-    of_other, of_target = sorted(unfinished_in(tmp_path), reverse=True)
+    kill_during(command, log, target)
+    kill_during(command, log, other)
+    of_other, of_target = sorted(unfinished_copies(tmp_path), reverse=True)
     assert of_other.startswith(".other.db.")
     assert of_target.startswith(".copy.db.")
     shutil.copytree(tmp_path / of_target, tmp_path / ".copy.db.01234567.unfinished")
     done = RUNNER.invoke(COMMAND, [command, str(log), str(target)])
     assert done.exit_code == 0, done.stderr
-    verified(target)
-    assert unfinished_in(tmp_path) == {of_other}  # the copy of another target
+    verify(target)
+    assert unfinished_copies(tmp_path) == {of_other}  # belongs to a different target
 
 
 def test_running_copy_is_not_removed_as_abandoned(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "SLICE_PAGES", 4)
     copy = tmp_path / "copy.db"
-    made: list[backups.BackupResult] = []
+    created: list[backups.BackupResult] = []
 
     def make_another(_: StepProgress) -> None:
-        if not made:
-            made.append(backup(str(log), str(copy), silent))
-            verified(copy)
+        if not created:
+            created.append(backup(str(log), str(copy), ignore_progress))
+            verify(copy)
 
-    assert backup(str(log), str(copy), make_another, force=True) == made[0]
-    verified(copy)
+    assert backup(str(log), str(copy), make_another, force=True) == created[0]
+    verify(copy)
     assert names(tmp_path) == {"log.db", "copy.db"}
 
 
-@pytest.mark.parametrize("moment", ["made", "opened", "looked at"])
-def test_copy_restarts_when_another_one_removes_its_directory(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+@pytest.mark.parametrize("stage", ["created", "opened", "locked by another"])
+def test_copy_restarts_if_a_second_copy_removes_its_directory(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """Another copy removes abandoned directories after this one has created its directory and before it locks it."""
+    """A second copy removes abandoned directories before the first one locks its new directory."""
     copy, real_mkdir, real_flock = tmp_path / "copy.db", Path.mkdir, fcntl.flock
-    made: list[Path] = []
+    created: list[Path] = []
     others: list[int] = []
 
     def mkdir(self: Path, **options: Any) -> None:
         real_mkdir(self, **options)
-        made.append(self)
-        if moment == "made" and len(made) == 1:
+        created.append(self)
+        if stage == "created" and len(created) == 1:
             partial_copy._remove_abandoned(copy)
 
     def flock(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", real_flock)
-        if moment == "opened":
+        if stage == "opened":
             partial_copy._remove_abandoned(copy)
-        elif moment == "looked at":
-            others.append(os.open(made[0], os.O_RDONLY))
+        elif stage == "locked by another":
+            others.append(os.open(created[0], os.O_RDONLY))
             real_flock(others[0], fcntl.LOCK_EX)
         real_flock(descriptor, operation)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     monkeypatch.setattr(fcntl, "flock", flock)
-    backup(str(log), str(copy), silent)
-    verified(copy)
-    assert len(made) == 2
+    backup(str(log), str(copy), ignore_progress)
+    verify(copy)
+    assert len(created) == 2
     for other in others:
         os.close(other)
-    assert names(tmp_path) == {"log.db", "copy.db", *(made[0].name for _ in others)}
+    assert names(tmp_path) == {"log.db", "copy.db", *(created[0].name for _ in others)}
 
 
 def test_cleanup_keeps_files_that_are_not_abandoned_copies(log: Path, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_cleanup_keeps_files_that_are_not_abandoned_copies(log: Path, tmp_path: 
     (tmp_path / ".copy.db.89abcdef.unfinished").symlink_to(elsewhere)
     (tmp_path / ".copy.db.89abcde0.unfinished").write_text("a file")
     before = names(tmp_path)
-    backup(str(log), str(tmp_path / "copy.db"), silent)
+    backup(str(log), str(tmp_path / "copy.db"), ignore_progress)
     assert names(tmp_path) == {*before, "copy.db"}
     assert (strange / "letter.txt").read_text() == "Dear Ann"
     assert (elsewhere / "copy.db").exists()
@@ -312,17 +312,17 @@ def test_cleanup_keeps_files_that_are_not_abandoned_copies(log: Path, tmp_path: 
 def test_copy_without_directory_locks_succeeds_and_removes_nothing(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed("backup", log, tmp_path / "copy.db")
-    before = unfinished_in(tmp_path)
+    kill_during("backup", log, tmp_path / "copy.db")
+    before = unfinished_copies(tmp_path)
     assert len(before) == 1
 
     def flock(_descriptor: int, _operation: int) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    backup(str(log), str(tmp_path / "copy.db"), silent)
-    verified(tmp_path / "copy.db")
-    assert unfinished_in(tmp_path) == before
+    backup(str(log), str(tmp_path / "copy.db"), ignore_progress)
+    verify(tmp_path / "copy.db")
+    assert unfinished_copies(tmp_path) == before
 
 
 def test_backup_is_synced_to_disk_before_it_is_renamed(
@@ -342,7 +342,7 @@ def test_backup_is_synced_to_disk_before_it_is_renamed(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
-    backup(str(log), str(tmp_path / "copy.db"), silent)
+    backup(str(log), str(tmp_path / "copy.db"), ignore_progress)
     file, renamed, directory = done
     assert re.fullmatch(rf"sync {tmp_path.name}/\.copy\.db\.[0-9a-f]{{8}}\.unfinished/copy\.db", file)
     assert renamed == f"{file.removeprefix('sync ')} becomes copy.db"
@@ -356,10 +356,10 @@ def test_backup_is_synced_to_disk_before_it_is_renamed(
 @pytest.mark.parametrize("full", [[], ["--full"]])
 def test_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[str]) -> None:
     target = tmp_path / "restored.db"
-    before = verified(log)
+    before = verify(log)
     done = RUNNER.invoke(COMMAND, ["restore", str(log), str(target), *full])
     assert done.exit_code == 0, done.stderr
-    after = verified(target)
+    after = verify(target)
     assert after.records == before.records + LANES
     assert after.epoch != before.epoch
     assert epoch_of(log) == before.epoch
@@ -370,18 +370,18 @@ def test_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[str]
 
 def test_restore_keeps_the_replaced_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    backup(str(log), str(copy), silent)
+    backup(str(log), str(copy), ignore_progress)
     sample_log.append(log, sample_log.full_event(5000, ["orders"]))
-    newer = verified(log)
+    newer = verify(log)
     assert "--force" in RUNNER.invoke(COMMAND, ["restore", str(copy), str(log)]).stderr
-    assert verified(log) == newer
+    assert verify(log) == newer
     done = RUNNER.invoke(COMMAND, ["restore", str(copy), str(log), "--force"])
     assert done.exit_code == 0, done.stderr
     kept = tmp_path / "log.db.before-restore-1"
     assert f"the previous log is kept as {kept}\n" in done.stdout
-    assert verified(kept) == newer
-    assert verified(log).records == newer.records - 1 + LANES
-    again = restore(str(copy), str(log), silent, force=True)
+    assert verify(kept) == newer
+    assert verify(log).records == newer.records - 1 + LANES
+    again = restore(str(copy), str(log), ignore_progress, force=True)
     assert again.kept == str(tmp_path / "log.db.before-restore-2")
     assert again.new_epoch != again.old_epoch == newer.epoch
 
@@ -396,12 +396,12 @@ def test_restore_does_not_apply_a_stray_write_ahead_log(log: Path, tmp_path: Pat
     assert not target.exists()
     assert RUNNER.invoke(COMMAND, ["restore", str(log), str(target), "--force"]).exit_code == 0
     assert (tmp_path / "restored.db.before-restore-1-wal").read_bytes() == b"left behind"
-    verified(target)
+    verify(target)
 
 
 def test_restore_does_not_replace_an_open_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    backup(str(log), str(copy), silent)
+    backup(str(log), str(copy), ignore_progress)
     user = sqlite3.connect(log)
     assert user.execute("SELECT count(*) FROM oncelog_log").fetchone() == (1,)
     done = RUNNER.invoke(COMMAND, ["restore", str(copy), str(log), "--force"])
@@ -413,13 +413,13 @@ def test_restore_does_not_replace_an_open_log(log: Path, tmp_path: Path) -> None
 
 def test_restore_replaces_a_damaged_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    backup(str(log), str(copy), silent)
+    backup(str(log), str(copy), ignore_progress)
     for data in (b"", b"rubbish", log.read_bytes()[:5000], log.read_bytes()[:100] + bytes(9000)):
         log.write_bytes(data)
-        restored = restore(str(copy), str(log), silent, force=True)
+        restored = restore(str(copy), str(log), ignore_progress, force=True)
         assert restored.kept is not None
         assert Path(restored.kept).read_bytes() == data
-        verified(log)
+        verify(log)
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -441,13 +441,13 @@ def test_restore_never_replaces_a_foreign_database(log: Path, tmp_path: Path, fo
 def test_restore_does_not_replace_a_foreign_database_created_meanwhile(log: Path, tmp_path: Path) -> None:
     target = tmp_path / "theirs.db"
 
-    def come(_: StepProgress) -> None:
+    def create_foreign_database(_: StepProgress) -> None:
         theirs = sqlite3.connect(target, isolation_level=None)
         theirs.execute("CREATE TABLE IF NOT EXISTS precious (id INTEGER)")
         theirs.close()
 
     with pytest.raises(NotALogError, match="an SQLite database of another application"):
-        restore(str(log), str(target), come, force=True)
+        restore(str(log), str(target), create_foreign_database, force=True)
     assert names(tmp_path) == {"log.db", "theirs.db"}
 
 
@@ -482,7 +482,7 @@ def test_restore_onto_the_backup_itself_is_refused(log: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["restore", str(log), str(log), "--force"])
     assert done.exit_code == 2
     assert "the backup itself" in done.stderr
-    verified(log)
+    verify(log)
 
 
 # --- exit status and output ---------------------------------------------------------------------------
@@ -510,7 +510,7 @@ def test_closed_output_pipe_ends_a_command_silently(log: Path) -> None:
         with Command(command[0], str(log), *command[1:], stdin=None, stdout=writing) as process:
             os.close(writing)
             assert process.communicate()[1] == ""
-        assert process.returncode == 128 + signal.SIGPIPE  # not 0, with which `verify` reports a valid log
+        assert process.returncode == 128 + signal.SIGPIPE  # not 0, which would mean that `verify` found a valid log
 
 
 def test_command_with_closed_standard_output_does_nothing(log: Path, tmp_path: Path) -> None:
@@ -533,13 +533,13 @@ def test_exit_status_is_kept_when_standard_error_is_unwritable(tmp_path: Path, n
 
 def run_in_shell(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
     shell = ["sh", "-c", f"'{sys.executable}' -m oncelog {command}"]
-    # Python buffers its output unless this is set, and flushes it at exit.
+    # Without PYTHONUNBUFFERED, Python flushes its output at exit.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(shell, capture_output=True, text=True, check=False, cwd=directory, env=environment)  # noqa: S603
 
 
 class FullDisk(sqlite3.Connection):
-    """A connection whose database may have a few pages only."""
+    """A connection that limits the database to a few pages."""
 
     def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
         if statement == "PRAGMA synchronous = OFF":

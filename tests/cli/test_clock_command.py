@@ -31,7 +31,7 @@ def set_mark(path: Path, boot: str, elapsed_ms: int, time_ms: int) -> None:
     connection.close()
 
 
-def mark_of(path: Path) -> tuple[Any, ...]:
+def read_mark(path: Path) -> tuple[Any, ...]:
     connection = sqlite3.connect(path)
     row: tuple[Any, ...] = connection.execute(
         "SELECT commits, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state"
@@ -50,41 +50,41 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_clock_jump_is_reported_and_can_be_confirmed(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, clock.boot(), clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
-    status, said = run(str(log))
+    status, output = run(str(log))
     assert status == 1
-    assert "accepts no new writes" in said
-    status, said = run(str(log), "--json")
+    assert "accepts no new writes" in output
+    status, output = run(str(log), "--json")
     assert status == 1
-    assert json.loads(said)["jumped"] is True
-    before = mark_of(log)
-    status, said = run(str(log), "--confirm")
+    assert json.loads(output)["jumped"] is True
+    before = read_mark(log)
+    status, output = run(str(log), "--confirm")
     assert status == 0
-    assert "is accepted" in said
-    commits, boot, elapsed_ms, time_ms = mark_of(log)
+    assert "is accepted" in output
+    commits, boot, elapsed_ms, time_ms = read_mark(log)
     assert commits > before[0]
     assert boot == clock.boot()
     assert elapsed_ms <= clock.elapsed_ms()
     assert time_ms <= time.time_ns() // 1_000_000
-    status, said = run(str(log))
+    status, output = run(str(log))
     assert status == 0
-    assert said.endswith("no jump was found\n")
+    assert output.endswith("no jump was found\n")
 
 
 @pytest.mark.rule("CO-17")
 def test_clock_jump_threshold_is_configurable(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, clock.boot(), clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
-    status, said = run(str(log), "--jump-ms-max", str(61 * MINUTE_MS))
+    status, output = run(str(log), "--jump-ms-max", str(61 * MINUTE_MS))
     assert status == 0
-    assert said.endswith("no jump was found\n")
-    status, said = run(str(log), "--jump-ms-max", str(58 * MINUTE_MS))
+    assert output.endswith("no jump was found\n")
+    status, output = run(str(log), "--jump-ms-max", str(58 * MINUTE_MS))
     assert status == 1
-    assert f"(at most {58 * MINUTE_MS} are accepted)" in said
+    assert f"(at most {58 * MINUTE_MS} are accepted)" in output
     set_mark(log, clock.boot(), clock.elapsed_ms(), clock.wall_ms() - 5 * MINUTE_MS)
     assert run(str(log))[0] == 0
-    status, said = run(str(log), "--jump-ms-max", str(4 * MINUTE_MS), "--json")
+    status, output = run(str(log), "--jump-ms-max", str(4 * MINUTE_MS), "--json")
     assert status == 1
-    assert (json.loads(said)["jumped"], json.loads(said)["jump_ms_max"]) == (True, 4 * MINUTE_MS)
+    assert (json.loads(output)["jumped"], json.loads(output)["jump_ms_max"]) == (True, 4 * MINUTE_MS)
     assert RUNNER.invoke(COMMAND, ["clock", str(log), "--jump-ms-max", "0"]).exit_code == 2
 
 
@@ -98,9 +98,9 @@ def test_clock_command_without_confirm_changes_nothing(log: Path) -> None:
 def test_clock_behind_the_log_is_reported(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, clock.boot(), clock.elapsed_ms(), clock.wall_ms() + 60 * MINUTE_MS)
-    status, said = run(str(log))
+    status, output = run(str(log))
     assert status == 0
-    assert "behind the log" in said
+    assert "behind the log" in output
 
 
 def test_clock_after_a_reboot_and_without_commits(log: Path) -> None:
@@ -108,16 +108,16 @@ def test_clock_after_a_reboot_and_without_commits(log: Path) -> None:
     set_mark(log, "another", 5, clock.wall_ms() - 60 * MINUTE_MS)
     assert "has been restarted since" in run(str(log))[1]
     set_mark(log, "", 0, 0)
-    status, said = run(str(log))
+    status, output = run(str(log))
     assert status == 0
-    assert "no commit yet" in said
+    assert "no commit yet" in output
 
 
 # --- of a database -----------------------------------------------------------------------------------
 
 
-def note(address: str, elapsed_ms: int, time_ms: int) -> None:
-    """Store the time as a server on this machine does."""
+def store_clock(address: str, elapsed_ms: int, time_ms: int) -> None:
+    """Store a clock reading, as a server on this machine does."""
     query(address, "DELETE FROM oncelog_clocks")
     query(address, "INSERT INTO oncelog_clocks VALUES ($1, $2, $3)", SystemClock().boot(), elapsed_ms, time_ms)
 
@@ -126,11 +126,11 @@ def note(address: str, elapsed_ms: int, time_ms: int) -> None:
 def test_clock_jump_of_a_database_is_reported_and_can_be_confirmed(database: str) -> None:
     clock = SystemClock()
     sample_log.make_log(database, rounds=0)
-    note(database, clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
-    status, said = run(database)
+    store_clock(database, clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
+    status, output = run(database)
     assert status == 1
-    assert "the database's clock is " in said
-    assert "accepts no new writes" in said
+    assert "the database's clock is " in output
+    assert "accepts no new writes" in output
     assert run(database, "--jump-ms-max", str(61 * MINUTE_MS))[0] == 0
     [(before,)] = query(database, "SELECT confirmations FROM oncelog_state")
     done = RUNNER.invoke(COMMAND, ["clock", database, "--confirm", "--json"])
@@ -147,10 +147,10 @@ def test_clock_jump_of_a_database_is_reported_and_can_be_confirmed(database: str
 def test_clock_jump_is_not_visible_on_a_machine_without_a_server(database: str) -> None:
     sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_lanes SET log_time_ms = 1700000000000")
-    status, said = run(database)
+    status, output = run(database)
     assert status == 0
-    assert "\nthe log:          2023-11-14 22:13:20.000 UTC\n" in said
-    assert "no jump was found, but no process on this machine has saved the time" in said
+    assert "\nthe log:          2023-11-14 22:13:20.000 UTC\n" in output
+    assert "no jump was found, but no process on this machine has saved the time" in output
 
 
 def test_database_clock_behind_the_log_and_without_commits(database: str) -> None:

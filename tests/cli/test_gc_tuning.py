@@ -1,4 +1,4 @@
-"""Garbage collection of a server: frequent and short."""
+"""A server collects garbage often and briefly."""
 
 import asyncio
 import gc
@@ -17,8 +17,8 @@ from oncelog.cli.serve import (
 
 
 @pytest.fixture
-def own_collector() -> Iterator[None]:
-    """Restore the settings of the collector after the test."""
+def restore_collector() -> Iterator[None]:
+    """Restore the collector settings after the test."""
     threshold = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -32,7 +32,7 @@ def test_most_collections_are_of_the_youngest_generation() -> None:
     assert looks[0] == GENERATION_2_EVERY - GENERATION_2_EVERY // GENERATION_1_EVERY
 
 
-@pytest.mark.usefixtures("own_collector")
+@pytest.mark.usefixtures("restore_collector")
 async def test_collector_runs_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     enough = asyncio.Event()
@@ -56,7 +56,7 @@ async def test_collector_runs_until_it_is_cancelled(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.rule("CO-27")
-@pytest.mark.usefixtures("own_collector")
+@pytest.mark.usefixtures("restore_collector")
 async def test_everything_is_collected_after_many_closed_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     enough = asyncio.Event()

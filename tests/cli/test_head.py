@@ -1,4 +1,4 @@
-"""`oncelog head`: the newest hash of every lane."""
+"""`oncelog head` prints the newest hash of every lane."""
 
 import json
 from pathlib import Path
@@ -13,18 +13,18 @@ def test_head_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
     decided = sample_log.make_log(path, rounds=6)
     done = RUNNER.invoke(COMMAND, ["head", str(path)])
     assert done.exit_code == 0
-    said = json.loads(done.stdout)
-    assert said.keys() == {"epoch", "lanes"}
+    report = json.loads(done.stdout)
+    assert report.keys() == {"epoch", "lanes"}
     newest = {lane: head for one in decided for lane, head in one.changes.heads.items()}
-    assert said["lanes"] == [
+    assert report["lanes"] == [
         {"lane": lane, "position": head.position, "height": head.height, "block_hash": head.block_hash.hex()}
         for lane, head in sorted(newest.items())
     ]
-    assert decode_exported_head(done.stdout.encode()).epoch == said["epoch"]
+    assert decode_exported_head(done.stdout.encode()).epoch == report["epoch"]
     assert [one.name for one in tmp_path.iterdir()] == ["log.db"]
 
 
-def test_database_and_file_with_the_same_history_have_the_same_head(database: str, tmp_path: Path) -> None:
+def test_database_and_file_with_equal_histories_have_equal_heads(database: str, tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     heads = []
     for log in (path, database):

@@ -1,4 +1,4 @@
-"""`oncelog key`: one answer for each line of standard input."""
+"""`oncelog key` prints one answer for each line of standard input."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
-from cli.server_process import ended, oncelog, start_command
+from cli.server_process import oncelog, start_command, wait_for_exit
 from core import vectors
 from oncelog.cli.line_input import LINE_BYTES_MAX
 
@@ -21,7 +21,7 @@ COMMANDS = ["jcs", "args", "fingerprint", "delta", "run"]
 
 
 def answers(command: str, *lines: bytes | str, end: str = "\n") -> list[dict[str, Any]]:
-    """Run a command with these lines on its standard input, and return its answers."""
+    """Run a command with `lines` as standard input, and return its answers."""
     texts = [line if isinstance(line, str) else line.decode(errors="surrogateescape") for line in lines]
     done = oncelog("key", command, given="".join(text + end for text in texts))
     assert (done.returncode, done.stderr) == (0, "")
@@ -139,7 +139,7 @@ def test_closed_output_pipe_ends_the_command_silently() -> None:
         process.stdout.close()
         process.stdout = None
         process.stdin.write("2\n")
-        status, _, errors = ended(process)
+        status, _, errors = wait_for_exit(process)
     assert (status, errors) == (128 + signal.SIGPIPE, "")
 
 

@@ -1,4 +1,4 @@
-"""`oncelog load`: correct figures, restarts of the server, and detection of wrong answers."""
+"""`oncelog load` reports correct figures, survives server restarts, and detects wrong answers."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from cli.load_programs import BY_TICKS, UNTIL_STOPPED
 from cli.runner import COMMAND, RUNNER
-from cli.server_process import ended, oncelog, serving, start_command
+from cli.server_process import oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from deadlines import wait_until
 from oncelog.cli import load
@@ -32,7 +32,7 @@ def last_committed_id(url: str) -> int:
             with urlopen(f"{url}/readyz") as answer:  # noqa: S310
                 return bytes(answer.read())
         except HTTPError as error:
-            assert error.code == 503, error  # noqa: PT017 - the store was too slow: ask again
+            assert error.code == 503, error  # noqa: PT017 - the store is slow: poll again
             return None
 
     number: int = json.loads(wait_until(read))["last_committed_id"]
@@ -40,7 +40,7 @@ def last_committed_id(url: str) -> int:
 
 
 def wait_for_events(url: str, number: int) -> None:
-    """Poll until the server has committed that many events."""
+    """Poll until the server has committed `number` events."""
     wait_until(lambda: last_committed_id(url) >= number, lambda: last_committed_id(url))
 
 
@@ -53,13 +53,13 @@ def test_load_figures_match_the_log(tmp_path: Path) -> None:
         figures = json.loads(done.stdout)
         assert figures["events"] == last_committed_id(served.url) > 0
         assert figures["events"] % 3 == 0
-        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # one may be left for each connection
+        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # one per connection may be left
         assert (figures["differing"], figures["lost"], figures["errors"], figures["rejected"]) == (0, 0, {}, {})
         latency = figures["latency_ms"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
         assert figures["events_per_s"] == pytest.approx(figures["events"] / figures["took_s"], rel=0.01)
-        said = f"Writing real events to {served.url}, into the partitions load/0 to load/1.\n"
-        assert done.stderr.startswith(said)
+        output = f"Writing real events to {served.url}, into the partitions load/0 to load/1.\n"
+        assert done.stderr.startswith(output)
         command = ["tail", "--url", served.url, "--partition", "load/0", "--partition", "load/1", "--limit"]
         events = [json.loads(line) for line in oncelog(*command, str(figures["events"])).stdout.splitlines()]
         assert len(events) == figures["events"]
@@ -94,12 +94,12 @@ def test_load_loses_no_event_when_the_server_is_killed(tmp_path: Path) -> None:
             served.start()
             wait_for_events(served.url, last_committed_id(served.url) + 1)
             stop.touch()
-            status, said, errors = ended(process)
+            status, output, errors = wait_for_exit(process)
         assert status == 0, errors
-        figures = json.loads(said)
+        figures = json.loads(output)
         assert figures["lost"] == figures["differing"] == 0
         assert figures["errors"]["connection_lost"] >= 1
-        # A retry after the kill is a duplicate or a new commit: every event is committed once.
+        # A retry after the kill is a duplicate or the first commit, so every event commits once.
         assert figures["events"] == last_committed_id(served.url)
 
 
@@ -130,7 +130,7 @@ Answer = Callable[[list[str], int], Any]
 
 @contextmanager
 def faulty_server(results: Answer) -> Iterator[str]:
-    """Run a server in this process that answers with the results of a function."""
+    """Run a server in this process that answers with the return values of a function."""
     requests = 0
 
     async def events(request: web.Request) -> web.StreamResponse:
@@ -144,10 +144,10 @@ def faulty_server(results: Answer) -> Iterator[str]:
                 await socket.send_json({"type": "connected", "payload": payload})
                 continue
             requests += 1
-            told = results([one["id"] for one in message["payload"]["events"]], requests)
-            if told is not None:
-                kind = "error" if "code" in told else "submit_events_result"
-                await socket.send_json({"type": kind, "msg_id": message["msg_id"], "payload": told})
+            answer = results([one["id"] for one in message["payload"]["events"]], requests)
+            if answer is not None:
+                kind = "error" if "code" in answer else "submit_events_result"
+                await socket.send_json({"type": kind, "msg_id": message["msg_id"], "payload": answer})
         return socket
 
     application = web.Application()
@@ -190,7 +190,7 @@ def committed(ids: list[str], *numbers: int) -> dict[str, Any]:
 
 
 def figures_of(url: str, *options: str, clock: Callable[[], float] | None = None) -> tuple[int, dict[str, Any]]:
-    """Run a load in this process, on a clock that moves on by 1 ms whenever it is read unless another one is given."""
+    """Run a load in this process. By default its clock advances by 1 ms per reading."""
     ticks = count()
     one = ["--connections", "1", "--in-flight", "1", "--seconds", "0.1", "--json"]
     with pytest.MonkeyPatch.context() as patched:
@@ -200,7 +200,7 @@ def figures_of(url: str, *options: str, clock: Callable[[], float] | None = None
     return done.exit_code, json.loads(done.stdout)
 
 
-def test_load_detects_a_retry_with_another_number() -> None:
+def test_load_detects_a_retry_with_a_different_number() -> None:
     with faulty_server(committed) as url:
         status, figures = figures_of(url, "--retries", "100")
     assert status == 1
@@ -224,7 +224,7 @@ def test_load_detects_results_of_other_events() -> None:
 
 
 def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is over with the first request, whether or not the server has received it."""
+    """The load's time is up after the first request, whether or not the server has received it."""
     monkeypatch.setattr(load, "GRACE_S", 0.2)
     requests = list[bytes]()
     ask = load._Worker._request
@@ -252,7 +252,7 @@ def test_load_counts_busy_answers_without_failing() -> None:
     assert figures["events"] >= 1
 
 
-def test_load_counts_a_last_refusal_that_comes_too_late_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_counts_a_refusal_too_late_for_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "GRACE_S", 60)
     requests = list[int]()
 

@@ -1,4 +1,4 @@
-"""`oncelog move`: output, refusals, interrupts, and the other commands on a moved file."""
+"""`oncelog move`: output, refusals and interrupts, and how other commands treat a moved file."""
 
 import asyncio
 import json
@@ -47,20 +47,20 @@ import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
 """
-"""The signal goes to another thread: it interrupts no system call of the event loop."""
+"""A different thread gets the signal, so that it interrupts no system call of the event loop."""
 IN_THE_DRIVER = """
 import os
 from asyncio.selector_events import _SelectorSocketTransport as Transport
 write = Transport.write
-def written(transport, data):
+def write_and_signal(transport, data):
     write(transport, data)
     if b"DELETE FROM oncelog_leases" in bytes(data):
         os.kill(os.getpid(), int(os.environ["NUMBER"]))
-Transport.write = written
+Transport.write = write_and_signal
 """
-"""The signal arrives inside asyncpg, right after the statement was sent."""
+"""The signal arrives inside asyncpg, directly after the statement is sent."""
 
-IMPATIENT = """
+REPEATEDLY_INTERRUPTED = """
 import asyncio
 import os
 import signal
@@ -73,7 +73,7 @@ async def wait(*arguments, **options):
     return await turn(*arguments, **options)
 asyncio.wait = wait
 read = MigrationSource._read_slice
-def impatient(source, *arguments):
+def send_signals(source, *arguments):
     MigrationSource._read_slice = read
     for _ in range(3):
         is_waiting.clear()
@@ -81,11 +81,11 @@ def impatient(source, *arguments):
         if not is_waiting.wait(300):
             os.write(2, b"the command does not wait for the file any more\\n")
     return read(source, *arguments)
-MigrationSource._read_slice = impatient
+MigrationSource._read_slice = send_signals
 from oncelog.cli import main
 main()
 """
-"""Each signal is sent when the previous one has been handled, while a thread reads the file."""
+"""Sends three signals while a thread reads the file, each after the previous one was handled."""
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def moved(log: Path | str, address: Path | str) -> Result:
+def move(log: Path | str, address: Path | str) -> Result:
     return RUNNER.invoke(COMMAND, ["move", str(log), str(address)])
 
 
@@ -104,21 +104,21 @@ def test_move_prints_what_was_moved_and_where_to(log: Path, database: str) -> No
         connection.execute("CREATE TABLE accounts (name TEXT)")
         (records,) = connection.execute("SELECT count(*) FROM oncelog_records").fetchone()
         (epoch,) = connection.execute("SELECT epoch FROM oncelog_log").fetchone()
-    done = moved(log, database)
+    done = move(log, database)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
         f"{records} records in 5 lanes moved from {log} to {redact_address(database)} (epoch {epoch})",
         f"{log} can still be read, but accepts no more writes: open {redact_address(database)}",
         f"other tables remain in {log}: accounts",
     ]
-    again = moved(log, database)
+    again = move(log, database)
     assert again.exit_code == 0
     assert again.stdout == (f"{log} has already been moved to {redact_address(database)} (epoch {epoch})\n")
 
 
 def test_reading_commands_work_on_a_moved_file(log: Path, database: str, tmp_path: Path) -> None:
     before = RUNNER.invoke(COMMAND, ["head", str(log)]).stdout
-    moved(log, database)
+    move(log, database)
     assert RUNNER.invoke(COMMAND, ["head", str(log)]).stdout == before
     (tmp_path / "head.json").write_text(before)
     copy = str(tmp_path / "copy.db")
@@ -139,11 +139,11 @@ def test_reading_commands_work_on_a_moved_file(log: Path, database: str, tmp_pat
 
 
 def test_restored_copy_of_a_moved_file_can_be_opened(log: Path, database: str, tmp_path: Path) -> None:
-    moved(log, database)
+    move(log, database)
     restored = str(tmp_path / "restored.db")
     assert RUNNER.invoke(COMMAND, ["restore", str(log), restored]).exit_code == 0
     assert RUNNER.invoke(COMMAND, ["clock", restored, "--confirm"]).exit_code == 0
-    assert moved(restored, address_of(tmp_path / "another")).exit_code == 0
+    assert move(restored, address_of(tmp_path / "another")).exit_code == 0
 
 
 @pytest.mark.parametrize("how", ["term", "int"])
@@ -153,15 +153,15 @@ def test_interrupted_move_prints_how_to_resume(log: Path, database: str, how: st
     assert done.stderr == "oncelog: interrupted. Run the same command again to continue.\n"
     assert done.stdout == ""
     assert 0 < query(database, "SELECT count(*) FROM oncelog_records")[0][0] < 40
-    assert moved(log, database).exit_code == 0
+    assert move(log, database).exit_code == 0
 
 
-async def stalled(
+async def run_stalled_move(
     log: Path, database: str, limit_ms: int, number: int = 0, where: str = IN_THE_LOOP
 ) -> tuple[int | None, str]:
-    """Run a move that gets no more answers once it has locked the file, and send it a signal if one is given.
+    """Run a move that gets no more answers after it has locked the file, and send it signal `number` unless it is 0.
 
-    Returns its exit status and what it prints to standard error.
+    Return its exit status and standard error.
     """
     environment = {**ENVIRONMENT, "NUMBER": str(int(number))}
     async with PostgresProxy(database) as proxy:
@@ -171,15 +171,15 @@ async def stalled(
             ending = asyncio.ensure_future(asyncio.to_thread(moving.communicate))
             reaching = asyncio.ensure_future(held.wait_reached())
             try:
-                # On a slow machine, the limit may end the command at an earlier statement.
+                # On a slow machine, the limit may stop the command at an earlier statement.
                 await asyncio.wait({reaching, ending}, return_when=asyncio.FIRST_COMPLETED)
                 if number and where is not IN_THE_DRIVER:
                     moving.send_signal(number)
-                _, said = await ending
+                _, output = await ending
             finally:
                 reaching.cancel()
                 moving.kill()
-        return moving.returncode, said.replace(redact_address(proxy.address), "DATABASE")
+        return moving.returncode, output.replace(redact_address(proxy.address), "DATABASE")
 
 
 def check_unlocked(log: Path) -> None:
@@ -193,9 +193,9 @@ async def continue_move(log: Path, database: str) -> None:
 
 
 async def test_silent_database_does_not_keep_the_file_locked(log: Path, database: str) -> None:
-    status, said = await stalled(log, database, limit_ms=1_000)
+    status, output = await run_stalled_move(log, database, limit_ms=1_000)
     assert status == 2
-    assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again to continue.\n"
+    assert output == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again to continue.\n"
     check_unlocked(log)
     await continue_move(log, database)
 
@@ -205,26 +205,26 @@ async def test_silent_database_does_not_keep_the_file_locked(log: Path, database
 async def test_interrupted_move_does_not_wait_for_the_database(
     log: Path, database: str, number: int, where: str
 ) -> None:
-    status, said = await stalled(log, database, limit_ms=3_600_000, number=number, where=where)
+    status, output = await run_stalled_move(log, database, limit_ms=3_600_000, number=number, where=where)
     assert status == 128 + signal.SIGINT
-    assert said == "oncelog: interrupted. Run the same command again to continue.\n"
+    assert output == "oncelog: interrupted. Run the same command again to continue.\n"
     check_unlocked(log)
     await continue_move(log, database)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_repeated_interrupts_end_a_move_once(log: Path, database: str, number: int) -> None:
-    """The command does not close the file while a thread reads it."""
-    done = oncelog("move", str(log), database, program=IMPATIENT, NUMBER=str(int(number)))
+    """The command must not close the file while a thread reads it."""
+    done = oncelog("move", str(log), database, program=REPEATEDLY_INTERRUPTED, NUMBER=str(int(number)))
     assert done.stderr == "oncelog: interrupted. Run the same command again to continue.\n"
     assert done.returncode == 128 + signal.SIGINT
     assert done.stdout == ""
     check_unlocked(log)
-    assert moved(log, database).exit_code == 0
+    assert move(log, database).exit_code == 0
 
 
-def refused(log: Path | str, address: Path | str) -> str:
-    done = moved(log, address)
+def expect_refusal(log: Path | str, address: Path | str) -> str:
+    done = move(log, address)
     assert done.exit_code == 2, done.output
     assert done.stdout == ""
     assert done.stderr.startswith("oncelog: ")
@@ -233,47 +233,47 @@ def refused(log: Path | str, address: Path | str) -> str:
 
 def test_move_to_or_from_anything_else_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     for one, other in ((log, tmp_path / "other.db"), (database, log), (database, database)):
-        assert "a log moves from a file to a database" in refused(one, other)
+        assert "a log moves from a file to a database" in expect_refusal(one, other)
     assert not (tmp_path / "other.db").exists()
 
 
 def test_unusable_source_file_is_refused(log: Path, database: str, tmp_path: Path) -> None:
-    assert "does not exist" in refused(tmp_path / "missing.db", database)
+    assert "does not exist" in expect_refusal(tmp_path / "missing.db", database)
     (tmp_path / "text.db").write_text("Dear diary\n" * 100)
-    assert "not an SQLite database" in refused(tmp_path / "text.db", database)
+    assert "not an SQLite database" in expect_refusal(tmp_path / "text.db", database)
     with closing(sqlite3.connect(log, isolation_level=None)) as connection:
         connection.execute("UPDATE oncelog_log SET schema_version = 99")
-    assert "newer Oncelog" in refused(log, database)
+    assert "newer Oncelog" in expect_refusal(log, database)
     with closing(sqlite3.connect(log, isolation_level=None)) as connection:
         connection.execute("UPDATE oncelog_log SET schema_version = ?", (SCHEMA_VERSION,))
     make_older(log)
-    assert "Open the log once with this version to migrate the file" in refused(log, database)
+    assert "Open the log once with this version to migrate the file" in expect_refusal(log, database)
     log.write_bytes(log.read_bytes()[:-8192])
-    assert "oncelog: " in refused(log, database)
+    assert "oncelog: " in expect_refusal(log, database)
     assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)]
 
 
 def test_unusable_target_database_is_refused(log: Path, database: str) -> None:
     before = log.read_bytes()
     nobody = "postgresql://postgres:secret@127.0.0.1:1/postgres"
-    said = refused(log, nobody)
-    assert "postgresql://postgres@127.0.0.1:1/postgres" in said
-    assert "secret" not in said
-    assert "does not exist" in refused(log, database.replace("/postgres?", "/nowhere?"))
-    assert "names no schema that exists" in refused(log, database + "x")
-    assert "oncelog: " in refused(log, database + "&default_transaction_read_only=on")  # like a standby
+    output = expect_refusal(log, nobody)
+    assert "postgresql://postgres@127.0.0.1:1/postgres" in output
+    assert "secret" not in output
+    assert "does not exist" in expect_refusal(log, database.replace("/postgres?", "/nowhere?"))
+    assert "names no schema that exists" in expect_refusal(log, database + "x")
+    assert "oncelog: " in expect_refusal(log, database + "&default_transaction_read_only=on")  # like a standby
     other = address_of(log / "other")
     another = log.with_name("another.db")
     make_log(another, rounds=1)
-    assert moved(another, other).exit_code == 0
-    assert "contains another log" in refused(log, other)
+    assert move(another, other).exit_code == 0
+    assert "contains another log" in expect_refusal(log, other)
     assert log.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     "address",
     [
-        "postgresql://u:pa/ss@h/app",  # a password that is not percent-encoded
+        "postgresql://u:pa/ss@h/app",  # password is not percent-encoded
         "postgresql://u:pa#ss@h/app",
         "postgresql://u:pa?ss@h/app",
         "postgresql://u:pa[ss@h/app",
@@ -284,7 +284,7 @@ def test_unusable_target_database_is_refused(log: Path, database: str) -> None:
     ],
 )
 def test_error_for_a_malformed_address_does_not_reveal_the_password(log: Path, address: str) -> None:
-    assert refused(log, address) == f"oncelog: {BAD_ADDRESS}\n"
+    assert expect_refusal(log, address) == f"oncelog: {BAD_ADDRESS}\n"
 
 
 def test_help_of_move_has_an_example() -> None:
@@ -295,7 +295,7 @@ def test_help_of_move_has_an_example() -> None:
 
 
 def test_moved_file_records_its_target(log: Path, database: str) -> None:
-    moved(log, database)
+    move(log, database)
     with closing(sqlite3.connect(log)) as connection:
         (text,) = connection.execute("SELECT moved FROM oncelog_state").fetchone()
     assert json.loads(text)["target"] == redact_address(database)

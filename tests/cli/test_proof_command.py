@@ -1,4 +1,4 @@
-"""`oncelog proof`: documents of logs in files and databases, and their check."""
+"""`oncelog proof` prints and checks proof documents of logs in files and databases."""
 
 import hashlib
 import json
@@ -31,21 +31,21 @@ SCOPE = ledger_scope("acme", "größe")
 PLACE = ["--lane", "0", "--position", "1"]
 
 
-def invoked(*arguments: str, given: bytes | None = None) -> Result:
+def invoke(*arguments: str, given: bytes | None = None) -> Result:
     return RUNNER.invoke(COMMAND, ["proof", *arguments], input=given)
 
 
-def proven(*arguments: str) -> bytes:
+def print_proof(*arguments: str) -> bytes:
     """Return the document that the command prints."""
-    done = invoked(*arguments)
+    done = invoke(*arguments)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert done.stdout.count("\n") == 1
     return done.stdout.encode()
 
 
-def refused(*arguments: str, given: bytes | None = None, status: int = 2) -> str:
+def expect_refusal(*arguments: str, given: bytes | None = None, status: int = 2) -> str:
     """Return the one-line error of the command."""
-    done = invoked(*arguments, given=given)
+    done = invoke(*arguments, given=given)
     assert done.exit_code == status, done.output
     assert done.stdout == ""
     assert done.stderr.startswith("oncelog: ")
@@ -53,8 +53,8 @@ def refused(*arguments: str, given: bytes | None = None, status: int = 2) -> str
     return done.stderr.removeprefix("oncelog: ").rstrip("\n")
 
 
-def checked(data: bytes, *arguments: str) -> tuple[int, str]:
-    done = invoked("--check", "-", *arguments, given=data)
+def check_document(data: bytes, *arguments: str) -> tuple[int, str]:
+    done = invoke("--check", "-", *arguments, given=data)
     assert done.stderr == ""
     return done.exit_code, done.stdout
 
@@ -71,7 +71,7 @@ def build_transaction(number: int, *, with_key: bool = True) -> Submission:
     return transaction(SCOPE, "till-ä", number, operations, key=key(number) if with_key else b"", actor="user:zoë")
 
 
-def filled(log: str, *batches: list[Submission]) -> list[list[Receipt]]:
+def commit_batches(log: str, *batches: list[Submission]) -> list[list[Receipt]]:
     """Commit each batch together and return the receipts."""
     receipts = []
     with oncelog.open_blocking(log) as opened:
@@ -97,57 +97,57 @@ def test_records_of_blocks_of_any_size_are_proven(tmp_path: Path) -> None:
             [build_transaction(one, with_key=one % 4 > 0) for one in numbers],
         ]
         number += size
-    receipts = filled(log, *batches)
+    receipts = commit_batches(log, *batches)
     head = tmp_path / "head.json"
     head.write_text(RUNNER.invoke(COMMAND, ["head", log]).stdout)
     newest = {one["lane"]: one["block_hash"] for one in json.loads(head.read_text())["lanes"]}
     for batch, submissions in zip(receipts, batches, strict=True):
-        # The first, second, middle and last record: tests of the core prove every place.
+        # First, second, middle and last record. Tests of the core cover every index.
         for index in sorted({0, 1, len(batch) // 2, len(batch) - 1} & set(range(len(batch)))):
             receipt, submission = batch[index], submissions[index]
-            data = proven(log, "--lane", str(receipt.lane), "--position", str(receipt.position))
+            data = print_proof(log, "--lane", str(receipt.lane), "--position", str(receipt.position))
             if submission.policy is oncelog.LEDGER:
-                assert proven(log, format_tx_id(receipt.lane, receipt.position)) == data
+                assert print_proof(log, format_tx_id(receipt.lane, receipt.position)) == data
             document = decode(data)
             assert (document.index, document.count) == (index, len(batch))
             assert (document.record.height, document.body) == (receipt.height, submission.body)
             assert document.record.partitions == submission.partitions
             assert verify(document).is_valid
         is_newest = document.block.hash == newest[receipt.lane]
-        assert checked(data, "--head", str(head))[0] == (0 if is_newest else 1)
+        assert check_document(data, "--head", str(head))[0] == (0 if is_newest else 1)
         assert is_newest is (len(batch) == SIZES[-1])
 
 
 @BOTH_STORES
 def test_proof_command_and_library_return_the_same_document(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    [[first, second]] = filled(log, [build_event(1), build_transaction(1)])
+    [[first, second]] = commit_batches(log, [build_event(1), build_transaction(1)])
     with oncelog.open_blocking(log) as opened:
         for receipt in (first, second):
             data = encode(proof_document(opened.prove(receipt)))
-            assert proven(log, f"{receipt.lane}:{receipt.position}") == data + b"\n"
+            assert print_proof(log, f"{receipt.lane}:{receipt.position}") == data + b"\n"
 
 
 @BOTH_STORES
 @pytest.mark.rule("LG-18", "CO-41")
 def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    [receipts] = filled(log, [build_event(number) for number in (1, 2, 3)])
-    before = decode(proven(log, "0:2"))
+    [receipts] = commit_batches(log, [build_event(number) for number in (1, 2, 3)])
+    before = decode(print_proof(log, "0:2"))
     with oncelog.open_blocking(log) as opened:
         assert opened.erase(key=uuid.UUID(int=2)) == 1
-    data = proven(log, "0:2")
+    data = print_proof(log, "0:2")
     after = decode(data)
     assert (after.salt, after.body) == (None, None)
     assert (after.record, after.body_hash, after.path, after.block) == (
         *(before.record, before.body_hash, before.path, before.block),
     )
-    status, said = checked(data, "--block-hash", after.block.hash)
+    status, output = check_document(data, "--block-hash", after.block.hash)
     assert status == 0
-    assert "body:           erased: only the header is proven" in said
+    assert "body:           erased: only the header is proven" in output
     # The other records of the block keep their bodies and proofs.
-    assert verify(decode(proven(log, "0:1"))).is_valid
-    assert decode(proven(log, "0:3")).body == build_event(3).body
+    assert verify(decode(print_proof(log, "0:1"))).is_valid
+    assert decode(print_proof(log, "0:3")).body == build_event(3).body
     assert len(receipts) == 3
 
 
@@ -155,7 +155,7 @@ def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
 def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = log_at(path)
-    filled(log, [build_event(1), build_transaction(1)])
+    commit_batches(log, [build_event(1), build_transaction(1)])
 
     def state() -> Any:
         if log == str(path):
@@ -166,8 +166,8 @@ def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
         return [query(log, f"SELECT t::text, xmin::text FROM {table} t ORDER BY 1") for table in sorted(tables)]  # noqa: S608
 
     before = state()
-    assert proven(log, *PLACE)
-    assert proven(log, str(uuid.UUID(int=1)), "--policy", "events")
+    assert print_proof(log, *PLACE)
+    assert print_proof(log, str(uuid.UUID(int=1)), "--policy", "events")
     assert state() == before
 
 
@@ -176,9 +176,9 @@ def test_proof_of_a_log_in_use(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     with oncelog.open_blocking(log) as opened:
         opened.submit(build_event(1))
-        assert verify(decode(proven(log, *PLACE))).is_valid
+        assert verify(decode(print_proof(log, *PLACE))).is_valid
         opened.submit(build_event(2))
-        assert verify(decode(proven(log, "0:2"))).is_valid
+        assert verify(decode(print_proof(log, "0:2"))).is_valid
 
 
 @BOTH_STORES
@@ -192,11 +192,11 @@ def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
         retention=oncelog.FOREVER,
     )
     note = Submission(policy=notes, scope="", key=b"12345678", fingerprint=b"", body=b"text")
-    filled(log, [build_event(1), build_transaction(1), note, replace(note, key=uuid.UUID(int=1).bytes)])
-    event = proven(log, "0:1")
-    assert proven(log, str(uuid.UUID(int=1)), "--policy", "events") == event
-    assert proven(log, uuid.UUID(int=1).hex.upper(), "--policy", "events") == event
-    done = invoked(log, uuid.UUID(int=1).hex)
+    commit_batches(log, [build_event(1), build_transaction(1), note, replace(note, key=uuid.UUID(int=1).bytes)])
+    event = print_proof(log, "0:1")
+    assert print_proof(log, str(uuid.UUID(int=1)), "--policy", "events") == event
+    assert print_proof(log, uuid.UUID(int=1).hex.upper(), "--policy", "events") == event
+    done = invoke(log, uuid.UUID(int=1).hex)
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr.splitlines() == [
         "oncelog: ambiguous: 3 writes have this key. Choose one with these options:",
@@ -204,31 +204,31 @@ def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
         f"  --policy ledger --scope {shlex.quote(SCOPE)} --client {shlex.quote('till-ä')}",
         "  --policy notes --scope ''",
     ]
-    mine = decode(proven(log, key(1).hex(), "--scope", SCOPE, "--client", "till-ä"))
+    mine = decode(print_proof(log, key(1).hex(), "--scope", SCOPE, "--client", "till-ä"))
     assert (mine.record.policy, mine.record.client_sequence) == ("ledger", 1)
-    other_client = refused(log, key(1).hex(), "--scope", SCOPE, "--client", "c", status=1)
+    other_client = expect_refusal(log, key(1).hex(), "--scope", SCOPE, "--client", "c", status=1)
     assert other_client.startswith("no record: it was never committed here")
     assert "for the client 'c'" in other_client
-    assert refused(log, "abcd", status=1).startswith("no record: it was never committed here")
-    assert "knows no policy 'nonsense'" in refused(log, "abcd", "--policy", "nonsense")
-    # Sixteen digits can be the id of a transaction, which comes first, and a key.
+    assert expect_refusal(log, "abcd", status=1).startswith("no record: it was never committed here")
+    assert "knows no policy 'nonsense'" in expect_refusal(log, "abcd", "--policy", "nonsense")
+    # Sixteen digits may be a transaction id or a key. The transaction id takes precedence.
     digits = b"12345678".hex()
-    assert decode(proven(log, digits)).record.key == digits
-    assert decode(proven(log, "12345678", "--text", "--policy", "notes")).record.key == digits
+    assert decode(print_proof(log, digits)).record.key == digits
+    assert decode(print_proof(log, "12345678", "--text", "--policy", "notes")).record.key == digits
 
 
 @BOTH_STORES
 def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    filled(log, [build_event(1), build_transaction(1)])
-    assert refused(log, "--lane", "0", "--position", "2", status=1) == "no record: lane 0 has positions 1 to 1"
-    assert refused(log, "0:0", status=1) == "no record: lane 0 has positions 1 to 1"
+    commit_batches(log, [build_event(1), build_transaction(1)])
+    assert expect_refusal(log, "--lane", "0", "--position", "2", status=1) == "no record: lane 0 has positions 1 to 1"
+    assert expect_refusal(log, "0:0", status=1) == "no record: lane 0 has positions 1 to 1"
     for lane in ("99", str(2**70)):
-        assert f"lane {lane} does not exist" in refused(log, "--lane", lane, "--position", "1", status=1)
-    assert "the record there has the policy 'events'; to see it, use the ID 0:1" in refused(
+        assert f"lane {lane} does not exist" in expect_refusal(log, "--lane", lane, "--position", "1", status=1)
+    assert "the record there has the policy 'events'; to see it, use the ID 0:1" in expect_refusal(
         log, format_tx_id(0, 1), status=1
     )
-    assert "As the id of a transaction: no record: lane 65535 " in refused(log, "f" * 16, status=1)
+    assert "As the id of a transaction: no record: lane 65535 " in expect_refusal(log, "f" * 16, status=1)
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -263,7 +263,7 @@ def test_invalid_arguments_are_refused(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert words in refused(*arguments)
+    assert words in expect_refusal(*arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -271,7 +271,7 @@ def test_invalid_arguments_are_refused(
 def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = log_at(path)
-    filled(log, [build_event(number) for number in (1, 2, 3)])
+    commit_batches(log, [build_event(number) for number in (1, 2, 3)])
 
     def change(statement: str) -> None:
         if log != str(path):
@@ -283,48 +283,48 @@ def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
         connection.close()
 
     change("UPDATE oncelog_records SET actor = 'another' WHERE height = 1 AND actor = ''")
-    assert refused(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
     change("UPDATE oncelog_records SET actor = ''")
-    assert verify(decode(proven(log, "0:2"))).is_valid
+    assert verify(decode(print_proof(log, "0:2"))).is_valid
     change("UPDATE oncelog_blocks SET count = 2")
-    assert refused(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
-    assert refused(log, "0:3") == "lane 0, position 3: the record is not in its block; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
+    assert expect_refusal(log, "0:3") == "lane 0, position 3: the record is not in its block; see `oncelog verify`"
     change("DELETE FROM oncelog_blocks")
-    assert refused(log, "0:2") == "lane 0, position 2: its block is missing; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == "lane 0, position 2: its block is missing; see `oncelog verify`"
     change("DELETE FROM oncelog_records")
-    assert refused(log, "0:2") == "lane 0, position 2: the record is missing; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == "lane 0, position 2: the record is missing; see `oncelog verify`"
 
 
 @pytest.mark.parametrize("change", ["client_sequence = -1", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"])
 def test_invalid_column_values_are_reported(tmp_path: Path, change: str) -> None:
     path = tmp_path / "log.db"
-    filled(str(path), [build_event(number) for number in (1, 2, 3)])
+    commit_batches(str(path), [build_event(number) for number in (1, 2, 3)])
     connection = sqlite3.connect(path)
     connection.execute(f"UPDATE oncelog_records SET {change} WHERE place = 1")  # noqa: S608
     connection.commit()
     connection.close()
     for place in ("0:1", "0:2"):
-        assert refused(str(path), place)
+        assert expect_refusal(str(path), place)
 
 
 def test_database_without_a_log_or_out_of_reach_is_refused(database: str) -> None:
-    assert "has no log in it" in refused(database, "0:1")
-    assert "cannot be reached" in refused("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
-    assert "secret" not in refused("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
+    assert "has no log in it" in expect_refusal(database, "0:1")
+    assert "cannot be reached" in expect_refusal("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
+    assert "secret" not in expect_refusal("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
 
 
 @BOTH_STORES
 def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
-    """Erased records included."""
+    """This includes erased records."""
     log = log_at(tmp_path / "log.db")
     sample_log.make_log(Path(log) if log.endswith(".db") else log, rounds=3)
     heads = json.loads(RUNNER.invoke(COMMAND, ["head", log]).stdout)["lanes"]
     policies = set()
     for one in heads:
         for position in range(1, one["position"] + 1):
-            document = decode(proven(log, f"{one['lane']}:{position}"))
+            document = decode(print_proof(log, f"{one['lane']}:{position}"))
             policies.add(document.record.policy)
-            # The transactions of the sample have invented fingerprints, which is the only finding.
+            # The sample's transactions have made-up fingerprints, which is the only finding.
             findings = [found for found in verify(document).findings if "transaction of a ledger" not in found]
             assert not [found for found in findings if "fingerprint" not in found]
     assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes", AUDIT_POLICY}
@@ -336,7 +336,7 @@ def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("proof") / "log.db")
-    filled(
+    commit_batches(
         path,
         [build_event(number) for number in (1, 2, 3)],
         [build_transaction(1), build_transaction(2)],
@@ -347,26 +347,26 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def document(log: str) -> bytes:
-    return proven(log, "0:2")
+    return print_proof(log, "0:2")
 
 
 def test_output_file_must_not_exist(log: str, document: bytes, tmp_path: Path) -> None:
     path = tmp_path / "proof.json"
-    done = invoked(log, "0:2", "--output", str(path))
+    done = invoke(log, "0:2", "--output", str(path))
     assert (done.exit_code, done.output) == (0, "")
     assert path.read_bytes() == document
-    assert invoked("--check", str(path)).exit_code == 0
+    assert invoke("--check", str(path)).exit_code == 0
     before = Path(log).read_bytes()
     for there in (log, str(path)):
-        assert refused(log, "0:1", "--output", there) == f"{there} already exists."
+        assert expect_refusal(log, "0:1", "--output", there) == f"{there} already exists."
     assert Path(log).read_bytes() == before
     assert path.read_bytes() == document
     nowhere = str(tmp_path / "no" / "proof.json")
-    assert refused(log, "0:1", "--output", nowhere) == f"{nowhere} cannot be written: No such file or directory"
+    assert expect_refusal(log, "0:1", "--output", nowhere) == f"{nowhere} cannot be written: No such file or directory"
 
 
 def test_missing_record_creates_no_output_file(log: str, tmp_path: Path) -> None:
-    assert refused(log, "0:99", "--output", str(tmp_path / "proof.json"), status=1)
+    assert expect_refusal(log, "0:99", "--output", str(tmp_path / "proof.json"), status=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -377,7 +377,7 @@ def test_full_disk_leaves_no_partial_document(log: str, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(files, "open_new", open_full)
     path = tmp_path / "proof.json"
-    assert "No space left on device" in refused(log, "0:1", "--output", str(path), status=74)
+    assert "No space left on device" in expect_refusal(log, "0:1", "--output", str(path), status=74)
     assert not path.exists()
 
 
@@ -395,12 +395,12 @@ def test_document_is_checked_from_a_pipe(log: str) -> None:
 def test_check_prints_what_is_proven(log: str, tmp_path: Path) -> None:
     with oncelog.open_blocking(log) as opened:
         lane = max(opened.heads())
-    data = proven(log, format_tx_id(lane, 2))
+    data = print_proof(log, format_tx_id(lane, 2))
     found = decode(data)
     size = len(found.body or b"")
     path = tmp_path / "proof.json"
     path.write_bytes(data)
-    done = invoked("--check", str(path), "--block-hash", found.block.hash.upper())
+    done = invoke("--check", str(path), "--block-hash", found.block.hash.upper())
     assert (done.exit_code, done.stderr) == (0, "")
     for line in (
         "proven: the record is in the block",
@@ -415,35 +415,35 @@ def test_check_prints_what_is_proven(log: str, tmp_path: Path) -> None:
         "                it has the given hash",
     ):
         assert line in done.stdout.splitlines()
-    status, said = checked(data)
+    status, output = check_document(data)
     assert status == 0
-    assert said.startswith("the record is in the document's block\n")
-    assert "not compared: compare its hash with one from a trusted source (--block-hash, --head)" in said
-    assert "partitions:     größe, orders/7" in checked(proven(log, "0:3"))[1]
+    assert output.startswith("the record is in the document's block\n")
+    assert "not compared: compare its hash with one from a trusted source (--block-hash, --head)" in output
+    assert "partitions:     größe, orders/7" in check_document(print_proof(log, "0:3"))[1]
 
 
 @pytest.mark.rule("LG-18")
-def test_other_block_hash_is_not_proven(document: bytes) -> None:
-    status, said = checked(document, "--block-hash", "ab" * 32)
-    assert (status, said) == (1, f"not proven:\n- the block is not the one with the hash {'ab' * 32}\n")
+def test_document_with_a_different_block_hash_is_not_proven(document: bytes) -> None:
+    status, output = check_document(document, "--block-hash", "ab" * 32)
+    assert (status, output) == (1, f"not proven:\n- the block is not the one with the hash {'ab' * 32}\n")
 
 
 @pytest.mark.rule("LG-18")
 def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path: Path) -> None:
     head = tmp_path / "head.json"
     head.write_text(RUNNER.invoke(COMMAND, ["head", log]).stdout)
-    newest, older = proven(log, "0:4"), proven(log, "0:1")
-    status, said = checked(newest, "--head", str(head))
+    newest, older = print_proof(log, "0:4"), print_proof(log, "0:1")
+    status, output = check_document(newest, "--head", str(head))
     assert status == 0
-    assert said.startswith("proven: ")
-    assert "it is the block of the head" in said
-    status, said = checked(older, "--head", str(head))
+    assert output.startswith("proven: ")
+    assert "it is the block of the head" in output
+    status, output = check_document(older, "--head", str(head))
     assert status == 1
-    assert "proven: " not in said
+    assert "proven: " not in output
     words = (
         "it is older than the block of the head, and only the chain between them would connect them (heights 1 and 2)"
     )
-    assert f"not confirmed: {words}" in said
+    assert f"not confirmed: {words}" in output
     exported = json.loads(head.read_text())
     mark = exported["lanes"][0]
     for change, words in (
@@ -452,24 +452,26 @@ def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path:
         ({"lane": 77}, "not confirmed: the head has no lane 0"),
     ):
         head.write_text(json.dumps({**exported, "lanes": [{**mark, **change}]}))
-        status, said = checked(newest, "--head", str(head))
+        status, output = check_document(newest, "--head", str(head))
         assert status == 1
-        assert words in said
+        assert words in output
     head.write_text("{}")
-    assert refused("--check", "-", "--head", str(head), given=newest).startswith("not an exported head: ")
-    assert "--head: each names" in refused("--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest)
-    missing = invoked("--check", "-", "--head", str(tmp_path / "none.json"), given=newest)
+    assert expect_refusal("--check", "-", "--head", str(head), given=newest).startswith("not an exported head: ")
+    assert "--head: each names" in expect_refusal(
+        "--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest
+    )
+    missing = invoke("--check", "-", "--head", str(tmp_path / "none.json"), given=newest)
     assert missing.exit_code == 2
 
 
 @pytest.mark.rule("LG-18")
 def test_changed_document_is_not_proven(document: bytes) -> None:
-    said = json.loads(document)
-    changed = json.dumps({**said, "record": {**said["record"], "actor": "user:eve"}}).encode()
+    decoded = json.loads(document)
+    changed = json.dumps({**decoded, "record": {**decoded["record"], "actor": "user:eve"}}).encode()
     words = "the path does not lead from the record to the block's Merkle root"
-    assert checked(changed) == (1, f"not proven:\n- {words}\n")
-    status, told = checked(json.dumps({**said, "count": 9, "body": ""}).encode())
-    assert (status, told.count("\n- ")) == (1, 2)
+    assert check_document(changed) == (1, f"not proven:\n- {words}\n")
+    status, output = check_document(json.dumps({**decoded, "count": 9, "body": ""}).encode())
+    assert (status, output.count("\n- ")) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -482,19 +484,19 @@ def test_changed_document_is_not_proven(document: bytes) -> None:
     ],
 )
 def test_malformed_document_is_refused(data: bytes, words: str) -> None:
-    assert refused("--check", "-", given=data) == words
+    assert expect_refusal("--check", "-", given=data) == words
 
 
 def test_check_escapes_control_characters_of_a_document(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
-    filled(path, [replace(build_event(1), actor="\x1b[2Jzoë", partitions=("a\u202eb",))])
-    said = checked(proven(path, "0:1"))[1]
-    assert "\x1b" not in said
-    assert "actor:          \\u001b[2Jzoë" in said
-    assert "partitions:     a\\u202eb" in said
+    commit_batches(path, [replace(build_event(1), actor="\x1b[2Jzoë", partitions=("a\u202eb",))])
+    output = check_document(print_proof(path, "0:1"))[1]
+    assert "\x1b" not in output
+    assert "actor:          \\u001b[2Jzoë" in output
+    assert "partitions:     a\\u202eb" in output
 
 
 def test_help_of_proof_has_examples() -> None:
-    said = " ".join(invoked("--help").stdout.split())
+    output = " ".join(invoke("--help").stdout.split())
     for example in ("oncelog proof ledger.db 0003000000000011 > proof.json", "oncelog proof --check proof.json --head"):
-        assert example in said
+        assert example in output

@@ -1,4 +1,4 @@
-"""After `oncelog restore` and `oncelog epoch --renew` no number is given out twice."""
+"""After `oncelog restore` and `oncelog epoch --renew`, no number is assigned twice."""
 
 import json
 import sqlite3
@@ -14,7 +14,7 @@ import oncelog
 from cli import sample_log
 from cli.runner import COMMAND, RUNNER
 from cli.server_process import serving
-from cli.test_epoch import program
+from cli.test_epoch import run_postgres_tool
 from core.item_builders import DAY_MS, event, message, transaction
 from databases import BOTH_STORES, POSTGRES, address_of, is_postgres, log_at, query, server_address
 from oncelog.core.chat import format_message_id
@@ -44,7 +44,7 @@ def submit(log: str, items: Sequence[Item]) -> list[Receipt]:
 
 
 def history(first: int, count: int) -> list[Item]:
-    """Events, messages and transactions with these numbers."""
+    """Return `count` events, messages and transactions each, numbered from `first`."""
     numbers = range(first, first + count)
     return [
         *(event(number, f"e{number}", partitions=("orders",), body=b'{"type":"tick"}') for number in numbers),
@@ -54,23 +54,25 @@ def history(first: int, count: int) -> list[Item]:
 
 
 def restore_to_backup(log: str, tmp_path: Path, lost: Sequence[Item], *renew: str) -> list[Receipt]:
-    """Back the log up, commit more, and restore. Returns the receipts of the lost commits."""
+    """Back up the log, commit the `lost` items, and restore. Return the receipts of the lost commits."""
     if not is_postgres():
         run("backup", log, tmp_path / "backup.db")
         receipts = submit(log, lost)
         run("restore", tmp_path / "backup.db", log, "--force", *renew)
         return receipts
     schema, dump = log.rpartition("=")[2], tmp_path / "log.dump"
-    program("pg_dump", "--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server_address()}")
+    run_postgres_tool(
+        "pg_dump", "--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server_address()}"
+    )
     receipts = submit(log, lost)
     query(log, f"DROP SCHEMA {schema} CASCADE")
-    program("pg_restore", f"--dbname={server_address()}", str(dump))
+    run_postgres_tool("pg_restore", f"--dbname={server_address()}", str(dump))
     run("epoch", log, "--renew", *renew)
     return receipts
 
 
 def numbers(receipts: Sequence[Receipt]) -> set[Any]:
-    """Everything that a caller may have kept of a commit."""
+    """Return every number that callers may have stored from the receipts."""
     found: set[Any] = set()
     for one in receipts:
         found |= {("position", one.lane, one.position), ("height", one.lane, one.height)}
@@ -81,19 +83,19 @@ def numbers(receipts: Sequence[Receipt]) -> set[Any]:
 
 @pytest.mark.rule("CO-12", "EV-3", "CH-2")
 @BOTH_STORES
-def test_numbers_of_the_lost_history_are_not_given_out_again(tmp_path: Path) -> None:
+def test_numbers_of_the_lost_history_are_not_reused(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
-    kept = submit(log, [SetMember(CHAT_1, "user:ann"), *history(1, 14)])
-    assert [one.position for one in kept[:14]] == [*range(1, 15)]
+    earlier = submit(log, [SetMember(CHAT_1, "user:ann"), *history(1, 14)])
+    assert [one.position for one in earlier[:14]] == [*range(1, 15)]
     lost = restore_to_backup(log, tmp_path, history(15, 5))
     assert [one.position for one in lost[:5]] == [*range(15, 20)]
     new = submit(log, history(15, 5))
     assert len(new) == len(lost) == 15
-    assert not numbers(new) & numbers([*lost, *kept])
+    assert not numbers(new) & numbers([*lost, *earlier])
     assert min(one.position for one in new) > LEAP_MIN
     assert [one.client_sequence for one in new[10:]] == [*range(15, 20)]
     with oncelog.open_blocking(log) as opened:
-        # A reader without an epoch that has read the lost events gets every event committed after the restore.
+        # A reader without an epoch that read the lost events still receives every event after the restore.
         seen = [record for record in opened.read(after=19).records if record.policy == EVENTS.name]
     assert [record.position for record in seen] == [one.position for one in new[:5]]
     assert json.loads(run("verify", log, "--json"))["ok"]
@@ -121,24 +123,24 @@ def test_second_restore_continues_above_the_log_that_it_replaces(tmp_path: Path)
     log, backup = tmp_path / "log.db", tmp_path / "backup.db"
     submit(str(log), [event(1, "e1")])
     run("backup", log, backup)
-    given_out = [one.position for one in submit(str(log), [event(2, "e2")])]
+    assigned = [one.position for one in submit(str(log), [event(2, "e2")])]
     first = replaced = run("epoch", log).strip()
     for number, above in enumerate(((), (), ("--above=50000000",), (), ()), 3):
         run("restore", backup, log, "--force", *above)
         with oncelog.open_blocking(log) as opened:
             assert set(opened._portal.call(opened._log.previous_epochs)) == {first, replaced}
         replaced = run("epoch", log).strip()
-        given_out += [one.position for one in submit(str(log), [event(number, f"e{number}")])]
-    assert given_out == sorted(set(given_out))
+        assigned += [one.position for one in submit(str(log), [event(number, f"e{number}")])]
+    assert assigned == sorted(set(assigned))
     refused = RUNNER.invoke(COMMAND, ["restore", str(backup), str(log), "--force", "--above=2000000"])
     assert refused.exit_code == 2
-    assert f"above must be at least {given_out[-1]}" in refused.stderr
+    assert f"above must be at least {assigned[-1]}" in refused.stderr
     assert json.loads(run("verify", log, "--json"))["ok"]
 
 
 @pytest.mark.rule("CO-12")
 @BOTH_STORES
-def test_counts_leave_out_what_was_passed_over(tmp_path: Path) -> None:
+def test_counts_exclude_skipped_positions(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     sample_log.make_log(log if is_postgres() else Path(log), rounds=3)
     before = json.loads(run("stats", log, "--json"))
@@ -171,7 +173,7 @@ async def test_verify_finds_the_last_eviction_before_a_leap(tmp_path: Path) -> N
         clock.advance(2 * DAY_MS)
         await store.commit([Request(tuple(transaction(number, number, client="other") for number in range(1, 10)))])
         await store.renew_epoch(95)
-        # The client was forgotten at position 10; 90 is the last multiple of the interval, and has no record.
+        # The client was forgotten at position 10. Position 90, the last multiple of the interval, has no record.
         decided = await store.commit([Request((transaction(1, 1),))])
         assert isinstance(decided.verdicts[0][0], Committed)
     finally:
@@ -187,8 +189,8 @@ def test_backup_of_a_restored_log_is_restored_again(tmp_path: Path) -> None:
     run("epoch", log, "--renew", "--above=1000000")
     records = json.loads(run("stats", log, "--json"))["records"]
     assert run("backup", log, tmp_path / "backup.db").startswith(f"{records} records,")
-    said = run("restore", tmp_path / "backup.db", again, "--full", "--above=7000000")
-    assert "numbers continue above 7000000\n" in said
+    output = run("restore", tmp_path / "backup.db", again, "--full", "--above=7000000")
+    assert "numbers continue above 7000000\n" in output
     assert json.loads(run("verify", again, "--json"))["records"] == records + 5
 
 
@@ -247,7 +249,7 @@ def test_gap_is_valid_at_a_restore_record_only(statement: str, finding: str, tmp
         ("UPDATE oncelog_streams SET sequence = sequence + 1", "sequence 1003 of 'chat/1' follows 1001"),
     ],
 )
-def test_gap_elsewhere_is_found_though_its_hashes_are_right(statement: str, finding: str, tmp_path: Path) -> None:
+def test_gap_elsewhere_is_found_despite_correct_hashes(statement: str, finding: str, tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     submit(str(log), [SetMember(CHAT_1, "user:ann"), *history(1, 2)])
     run("epoch", log, "--renew", "--above=1000")
@@ -261,7 +263,7 @@ def test_gap_elsewhere_is_found_though_its_hashes_are_right(statement: str, find
 
 
 @pytest.mark.rule("CO-12")
-def test_proof_and_show_name_positions_that_a_restore_passed_over(tmp_path: Path) -> None:
+def test_proof_and_show_report_positions_that_a_restore_skipped(tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     submit(str(log), history(1, 3)[:3])
     run("epoch", log, "--renew", "--above=1000")

@@ -1,4 +1,4 @@
-"""Clients of a server whose log has leapt: chats page over the gap, and the ledger's chain of blocks continues."""
+"""Servers whose log has a leap: chats page over the gap, and the ledger's block chain continues."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-12", "CO-40", "LG-18")
 @pytest.mark.parametrize("above", [2, ABOVE])
-def test_watcher_of_lost_blocks_gets_an_error_that_names_the_new_history(tmp_path: Path, above: int) -> None:
+def test_watcher_of_lost_blocks_gets_an_error_with_the_new_epoch(tmp_path: Path, above: int) -> None:
     options: dict[str, Any] = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
     backup = str(tmp_path / "backup.db")
     with serving(tmp_path, grpc=True) as server, BlockingLedgerClient(server.rpc_address, **options) as ledger:
@@ -109,7 +109,7 @@ def test_watcher_of_lost_blocks_gets_an_error_that_names_the_new_history(tmp_pat
 
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-12", "CO-40")
-def test_running_server_takes_no_writes_after_its_epoch_was_renewed(tmp_path: Path) -> None:
+def test_running_server_refuses_writes_after_its_epoch_was_renewed(tmp_path: Path) -> None:
     def submit(number: int) -> None:
         item = {"id": str(UUID(int=number)), "partitions": ["p"], "event": {"type": "t"}}
         headers = {"Content-Type": "application/json"}
@@ -123,7 +123,7 @@ def test_running_server_takes_no_writes_after_its_epoch_was_renewed(tmp_path: Pa
         with pytest.raises(HTTPError, match="500"):
             submit(2)
         assert server.stop() == 0
-        assert any("start this process again" in line for line in server.said)
+        assert any("start this process again" in line for line in server.log_lines)
     assert query(server.store, "SELECT max(position) FROM oncelog_records") == [(ABOVE + 1,)]
     with serving(tmp_path) as server:
         submit(2)

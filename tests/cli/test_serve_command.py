@@ -1,4 +1,4 @@
-"""`oncelog serve`: the commands that it prints, errors in its settings, and its end."""
+"""`oncelog serve`: the commands that it prints, invalid settings, and exit."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import pytest
 
 import curl
 from cli.processes import Command
-from cli.server_process import ENVIRONMENT, ended, oncelog
+from cli.server_process import ENVIRONMENT, oncelog, wait_for_exit
 from deadlines import WAIT_S
 from oncelog.cli import serve
 
@@ -23,8 +23,8 @@ PROGRAM = Path(sys.executable).parent / "oncelog"
 
 
 @contextmanager
-def served_by_script(cwd: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """Start a server by the installed script."""
+def running_script(cwd: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a server with the installed script."""
     process = subprocess.Popen(  # noqa: S603
         [PROGRAM, "serve", "--port", "0", "--store", "log.db", *arguments],
         stdout=subprocess.PIPE,
@@ -41,8 +41,8 @@ def served_by_script(cwd: Path, *arguments: str) -> Iterator["subprocess.Popen[s
 
 
 @contextmanager
-def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    """Start a server."""
+def running_server(cwd: Path, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a server through the fork server."""
     command = ["serve", "--port", "0", "--store", "log.db", *arguments]
     process = Command(*command, environment={**ENVIRONMENT, **environment}, cwd=cwd)
     try:
@@ -55,8 +55,8 @@ def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subproce
 CHAT = ("chat", "send", "messages")
 
 
-def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
-    """Return the commands that the server prints, by what they do."""
+def printed_commands(process: "subprocess.Popen[str]") -> dict[str, str]:
+    """Return the commands that the server prints, by purpose."""
     assert process.stdout is not None
     names = iter(["post", "page", "stream", "write", "entity", "push", "rows", *CHAT, "tail", "submit", "load"])
     found = {}
@@ -68,7 +68,7 @@ def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
     raise AssertionError(found)
 
 
-def pasted(line: str, cwd: Path, environment: Mapping[str, str]) -> str:
+def run_in_shell(line: str, cwd: Path, environment: Mapping[str, str]) -> str:
     done = subprocess.run(  # noqa: S603
         ["/bin/bash", "-c", line], capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=cwd, env=environment
     )
@@ -87,51 +87,50 @@ def wait_until_listening(process: "subprocess.Popen[str]") -> str:
 @pytest.mark.parametrize("kind", curl.kinds())
 def test_commands_printed_in_development_mode_work(tmp_path: Path, kind: str) -> None:
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
-    with served_by_script(tmp_path, "--development") as process:
-        lines = lines_to_paste(process)
+    with running_script(tmp_path, "--development") as process:
+        lines = printed_commands(process)
         assert [line.split()[0] for line in lines.values()] == [
             *["curl"] * 5,
             *["echo", "curl"],
             *["curl"] * 3,
             *[str(PROGRAM)] * 3,
         ]
-        first = json.loads(pasted(lines["post"], tmp_path, environment))["results"][0]
+        first = json.loads(run_in_shell(lines["post"], tmp_path, environment))["results"][0]
         assert (first["status"], first["committed_id"]) == ("committed", 1)
-        assert json.loads(pasted(lines["post"], tmp_path, environment))["results"] == [first]
-        page = json.loads(pasted(lines["page"], tmp_path, environment))
+        assert json.loads(run_in_shell(lines["post"], tmp_path, environment))["results"] == [first]
+        page = json.loads(run_in_shell(lines["page"], tmp_path, environment))
         assert [one["id"] for one in page["events"]] == [first["id"]]
-        assert re.fullmatch(r"committed 2 [0-9a-f-]{36}\n", pasted(lines["submit"], tmp_path, environment))
-        shown = pasted(f"{lines['tail']} --limit 2 --pretty", tmp_path, environment)
+        assert re.fullmatch(r"committed 2 [0-9a-f-]{36}\n", run_in_shell(lines["submit"], tmp_path, environment))
+        shown = run_in_shell(f"{lines['tail']} --limit 2 --pretty", tmp_path, environment)
         assert re.fullmatch(
             r'1  [\d:]{8}  user:developer  orders  order\.placed  {"order":17}\n'
             r'2  [\d:]{8}  user:developer  orders  order\.placed  {"order":18}\n',
             shown,
         )
-        written = json.loads(pasted(lines["write"], tmp_path, environment))
-        assert written == json.loads(pasted(lines["write"], tmp_path, environment))
-        assert (
-            json.loads(pasted(lines["entity"], tmp_path, environment))["entity"]["version"] == written["version"] == 1
-        )
-        assert re.fullmatch(r"committed 1 [0-9a-f]{64}\n", pasted(lines["push"], tmp_path, environment))
-        (row,) = json.loads(pasted(lines["rows"], tmp_path, environment))["rows"]
+        written = json.loads(run_in_shell(lines["write"], tmp_path, environment))
+        assert written == json.loads(run_in_shell(lines["write"], tmp_path, environment))
+        entity = json.loads(run_in_shell(lines["entity"], tmp_path, environment))["entity"]
+        assert entity["version"] == written["version"] == 1
+        assert re.fullmatch(r"committed 1 [0-9a-f]{64}\n", run_in_shell(lines["push"], tmp_path, environment))
+        (row,) = json.loads(run_in_shell(lines["rows"], tmp_path, environment))["rows"]
         assert (row["rowId"], row["columns"]) == ("tea", {"price": 3.5})
-        assert json.loads(pasted(lines["chat"], tmp_path, environment))["chat_id"] == "general"
-        sent = [json.loads(pasted(lines["send"], tmp_path, environment)) for _ in range(2)]
+        assert json.loads(run_in_shell(lines["chat"], tmp_path, environment))["chat_id"] == "general"
+        sent = [json.loads(run_in_shell(lines["send"], tmp_path, environment)) for _ in range(2)]
         assert [(one["sequence"], one["duplicate"]) for one in sent] == [(1, False), (1, True)]
-        (message,) = json.loads(pasted(lines["messages"], tmp_path, environment))["messages"]
+        (message,) = json.loads(run_in_shell(lines["messages"], tmp_path, environment))["messages"]
         assert (message["sender_id"], message["content"]) == ("user:ann", "Hello, Bob!")
-        assert streamed(lines["stream"], 2, environment) == [1, 2]
+        assert stream_events(lines["stream"], 2, environment) == [1, 2]
         for seconds in ("0.5", "5", "60"):  # a slow machine needs longer to connect
             command = f"{lines['load']} --seconds {seconds} --connections 2 --json"
-            if events := json.loads(pasted(command, tmp_path, environment))["events"]:
+            if events := json.loads(run_in_shell(command, tmp_path, environment))["events"]:
                 break
         assert events > 0
         process.send_signal(signal.SIGTERM)
-        assert ended(process)[0] == 0
+        assert wait_for_exit(process)[0] == 0
 
 
-def streamed(line: str, count: int, environment: Mapping[str, str]) -> list[int]:
-    """Return the numbers of the first events of a stream that does not end by itself."""
+def stream_events(line: str, count: int, environment: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the first `count` events of an endless stream."""
     found: list[int] = []
     command = ["/bin/bash", "-c", f"exec {line}"]
     with subprocess.Popen(  # noqa: S603
@@ -148,11 +147,11 @@ def streamed(line: str, count: int, environment: Mapping[str, str]) -> list[int]
 
 
 def test_quiet_server_prints_no_commands(tmp_path: Path) -> None:
-    with served(tmp_path, "--development", "--quiet") as process:
+    with running_server(tmp_path, "--development", "--quiet") as process:
         wait_until_listening(process)
         process.send_signal(signal.SIGTERM)
-        status, said, errors = ended(process)
-        assert (status, said) == (0, "")
+        status, output, errors = wait_for_exit(process)
+        assert (status, output) == (0, "")
         assert "stopped" in errors
 
 
@@ -160,17 +159,17 @@ def test_quiet_server_prints_no_commands(tmp_path: Path) -> None:
 def test_server_in_production_prints_only_its_log(tmp_path: Path, number: signal.Signals) -> None:
     created = oncelog("apikey", "create", str(tmp_path / "keys.json"), "--client-id", "c", "--name", "n")
     assert created.returncode == 0
-    with served(tmp_path, "--set", "api_keys.file=keys.json") as process:
+    with running_server(tmp_path, "--set", "api_keys.file=keys.json") as process:
         assert re.search(
             r"INFO oncelog.doors listening urls=http://127.0.0.1:\d+ store=log.db grpc=127.0.0.1:\d+$",
             wait_until_listening(process),
         )
         process.send_signal(number)
-        assert ended(process)[:2] == (0, "")
+        assert wait_for_exit(process)[:2] == (0, "")
 
 
 def test_server_runs_when_its_output_is_not_read(tmp_path: Path) -> None:
-    with served(tmp_path, "--development") as process:
+    with running_server(tmp_path, "--development") as process:
         assert process.stdout is not None
         process.stdout.close()
         line = wait_until_listening(process)
@@ -179,16 +178,16 @@ def test_server_runs_when_its_output_is_not_read(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         process.stdout = None
         process.send_signal(signal.SIGTERM)
-        assert ended(process)[0] == 0
+        assert wait_for_exit(process)[0] == 0
 
 
 def test_server_ignores_the_token_variable_of_other_commands(tmp_path: Path) -> None:
-    with served(tmp_path, "--development", ONCELOG_TOKEN="a secret") as process:  # noqa: S106
+    with running_server(tmp_path, "--development", ONCELOG_TOKEN="a secret") as process:  # noqa: S106
         wait_until_listening(process)
         process.send_signal(signal.SIGTERM)
-        status, said, errors = ended(process)
+        status, output, errors = wait_for_exit(process)
         assert status == 0
-        assert "a secret" not in said + errors
+        assert "a secret" not in output + errors
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -232,11 +231,11 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
         ("/somewhere/oncelog/__main__.py", f"{sys.executable} -m oncelog"),
     ],
 )
-def test_printed_commands_name_the_program_as_it_was_called(
+def test_printed_commands_use_the_program_name_as_called(
     called: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [called, "serve"])
-    told: Any = serve._format_examples("http://127.0.0.1:7171", "log.db")
-    assert f"  {shown} tail --partition orders\n" in told  # the default is not repeated
-    assert "open it in two windows: http://127.0.0.1:7171/chat\n" in told
+    printed: Any = serve._format_examples("http://127.0.0.1:7171", "log.db")
+    assert f"  {shown} tail --partition orders\n" in printed  # the default URL is omitted
+    assert "open it in two windows: http://127.0.0.1:7171/chat\n" in printed
     assert f"  {shown} load --url http://[::1]:80\n" in serve._format_examples("http://[::1]:80", "log.db")

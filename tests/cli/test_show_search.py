@@ -1,4 +1,4 @@
-"""`oncelog show` by a key alone: the search for its policy, scope and client, on both stores."""
+"""`oncelog show` with only a key searches for the policy, scope and client, in both stores."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ from oncelog.storage.verify.side_state import decode_policies
 
 EVENT, PROJECT_EVENT, MESSAGE, WRITE, DELTA, RUN, LEASE = range(101, 108)
 SHARED = 120
-"""The number of a key that a message, an event and two runs have."""
+"""Number of a key that a message, an event and two runs share."""
 
 
 @pytest.fixture(scope="module", params=["file", "database"])
@@ -56,8 +56,8 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(params=["records", "index"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search as in a small log, which is read, or as in a large one, where the index is asked first."""
+def search_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search by scanning the records, as in small logs, or with the key index, as in large logs."""
     if request.param == "index":
         monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
 
@@ -68,26 +68,26 @@ def show(log: Path | str, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
-def shown(log: Path | str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    status, said = show(log, *arguments, "--json")
-    return status, json.loads(said)
+def show_json(log: Path | str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    status, output = show(log, *arguments, "--json")
+    return status, json.loads(output)
 
 
-def proven(log: Path | str, *arguments: str) -> tuple[str, str]:
-    """Return policy and key of the record that `oncelog proof` finds."""
+def find_by_proof(log: Path | str, *arguments: str) -> tuple[str, str]:
+    """Return the policy and key of the record that `oncelog proof` finds."""
     done = RUNNER.invoke(COMMAND, ["proof", str(log), *arguments])
     assert (done.exit_code, done.stderr) == (0, "")
     record = json.loads(done.stdout)["record"]
     return record["policy"], record["key"]
 
 
-def found(log: Path | str, number: int) -> KeyMatches:
+def search(log: Path | str, number: int) -> KeyMatches:
     with create_inspector(str(log)).open_view() as view:
         wanted = KeyQuery((key(number),), tuple(decode_policies(view.iterate_rows("policies")).values()))
         return search_keys(view, wanted, lambda _: None)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("search_method")
 @pytest.mark.parametrize(
     ("given", "policy", "scope", "client"),
     [
@@ -101,36 +101,36 @@ def found(log: Path | str, number: int) -> KeyMatches:
     ],
 )
 def test_show_finds_a_write_by_its_key_alone(log: Path | str, given: str, policy: str, scope: str, client: str) -> None:
-    status, [one] = shown(log, given)
+    status, [one] = show_json(log, given)
     assert status == 0
     assert (one["state"], one["policy"], one["scope"], one["client"]) == ("committed", policy, scope, client)
     assert (one["record"]["policy"], one["record"]["scope"]) == (policy, scope)
-    assert shown(log, given, "--all") == (0, [one])
-    assert proven(log, given) == proven(log, given, "--all") == (policy, one["record"]["key"])
+    assert show_json(log, given, "--all") == (0, [one])
+    assert find_by_proof(log, given) == find_by_proof(log, given, "--all") == (policy, one["record"]["key"])
 
 
 def test_show_and_proof_find_a_ledger_write_by_its_transaction_id(log: Path | str) -> None:
-    _, [one] = shown(log, key(WRITE).hex())
+    _, [one] = show_json(log, key(WRITE).hex())
     id_text = format_tx_id(one["record"]["lane"], one["record"]["position"])
-    assert shown(log, id_text) == shown(log, id_text.upper()) == (0, [one])
-    assert proven(log, id_text) == ("ledger", key(WRITE).hex())
+    assert show_json(log, id_text) == show_json(log, id_text.upper()) == (0, [one])
+    assert find_by_proof(log, id_text) == ("ledger", key(WRITE).hex())
     for reading in ("--hex", "--text"):
-        assert shown(log, id_text, reading)[0] == 1, "it is read as a key"
-    for other in (format_tx_id(0, 1), "f" * 16):  # an event, and no record
-        assert shown(log, other)[1][0]["state"] == "unknown"
+        assert show_json(log, id_text, reading)[0] == 1, "the id is treated as a key"
+    for other in (format_tx_id(0, 1), "f" * 16):  # an event, and a missing record
+        assert show_json(log, other)[1][0]["state"] == "unknown"
 
 
 def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
-    _, [one] = shown(log, key(MESSAGE).hex())
+    _, [one] = show_json(log, key(MESSAGE).hex())
     id_text = format_message_id(one["record"]["lane"], one["record"]["position"])
-    assert shown(log, id_text) == (0, [one])
-    assert proven(log, id_text) == ("chat", key(MESSAGE).hex())
+    assert show_json(log, id_text) == (0, [one])
+    assert find_by_proof(log, id_text) == ("chat", key(MESSAGE).hex())
     done = RUNNER.invoke(COMMAND, ["proof", str(log), format_message_id(0, 1)])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "no message: the record there has the policy 'events'; to see it, use the ID 0:1" in done.stderr
-    status, said = show(log, format_message_id(0, 1))
+    status, output = show(log, format_message_id(0, 1))
     assert status == 1
-    assert "no message: the record there has the policy 'events'; to see it, use the ID 0:1. " in said
+    assert "no message: the record there has the policy 'events'; to see it, use the ID 0:1. " in output
     assert show(log, format_message_id(99, 1))[1].startswith("unknown: no record: lane 99 does not exist; ")
     for wrong in ("msg_", "msg_1", id_text.upper().replace("MSG", "msg") + "0", "msg_" + "g" * 26):
         done = RUNNER.invoke(COMMAND, ["show", str(log), wrong])
@@ -141,11 +141,11 @@ def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
     assert f"{id_text} is the place of a record: --scope needs a key." in done.stderr
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("search_method")
 def test_show_lists_all_writes_of_a_key_and_the_options_that_choose_one(log: Path | str) -> None:
-    status, said = show(log, key(SHARED).hex())
+    status, output = show(log, key(SHARED).hex())
     assert status == 3
-    first, *lines = said.splitlines()
+    first, *lines = output.splitlines()
     assert first == "ambiguous: 4 writes have this key. Choose one with these options:"
     choices = [shlex.split(line) for line in lines[::2]]
     assert choices == [
@@ -155,37 +155,37 @@ def test_show_lists_all_writes_of_a_key_and_the_options_that_choose_one(log: Pat
         ["--policy", "runs", "--scope", "it's a campaign"],
     ]
     assert all(line.startswith("      committed: committed as ") for line in lines[1::2])
-    status, listed = shown(log, key(SHARED).hex())
+    status, listed = show_json(log, key(SHARED).hex())
     assert status == 3
-    assert [shown(log, key(SHARED).hex(), *choice) for choice in choices] == [(0, [one]) for one in listed]
-    assert [one["policy"] for one in shown(log, key(SHARED).hex(), "--policy", "runs")[1]] == ["runs", "runs"]
+    assert [show_json(log, key(SHARED).hex(), *choice) for choice in choices] == [(0, [one]) for one in listed]
+    assert [one["policy"] for one in show_json(log, key(SHARED).hex(), "--policy", "runs")[1]] == ["runs", "runs"]
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("search_method")
 def test_show_narrows_the_search_by_scope_or_client_alone(log: Path | str) -> None:
-    assert shown(log, key(SHARED).hex(), "--scope", "chat/g")[1][0]["policy"] == "chat"
-    assert shown(log, key(WRITE).hex(), "--client", "till 1")[0] == 0
-    assert shown(log, key(WRITE).hex(), "--scope", "ledger/acme")[0] == 0
-    assert shown(log, key(WRITE).hex(), "--client", "another")[0] == 1
-    assert shown(log, key(WRITE).hex(), "--scope", "ledger/other")[0] == 1
+    assert show_json(log, key(SHARED).hex(), "--scope", "chat/g")[1][0]["policy"] == "chat"
+    assert show_json(log, key(WRITE).hex(), "--client", "till 1")[0] == 0
+    assert show_json(log, key(WRITE).hex(), "--scope", "ledger/acme")[0] == 0
+    assert show_json(log, key(WRITE).hex(), "--client", "another")[0] == 1
+    assert show_json(log, key(WRITE).hex(), "--scope", "ledger/other")[0] == 1
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("search_method")
 def test_show_finds_a_lease_by_its_key_alone(log: Path | str) -> None:
-    status, [one] = shown(log, key(LEASE).hex())
+    status, [one] = show_json(log, key(LEASE).hex())
     assert (status, one["policy"], one["scope"]) == (1, "runs", "campaign/8")
     assert one["lease"]["holder"] == "worker"
 
 
-@pytest.mark.usefixtures("way")
-def test_show_says_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
-    status, said = show(log, key(999).hex())
+@pytest.mark.usefixtures("search_method")
+def test_show_lists_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
+    status, output = show(log, key(999).hex())
     assert status == 1
     with create_inspector(str(log)).open_view() as view:
         records = sum(head.position for head in view.run_query(load_heads).values())
     never = "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind. "
     everywhere = "under chat, deltas, events, ledger, notes, runs, for the key in hex and the key with this text"
-    assert said == f"{never}Searched: all {records} records, and all leases, {everywhere}\n"
+    assert output == f"{never}Searched: all {records} records, and all leases, {everywhere}\n"
     exact = ("--policy", "chat", "--scope", "chat/g", "--hex")
     assert show(log, key(999).hex(), *exact) == (
         1,
@@ -194,7 +194,7 @@ def test_show_says_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
 
 
 def test_index_and_records_give_the_same_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of these keys are in scopes that the log has a table of."""
+    """All keys are in scopes that the log lists in a table."""
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     keys = [key(number) for number in (*range(1, 14), 20, 60, EVENT, MESSAGE, WRITE, RUN, SHARED)]
     with create_inspector(str(log)).open_view() as view:
@@ -207,47 +207,47 @@ def test_index_and_records_give_the_same_writes(log: Path | str, monkeypatch: py
             assert (indexed.records_read is None, read.records_read is None) == (True, False)
 
 
-def test_search_reads_all_records_where_too_many_identities_are_known(
+def test_search_scans_all_records_if_too_many_identities_are_known(
     log: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
-    assert found(log, MESSAGE).records_read is None
+    assert search(log, MESSAGE).records_read is None
     monkeypatch.setattr(key_search, "INDEX_IDENTITIES_MAX", 3)
-    again = found(log, MESSAGE)
+    again = search(log, MESSAGE)
     assert again.records_read is not None
     assert again.identities == (("chat", "chat/g", "", key(MESSAGE)),)
 
 
-def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: tuple[KeyIdentity, ...] = found(log, SHARED).identities
+def test_search_queries_the_index_in_batches_and_reads_pages(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: tuple[KeyIdentity, ...] = search(log, SHARED).identities
     for module in (sqlite_inspecting, postgres_inspecting):
         monkeypatch.setattr(module, "SCAN_PAGE_RECORDS", 3)
-    told: list[StepProgress] = []
+    progress: list[StepProgress] = []
     with create_inspector(str(log)).open_view() as view:
         wanted = KeyQuery((key(SHARED),), tuple(decode_policies(view.iterate_rows("policies")).values()))
-        read = search_keys(view, wanted, told.append)
+        read = search_keys(view, wanted, progress.append)
     assert read.identities == expected
-    assert len(told) > (read.records_read or 0) // 3
-    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert len(progress) > (read.records_read or 0) // 3
+    assert [one.done for one in progress] == sorted(one.done for one in progress)
     monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
     monkeypatch.setattr(key_search, "_BATCH_IDENTITIES", 2)
-    assert found(log, SHARED) == KeyMatches(expected)
+    assert search(log, SHARED) == KeyMatches(expected)
 
 
-def test_search_ends_when_it_has_found_too_many_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stops_after_too_many_matches(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("oncelog.storage.key_search.MATCHES_MAX", "oncelog.cli.record_lookup.MATCHES_MAX"):
         monkeypatch.setattr(name, 2)
-    assert len(found(log, SHARED).identities) > key_search.MATCHES_MAX
-    status, said = show(log, key(SHARED).hex())
+    assert len(search(log, SHARED).identities) > key_search.MATCHES_MAX
+    status, output = show(log, key(SHARED).hex())
     assert status == 3
-    assert said.startswith("ambiguous: more than 2 writes have this key. Choose one with these options:\n")
-    assert said.count("--policy") == 2
+    assert output.startswith("ambiguous: more than 2 writes have this key. Choose one with these options:\n")
+    assert output.count("--policy") == 2
 
 
 def test_empty_log_has_nothing_under_a_key(tmp_path: Path) -> None:
     for place in (tmp_path / "log.db", address_of(tmp_path)):
         sample_log.make_log(place, rounds=0)
-        assert shown(place, key(999).hex())[0] == 1
+        assert show_json(place, key(999).hex())[0] == 1
 
 
 @pytest.mark.parametrize(("lane", "position"), [(0, 1), (3, 7), (2**15 - 1, 2**48 - 1)])
@@ -261,7 +261,7 @@ ORDER, HEX_LIKE, PLACE_LIKE, MESSAGE_LIKE, LEASED = "order/17 für Zoë", "cafe"
 
 @pytest.fixture(scope="module", params=["file", "database"])
 def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | str:
-    """A log with calls of `once` under text keys, and other writes under the bytes that two of these texts can mean."""
+    """A log with `once` calls under text keys, and writes whose keys are the bytes that two of the texts encode."""
     directory = tmp_path_factory.mktemp("calls")
     place = directory / "log.db" if request.param == "file" else address_of(directory)
     with oncelog.open_blocking(str(place)) as log:
@@ -283,28 +283,28 @@ def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return place
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("search_method")
 @pytest.mark.parametrize("given", [[ORDER], [UUID_TEXT], [PLACE_LIKE, "--text"], [MESSAGE_LIKE, "--text"]])
-def test_show_finds_a_call_of_once_by_the_text_of_its_key(calls: Path | str, given: list[str]) -> None:
-    status, [one] = shown(calls, *given)
+def test_show_finds_a_once_call_by_its_text_key(calls: Path | str, given: list[str]) -> None:
+    status, [one] = show_json(calls, *given)
     assert (status, one["state"], one["policy"], one["scope"]) == (0, "committed", "once.charge", "once/charge")
     assert bytes.fromhex(one["record"]["key"]).decode() == given[0]
-    assert shown(calls, given[0], "--text", "--scope", "once/charge") == (0, [one])
+    assert show_json(calls, given[0], "--text", "--scope", "once/charge") == (0, [one])
     assert f"key as text:    {given[0]}\n" in show(calls, *given)[1]
-    assert proven(calls, *given) == ("once.charge", one["record"]["key"])
+    assert find_by_proof(calls, *given) == ("once.charge", one["record"]["key"])
 
 
-@pytest.mark.usefixtures("way")
-def test_show_finds_the_lease_of_a_call_by_the_text_of_its_key(calls: Path | str) -> None:
-    status, [one] = shown(calls, LEASED)
+@pytest.mark.usefixtures("search_method")
+def test_show_finds_the_lease_of_a_once_call_by_its_text_key(calls: Path | str) -> None:
+    status, [one] = show_json(calls, LEASED)
     assert (status, one["state"], one["lease"]["holder"]) == (1, "leased", "worker")
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("search_method")
 def test_show_lists_a_key_in_hex_and_a_key_with_the_same_text(calls: Path | str) -> None:
-    status, said = show(calls, HEX_LIKE)
+    status, output = show(calls, HEX_LIKE)
     assert status == 3
-    first, *lines = said.splitlines()
+    first, *lines = output.splitlines()
     assert first == "ambiguous: 2 writes have this key. Choose one with these options:"
     choices = [shlex.split(line) for line in lines[::2]]
     assert choices == [
@@ -312,16 +312,16 @@ def test_show_lists_a_key_in_hex_and_a_key_with_the_same_text(calls: Path | str)
         ["--policy", "once.raw", "--scope", "once/raw", "--hex"],
     ]
     for choice in choices:
-        status, [one] = shown(calls, HEX_LIKE, choice[-1])
+        status, [one] = show_json(calls, HEX_LIKE, choice[-1])
         assert (status, one["policy"]) == (0, choice[1])
-        assert shown(calls, HEX_LIKE, *choice) == (0, [one])
-        assert proven(calls, HEX_LIKE, *choice)[0] == choice[1]
+        assert show_json(calls, HEX_LIKE, *choice) == (0, [one])
+        assert find_by_proof(calls, HEX_LIKE, *choice)[0] == choice[1]
 
 
-def test_show_names_the_option_for_a_text_with_the_form_of_a_place(calls: Path | str) -> None:
-    assert shown(calls, PLACE_LIKE)[1][0]["policy"] == "events"
-    status, said = show(calls, "0:99")
-    assert (status, said) == (
+def test_show_suggests_an_option_for_a_text_key_that_looks_like_a_position(calls: Path | str) -> None:
+    assert show_json(calls, PLACE_LIKE)[1][0]["policy"] == "events"
+    status, output = show(calls, "0:99")
+    assert (status, output) == (
         1,
         "unknown: no record: lane 0 has positions 1 to 1. If the ID is the text of a key, add --text\n",
     )

@@ -1,4 +1,4 @@
-"""`oncelog stats`: figures of a log, read without counting records."""
+"""`oncelog stats` prints figures of a log without counting its records."""
 
 import json
 import sqlite3
@@ -17,7 +17,7 @@ from oncelog.storage.sqlite.key_index import index
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stats") / "log.db"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(index, "WORK_FACTOR", 20)  # so that no work on the key index is left
+        patched.setattr(index, "WORK_FACTOR", 20)  # finishes all work on the key index
         sample_log.make_log(path, rounds=8)
     return path
 
@@ -26,29 +26,29 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stats_prints_the_figures_of_a_file_as_json(log: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["stats", str(log), "--json"])
     assert done.exit_code == 0, done.stderr
-    said = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     verified = json.loads(RUNNER.invoke(COMMAND, ["verify", str(log), "--json"]).stdout)
-    assert (said["records"], said["blocks"], said["epoch"]) == (
+    assert (report["records"], report["blocks"], report["epoch"]) == (
         verified["records"],
         verified["blocks"],
         verified["epoch"],
     )
-    assert said["schema"] == SCHEMA_VERSION
-    assert said["created_ms"] == sample_log.START_MS
-    assert said["settings"] == {"lanes": 4, "eviction_interval": 16, "ledger_ttl_ms": 86_400_000}
-    assert said["policies"] == ["chat", "deltas", "events", "ledger", "notes", "runs"]
-    assert said["keys"]["sealed"] == verified["sealed_keys"]
-    assert sum(said["keys"]["segments"].values()) == verified["segments"]
-    assert said["keys"]["hot"] > 0
-    assert [lane["lane"] for lane in said["lanes"]] == [0, 1, 2, 3, 4]
-    assert said["lanes"][0] | {"log_time_ms": 0} == {"lane": 0, "position": 16, "height": 8, "log_time_ms": 0}
-    assert said["consumers"] == [
+    assert report["schema"] == SCHEMA_VERSION
+    assert report["created_ms"] == sample_log.START_MS
+    assert report["settings"] == {"lanes": 4, "eviction_interval": 16, "ledger_ttl_ms": 86_400_000}
+    assert report["policies"] == ["chat", "deltas", "events", "ledger", "notes", "runs"]
+    assert report["keys"]["sealed"] == verified["sealed_keys"]
+    assert sum(report["keys"]["segments"].values()) == verified["segments"]
+    assert report["keys"]["hot"] > 0
+    assert [lane["lane"] for lane in report["lanes"]] == [0, 1, 2, 3, 4]
+    assert report["lanes"][0] | {"log_time_ms": 0} == {"lane": 0, "position": 16, "height": 8, "log_time_ms": 0}
+    assert report["consumers"] == [
         {"scope": "", "name": "mailer", "cursor": 5, "lag": 11},
         {"scope": "chat/1", "name": "mirror", "cursor": 2, "lag": 1},
     ]
-    assert said["erasures"] == 5
-    assert said["bytes"] == log.stat().st_size
-    assert said["wal_bytes"] == 0
+    assert report["erasures"] == 5
+    assert report["bytes"] == log.stat().st_size
+    assert report["wal_bytes"] == 0
 
 
 @pytest.mark.rule("CO-42")
@@ -56,20 +56,20 @@ def test_stats_of_a_database_match_those_of_a_file(log: Path, database: str) -> 
     sample_log.make_log(database, rounds=8)
     done = RUNNER.invoke(COMMAND, ["stats", database, "--json"])
     assert done.exit_code == 0, done.stderr
-    said = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     of_a_file = json.loads(RUNNER.invoke(COMMAND, ["stats", str(log), "--json"]).stdout)
-    shared = (said.keys() & of_a_file.keys()) - {"epoch", "schema", "bytes"}
+    shared = (report.keys() & of_a_file.keys()) - {"epoch", "schema", "bytes"}
     assert shared == {
         *("created_ms", "settings", "records", "restore_records", "audit_records", "blocks", "lanes"),
         *("policies", "consumers", "erasures", "tenants"),
     }
-    assert {name: said[name] for name in shared} == {name: of_a_file[name] for name in shared}
-    assert said["schema"] == POSTGRES_SCHEMA_VERSION
-    assert said["bytes"] == sum(said["tables"].values()) > 100_000
-    assert {"oncelog_records", "oncelog_partition_records", "oncelog_rates"} < said["tables"].keys()
+    assert {name: report[name] for name in shared} == {name: of_a_file[name] for name in shared}
+    assert report["schema"] == POSTGRES_SCHEMA_VERSION
+    assert report["bytes"] == sum(report["tables"].values()) > 100_000
+    assert {"oncelog_records", "oncelog_partition_records", "oncelog_rates"} < report["tables"].keys()
     done = RUNNER.invoke(COMMAND, ["stats", database])
     assert "consumer 'mirror' of chat/1: at 2, 1 behind" in done.stdout
-    assert f"\nPostgreSQL {said['server']}: {said['bytes']} bytes, with indexes\n  oncelog_" in done.stdout
+    assert f"\nPostgreSQL {report['server']}: {report['bytes']} bytes, with indexes\n  oncelog_" in done.stdout
 
 
 def test_stats_prints_readable_text(log: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
+from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import remote
 
@@ -92,7 +92,7 @@ def test_expected_committed_id_is_checked(server: ServerProcess) -> None:
 
 def test_event_is_sent_unchanged(server: ServerProcess) -> None:
     status, _, [error] = submit(server.url, "--partition", "raw", '{"type":"x","n":1,"n":2}')
-    assert status == 1  # a repeated name reaches the server
+    assert status == 1  # the repeated name reaches the server
     assert "validation_failed" in error
 
 
@@ -108,9 +108,9 @@ def test_lines_are_submitted_in_their_order_as_events_or_items(server: ServerPro
         json.dumps({"event": {"type": "half"}, "id": ids[1], "committed_id": 7, "expected_committed_id": None}),
         '  {"type":"last, without an end of line"}',
     ]
-    status, said, errors = submit(server.url, "--partition", "lines", "-", given="\n".join(lines))
+    status, output, errors = submit(server.url, "--partition", "lines", "-", given="\n".join(lines))
     assert (status, errors) == (0, [])
-    found = [COMMITTED.fullmatch(line) for line in said]
+    found = [COMMITTED.fullmatch(line) for line in output]
     assert [one[2] for one in found[1:3] if one] == ids
     numbers = [int(one[1]) for one in found if one]
     assert len(numbers) == 4
@@ -164,7 +164,7 @@ def test_line_is_answered_before_the_next_one_is_written(server: ServerProcess) 
             process.stdin.write(f'{{"type":"x","n":{number}}}\n')
             process.stdin.flush()
             assert COMMITTED.fullmatch(process.stdout.readline().strip())
-        assert ended(process) == (0, "", "")
+        assert wait_for_exit(process) == (0, "", "")
 
 
 def test_output_of_tail_can_be_submitted_to_another_log(server: ServerProcess, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_submit_retries_the_same_request_until_it_is_answered() -> None:
         if attempt == 1:
             busy(handler)
         elif attempt == 2:
-            handler.close_connection = True  # without an answer
+            handler.close_connection = True  # close without an answer
         elif attempt == 3:
             answer(handler, 502, b"a proxy's own words")
         else:
@@ -251,8 +251,8 @@ def test_submit_interrupted_during_retries_prints_the_id() -> None:
         assert process.stderr is not None
         assert process.stderr.readline() == "oncelog: server_busy: too much; retrying\n"
         process.send_signal(signal.SIGINT)
-        status, said, errors = ended(process)
-    assert (status, said) == (130, "")
+        status, output, errors = wait_for_exit(process)
+    assert (status, output) == (130, "")
     assert received[0]["events"][0]["id"] in errors
 
 
@@ -262,12 +262,12 @@ def test_submit_waits_for_a_restarting_server(tmp_path: Path) -> None:
         served.kill()
         with start_command("submit", "--url", served.url, "--partition", "a", '{"type":"x"}') as process:
             assert process.stderr is not None
-            told = process.stderr.readline()
-            assert told == f"oncelog: {served.url} cannot be reached: Connection refused; retrying\n"
+            line = process.stderr.readline()
+            assert line == f"oncelog: {served.url} cannot be reached: Connection refused; retrying\n"
             served.start()
-            status, said, errors = ended(process)
+            status, output, errors = wait_for_exit(process)
         assert (status, errors) == (0, "")
-        assert said.startswith("committed 1 ")
+        assert output.startswith("committed 1 ")
 
 
 def test_malformed_answer_is_reported() -> None:

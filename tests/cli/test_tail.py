@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from cli.load_programs import BY_TICKS
-from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
+from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from deadlines import wait_until
 from oncelog.cli.tail import PAGE_EVENTS, _format_line
@@ -24,14 +24,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def submit(url: str, partition: str, *numbers: int) -> list[int]:
-    """Submit events with these numbers and return their committed ids."""
+    """Submit numbered events and return their committed ids."""
     given = "".join(f'{{"type":"n","n":{number}}}\n' for number in numbers)
     done = oncelog("submit", "--url", url, "--partition", partition, "-", given=given)
     assert (done.returncode, done.stderr) == (0, "")
     return [int(line.split()[1]) for line in done.stdout.splitlines()]
 
 
-def counted(lines: str | list[str]) -> list[int]:
+def numbers_of(lines: str | list[str]) -> list[int]:
     texts = lines.splitlines() if isinstance(lines, str) else lines
     return [json.loads(line)["event"]["n"] for line in texts]
 
@@ -48,9 +48,9 @@ def test_tail_prints_all_pages_after_since_in_order(server: ServerProcess) -> No
     command = ["tail", "--url", server.url, "--partition", "pages"]
     done = oncelog(*command, "--limit", str(len(numbers)))
     assert (done.returncode, done.stderr) == (0, "")
-    assert counted(done.stdout) == numbers
+    assert numbers_of(done.stdout) == numbers
     done = oncelog(*command, "--since", str(committed[PAGE_EVENTS]), "--limit", "3")
-    assert counted(done.stdout) == numbers[PAGE_EVENTS + 1 : PAGE_EVENTS + 4]
+    assert numbers_of(done.stdout) == numbers[PAGE_EVENTS + 1 : PAGE_EVENTS + 4]
 
 
 def test_tail_prints_events_of_several_partitions_unchanged(server: ServerProcess) -> None:
@@ -65,11 +65,11 @@ def test_tail_follows_new_events(server: ServerProcess) -> None:
     submit(server.url, "live", 1)
     with start_command("tail", "--url", server.url, "--partition", "live", "--limit", "4") as process:
         assert process.stdout is not None
-        assert counted([process.stdout.readline()]) == [1]
+        assert numbers_of([process.stdout.readline()]) == [1]
         for number in (2, 3, 4):
             submit(server.url, "live", number)
-            assert counted([process.stdout.readline()]) == [number]
-        assert ended(process) == (0, "", "")
+            assert numbers_of([process.stdout.readline()]) == [number]
+        assert wait_for_exit(process) == (0, "", "")
 
 
 def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
         ) as process:
             wait_until(lambda: metric(served.url, "oncelog_frames_received_total") >= 2)  # its connect and its sync
             submit(served.url, "now", 3)
-            status, said, errors = ended(process)
-    assert (status, counted(said), errors) == (0, [3], "")
+            status, output, errors = wait_for_exit(process)
+    assert (status, numbers_of(output), errors) == (0, [3], "")
 
 
 @BOTH_STORES
@@ -91,16 +91,16 @@ def test_tail_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
         with start_command("tail", "--url", served.url, "--partition", "a", "--limit", "8") as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            assert counted([process.stdout.readline(), process.stdout.readline()]) == [1, 2]
+            assert numbers_of([process.stdout.readline(), process.stdout.readline()]) == [1, 2]
             for number in (3, 6):
                 served.kill()
                 assert process.stderr.readline().endswith("; retrying\n")
                 served.start()
                 submit(served.url, "a", number, number + 1, number + 2)
-                shown = counted([process.stdout.readline() for _ in range(3)])
+                shown = numbers_of([process.stdout.readline() for _ in range(3)])
                 assert shown == [number, number + 1, number + 2]
                 assert f"connected again; continuing after {number - 1}" in process.stderr.readline()
-            assert ended(process) == (0, "", "")
+            assert wait_for_exit(process) == (0, "", "")
 
 
 def test_slow_tail_misses_no_event(tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_tail_reconnects_to_a_stopped_server(tmp_path: Path) -> None:
         submit(served.url, "a", 1)
         with start_command("tail", "--url", served.url, "--partition", "a", "--limit", "2") as process:
             assert process.stdout is not None
-            assert counted([process.stdout.readline()]) == [1]
+            assert numbers_of([process.stdout.readline()]) == [1]
             assert served.stop() == 0
             served.start()
             submit(served.url, "a", 2)
-            status, said, _ = ended(process)
-    assert (status, counted(said)) == (0, [2])
+            status, output, _ = wait_for_exit(process)
+    assert (status, numbers_of(output)) == (0, [2])
 
 
 def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
         submit(served.url, "a", 1)
         with start_command("tail", "--url", served.url, "--partition", "a") as process:
             assert process.stdout is not None
-            assert counted([process.stdout.readline()]) == [1]
+            assert numbers_of([process.stdout.readline()]) == [1]
             backup = str(tmp_path / "backup.db")
             assert oncelog("backup", served.store, backup).returncode == 0
             served.kill()
@@ -143,8 +143,8 @@ def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
             epochs = re.findall(r"^(?:old|new) epoch: (\w+)$", restored.stdout, re.MULTILINE)
             assert len(epochs) == 2
             served.start()
-            status, said, errors = ended(process)
-        assert (status, said) == (2, "")
+            status, output, errors = wait_for_exit(process)
+        assert (status, output) == (2, "")
         last = errors.splitlines()[-1]
         assert "the log has a different history now" in last
         assert all(epoch in last for epoch in epochs)
@@ -164,10 +164,10 @@ def test_tail_ends_when_its_output_pipe_is_closed(server: ServerProcess) -> None
     submit(server.url, "head", 1, 2)
     with start_command("tail", "--url", server.url, "--partition", "head") as process:
         assert process.stdout is not None
-        assert counted([process.stdout.readline()]) == [1]
+        assert numbers_of([process.stdout.readline()]) == [1]
         process.stdout.close()
         process.stdout = None
-        assert ended(process)[0] == 141
+        assert wait_for_exit(process)[0] == 141
 
 
 def test_interrupted_tail_exits_with_130(server: ServerProcess) -> None:
@@ -176,7 +176,7 @@ def test_interrupted_tail_exits_with_130(server: ServerProcess) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert ended(process) == (130, "", "")
+        assert wait_for_exit(process) == (130, "", "")
 
 
 def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def private_key(directory: Path, algorithm: str) -> Path:
     return auth_material.written(directory / "private", data)
 
 
-def known(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings: Any) -> Tokens:
-    """Return the verifier of a server with that key, at the current time unless another one is given."""
+def verifier_of(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings: Any) -> Tokens:
+    """Return a server's verifier for the key (default time: now)."""
     clock = SystemClock().wall_ms if now_ms is None else lambda: now_ms
     tokens = Tokens(TokenSettings(algorithms=(algorithm,), key_files=(source,), **settings), clock)
     auth_material.reload(tokens)
@@ -57,14 +57,14 @@ def known(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings
 def test_token_is_accepted_by_a_server_with_the_key(tmp_path: Path, algorithm: str) -> None:
     key = private_key(tmp_path, algorithm)
     before_ms = SystemClock().wall_ms()
-    told = run(
+    printed = run(
         *("token", "--key", key, "--alg", algorithm, "--sub", "ada", *GRANTED, "--expires", "15m"),
         *("--client-id", "laptop", "--issuer", "me", "--audience", "logs"),
     )
-    tokens = known(
+    tokens = verifier_of(
         auth_material.key_file(tmp_path, algorithm), algorithm, issuer="me", audiences=("logs",), leeway_ms=0
     )
-    found = tokens.authenticate(told)
+    found = tokens.authenticate(printed)
     assert (found.actor, found.client_id, found.grants) == (
         "user:ada",
         "laptop",
@@ -80,10 +80,10 @@ def test_token_is_accepted_by_a_server_with_the_key(tmp_path: Path, algorithm: s
 def test_token_expires_after_the_given_duration(tmp_path: Path, text: str | None, seconds: int) -> None:
     key = private_key(tmp_path, "HS256")
     before_ms = SystemClock().wall_ms()
-    told = run("token", "--key", key, "--alg", "HS256", "--sub", "a", *(() if text is None else ("--expires", text)))
+    printed = run("token", "--key", key, "--alg", "HS256", "--sub", "a", *(() if text is None else ("--expires", text)))
     after_ms = SystemClock().wall_ms()
-    tokens = known(KeyFile(str(key), KeyKind.SECRET), "HS256", leeway_ms=0, now_ms=before_ms)
-    expires_ms = tokens.authenticate(told).expires_ms
+    tokens = verifier_of(KeyFile(str(key), KeyKind.SECRET), "HS256", leeway_ms=0, now_ms=before_ms)
+    expires_ms = tokens.authenticate(printed).expires_ms
     assert expires_ms is not None
     assert before_ms - 1000 < expires_ms - seconds * 1000 <= after_ms  # in whole seconds
 
@@ -91,11 +91,11 @@ def test_token_expires_after_the_given_duration(tmp_path: Path, text: str | None
 def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
     members = [{**key_of("ES256", number).as_dict(private=True), "kid": f"k{number}"} for number in range(2)]
     source = auth_material.key_set(tmp_path / "set.json", *members)
-    told = run("token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k1")
-    assert known(source, "ES256").authenticate(told).actor == "user:a"
+    printed = run("token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k1")
+    assert verifier_of(source, "ES256").authenticate(printed).actor == "user:a"
     only_first = auth_material.key_set(tmp_path / "first.json", members[0])
     with pytest.raises(AuthError):
-        known(only_first, "ES256").authenticate(told)
+        verifier_of(only_first, "ES256").authenticate(printed)
     assert "no key of the id 'k2'" in refusal(
         "token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k2"
     )
@@ -104,15 +104,15 @@ def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorithm: str) -> None:
     key = private_key(tmp_path, algorithm)
-    told = run("token", "--key", key, "--alg", algorithm, "--sub", "a", "--kid", "2026-11")
+    printed = run("token", "--key", key, "--alg", algorithm, "--sub", "a", "--kid", "2026-11")
     current = auth_material.key_file(tmp_path, algorithm, key_id="2026-11")
-    assert known(current, algorithm).authenticate(told).actor == "user:a"
+    assert verifier_of(current, algorithm).authenticate(printed).actor == "user:a"
     with pytest.raises(AuthError):
-        known(KeyFile(current.path, current.kind, "2026-12"), algorithm).authenticate(told)
+        verifier_of(KeyFile(current.path, current.kind, "2026-12"), algorithm).authenticate(printed)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "complaint"),
     [
         (("--expires", "soon"), "not a duration"),
         (("--expires", "1w"), "not a duration"),
@@ -126,11 +126,11 @@ def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorith
         (("--alg", "RS256"), "PEM form"),
     ],
 )
-def test_invalid_token_claims_are_refused(tmp_path: Path, wrong: tuple[str, str], says: str) -> None:
+def test_invalid_token_claims_are_refused(tmp_path: Path, wrong: tuple[str, str], complaint: str) -> None:
     key = private_key(tmp_path, "HS256")
-    said = refusal("token", "--key", key, "--alg", "HS256", "--sub", "a", *wrong)
-    assert says in said
-    assert auth_material.SECRET.decode() not in said
+    output = refusal("token", "--key", key, "--alg", "HS256", "--sub", "a", *wrong)
+    assert complaint in output
+    assert auth_material.SECRET.decode() not in output
 
 
 def test_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
+    def raise_disk_full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("oncelog.server.auth.secret_files.os.fsync", full)
+    monkeypatch.setattr("oncelog.server.auth.secret_files.os.fsync", raise_disk_full)
     path = tmp_path / "keys.json"
     assert "No space left" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", status=74)
     assert not path.exists()
@@ -245,9 +245,9 @@ def test_examples_of_the_identity_page_work(tmp_path: Path) -> None:
     )
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-    told = subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True)  # noqa: S603
-    assert told.stdout == shown
-    tokens = known(KeyFile(str(tmp_path / "public.pem"), KeyKind.PEM), "EdDSA", audiences=("logs",))
+    printed = subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True)  # noqa: S603
+    assert printed.stdout == shown
+    tokens = verifier_of(KeyFile(str(tmp_path / "public.pem"), KeyKind.PEM), "EdDSA", audiences=("logs",))
     assert tokens.authenticate((tmp_path / "token-eddsa.txt").read_text().strip()).actor == "user:ada"
 
 

@@ -1,4 +1,4 @@
-"""`oncelog verify` of files: every change is found, and an intact log passes."""
+"""`oncelog verify` finds every change to a file, and passes an intact log."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from cli import sample_log
-from cli.damage import IMPOSSIBLE_SIDE_STATE, Editable
+from cli.damage import IMPOSSIBLE_SIDE_STATE, LogEditor
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
 from oncelog.core.proof import Block, compute_root, encode_record_header, hash_leaf
@@ -39,14 +39,14 @@ from oncelog.storage.verify.verification import verify, verify_log
 
 RECORDS = 276
 AUDIT_RECORDS = 4
-"""Of added members."""
+"""Lanes of added members."""
 TEXT = ("policy", "scope", "client", "actor", "partitions")
 BLOBS = ("key", "fingerprint", "salt", "body", "body_hash")
 NUMBERS = ("sequence", "log_time_ms", "height", "client_sequence")
 
 
-class EditableLog(Editable):
-    """A log in a file."""
+class FileEditor(LogEditor):
+    """Edits a log in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,18 +56,18 @@ class EditableLog(Editable):
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement, parameters).fetchall()
 
-    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
+    def verify_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
         self.connection.execute("BEGIN")
         try:
             changed = 0
             for statement, parameters in statements:
                 changed += self.connection.execute(statement, parameters).rowcount
             assert changed > 0, statements
-            return self.lie()
+            return self.verify()
         finally:
             self.connection.execute("ROLLBACK")
 
-    def lie(self) -> InconsistencyError | None:
+    def verify(self) -> InconsistencyError | None:
         try:
             *_, last = verify(FileView(self.connection, str(self.path), self.file))
         except InconsistencyError as error:
@@ -79,8 +79,8 @@ class EditableLog(Editable):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_at_once() -> Iterator[None]:
-    """Use small segments and merge four of them, so that few keys have several runs and merges."""
+def small_segments() -> Iterator[None]:
+    """Use small segments and a fan-out of four, so that few keys suffice for several runs and merges."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index, "FAN_OUT", 4)
         patched.setattr(segments, "CLEAR_RUNS", 2)
@@ -89,28 +89,28 @@ def few_at_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verify") / "log.db"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(index, "WORK_FACTOR", 20)  # so that no work is left
+        patched.setattr(index, "WORK_FACTOR", 20)  # finishes all work on the key index
         sample_log.make_log(path)
     return path
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(made, tmp_path / "log.db"))
+def copy(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(template, tmp_path / "log.db"))
 
 
 @pytest.fixture
-def editable(made: Path) -> Iterator[EditableLog]:
-    found = EditableLog(made)
+def editor(template: Path) -> Iterator[FileEditor]:
+    found = FileEditor(template)
     yield found
     found.connection.close()
 
 
-def flipped(value: Any) -> list[Any]:
-    """Return small changes of a value, each of another kind."""
+def change_value(value: Any) -> list[Any]:
+    """Return several slightly changed copies of a value."""
     if value is None:
         return [b"", bytes(32)]
     if isinstance(value, int):
@@ -127,8 +127,8 @@ def flipped(value: Any) -> list[Any]:
 
 
 @pytest.mark.rule("LG-18", "CO-41")
-def test_intact_log_with_erased_records_and_sealed_keys_passes(made: Path) -> None:
-    *progress, last = verify_log(made)
+def test_intact_log_with_erased_records_and_sealed_keys_passes(template: Path) -> None:
+    *progress, last = verify_log(template)
     assert isinstance(last, VerificationSummary)
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
     assert last.keys > last.sealed_keys > 200
@@ -140,7 +140,7 @@ def test_log_passes_at_every_step_of_sealing_and_merging(tmp_path: Path) -> None
     path = tmp_path / "log.db"
     seen: set[int] = set()
 
-    def look_at_it() -> None:
+    def verify_new_jobs() -> None:
         with sqlite3.connect(path) as connection:
             jobs = {level for (level,) in connection.execute("SELECT level FROM oncelog_key_jobs")}
         connection.close()
@@ -149,7 +149,7 @@ def test_log_passes_at_every_step_of_sealing_and_merging(tmp_path: Path) -> None
             assert isinstance(last, VerificationSummary), last
         seen.update(jobs)
 
-    sample_log.make_log(path, seal_keys=34, each=look_at_it)
+    sample_log.make_log(path, seal_keys=34, each=verify_new_jobs)
     assert seen == {0, 1}
 
 
@@ -165,123 +165,123 @@ def test_almost_empty_log_passes(tmp_path: Path) -> None:
 # --- records ------------------------------------------------------------------------------------------
 
 
-def picked(editable: EditableLog) -> list[int]:
-    """Return a record of every policy, with and without its body."""
-    groups = editable.rows("SELECT min(place) FROM oncelog_records GROUP BY policy, body IS NULL")
+def sample_places(editor: FileEditor) -> list[int]:
+    """Return the places of an intact and an erased record of every policy."""
+    groups = editor.rows("SELECT min(place) FROM oncelog_records GROUP BY policy, body IS NULL")
     return sorted(place for (place,) in groups)
 
 
 @pytest.mark.rule("LG-18")
-def test_changed_column_of_a_record_is_found(editable: EditableLog) -> None:
+def test_changed_column_of_a_record_is_found(editor: FileEditor) -> None:
     changes = 0
-    for place in picked(editable):
+    for place in sample_places(editor):
         for column in (*TEXT, *BLOBS, *NUMBERS):
-            [(value,)] = editable.rows(f"SELECT {column} FROM oncelog_records WHERE place = ?", place)  # noqa: S608
+            [(value,)] = editor.rows(f"SELECT {column} FROM oncelog_records WHERE place = ?", place)  # noqa: S608
             nulls = [None] if column in {"salt", "body", "body_hash"} and value is not None else []
-            for other in [*flipped(value), *nulls]:
-                lie = editable.check_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
-                assert lie.lane == place >> 48, lie
+            for other in [*change_value(value), *nulls]:
+                found = editor.expect_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
+                assert found.lane == place >> 48, found
                 changes += 1
     assert changes > 300
 
 
 @pytest.mark.rule("LG-18")
-def test_any_changed_or_missing_record_is_found(editable: EditableLog) -> None:
+def test_any_changed_or_missing_record_is_found(editor: FileEditor) -> None:
     columns = (*TEXT, *BLOBS, *NUMBERS)
     for number, (place, *values) in enumerate(
-        editable.rows(f"SELECT place, {', '.join(columns)} FROM oncelog_records")  # noqa: S608
+        editor.rows(f"SELECT place, {', '.join(columns)} FROM oncelog_records")  # noqa: S608
     ):
         position = place & (1 << 48) - 1
-        gone = editable.check_found("DELETE FROM oncelog_records WHERE place = ?", place)
+        gone = editor.expect_found("DELETE FROM oncelog_records WHERE place = ?", place)
         assert (gone.lane, gone.position) == (place >> 48, position)
         if number % 3:
             continue
         column, value = columns[number % len(columns)], values[number % len(columns)]
-        other = flipped(value)[-1]
-        editable.check_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
+        other = change_value(value)[-1]
+        editor.expect_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
 
 
-def test_record_at_another_position_is_found(editable: EditableLog) -> None:
-    for place in picked(editable):
+def test_record_at_another_position_is_found(editor: FileEditor) -> None:
+    for place in sample_places(editor):
         for other in (place + (1 << 48), place + 1000, -place - 1, (9 << 48) + 1, -(2**63)):
-            if not editable.rows("SELECT 1 FROM oncelog_records WHERE place = ?", other):
-                editable.check_found("UPDATE oncelog_records SET place = ? WHERE place = ?", other, place)
+            if not editor.rows("SELECT 1 FROM oncelog_records WHERE place = ?", other):
+                editor.expect_found("UPDATE oncelog_records SET place = ? WHERE place = ?", other, place)
     swap = "UPDATE oncelog_records SET place = ? WHERE place = ?"
     for one, two in ((1, 2), (3, 30), ((1 << 48) + 1, (2 << 48) + 1)):
-        assert editable.contradiction_after((swap, (999, one)), (swap, (one, two)), (swap, (two, 999))) is not None
+        assert editor.verify_after((swap, (999, one)), (swap, (one, two)), (swap, (two, 999))) is not None
 
 
-def test_foreign_record_is_found(editable: EditableLog) -> None:
+def test_foreign_record_is_found(editor: FileEditor) -> None:
     columns = ", ".join(("sequence", *TEXT, *BLOBS, "log_time_ms", "height", "client_sequence"))
     insert = f"INSERT INTO oncelog_records (place, {columns}) SELECT ?, {columns} FROM oncelog_records WHERE place = ?"  # noqa: S608
-    for lane, position in editable.rows("SELECT lane, position FROM oncelog_lanes"):
+    for lane, position in editor.rows("SELECT lane, position FROM oncelog_lanes"):
         last = (lane << 48) + position
-        lie = editable.check_found(insert, last + 1, last)
-        assert (lie.lane, lie.position) == (lane, position + 1)
-        assert "in no block" in str(lie)
+        found = editor.expect_found(insert, last + 1, last)
+        assert (found.lane, found.position) == (lane, position + 1)
+        assert "in no block" in str(found)
 
 
 # --- blocks and heads ---------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
-def test_changed_or_missing_block_is_found(editable: EditableLog) -> None:
+def test_changed_or_missing_block_is_found(editor: FileEditor) -> None:
     columns = ("lane", "height", "first_position", "count", "log_time_ms", "previous", "root")
-    rows = editable.rows("SELECT * FROM oncelog_blocks ORDER BY lane, height")
+    rows = editor.rows("SELECT * FROM oncelog_blocks ORDER BY lane, height")
     for row in rows:
-        lie = editable.check_found("DELETE FROM oncelog_blocks WHERE lane = ? AND height = ?", *row[:2])
-        assert lie.lane == row[0]
+        found = editor.expect_found("DELETE FROM oncelog_blocks WHERE lane = ? AND height = ?", *row[:2])
+        assert found.lane == row[0]
     for row in rows[::29] + rows[-1:]:
         for column, value in zip(columns[2:], row[2:], strict=True):
-            for other in flipped(value):
-                editable.check_found(
+            for other in change_value(value):
+                editor.expect_found(
                     f"UPDATE oncelog_blocks SET {column} = ? WHERE lane = ? AND height = ?",  # noqa: S608
                     other,
                     *row[:2],
                 )
-        editable.check_found("UPDATE oncelog_blocks SET height = height + 900 WHERE lane = ? AND height = ?", *row[:2])
-        editable.check_found("UPDATE oncelog_blocks SET lane = lane + 90 WHERE lane = ? AND height = ?", *row[:2])
-    editable.check_found("UPDATE oncelog_blocks SET count = 1 << 62 WHERE lane = 0 AND height = 1")
+        editor.expect_found("UPDATE oncelog_blocks SET height = height + 900 WHERE lane = ? AND height = ?", *row[:2])
+        editor.expect_found("UPDATE oncelog_blocks SET lane = lane + 90 WHERE lane = ? AND height = ?", *row[:2])
+    editor.expect_found("UPDATE oncelog_blocks SET count = 1 << 62 WHERE lane = 0 AND height = 1")
 
 
-def test_changed_or_missing_head_is_found(editable: EditableLog) -> None:
+def test_changed_or_missing_head_is_found(editor: FileEditor) -> None:
     derived = ("position", "height", "block_hash", "eviction_time_ms", "sealed_position", "sealing_position")
-    for (lane,) in editable.rows("SELECT lane FROM oncelog_lanes"):
-        editable.check_found("DELETE FROM oncelog_lanes WHERE lane = ?", lane)
-        editable.check_found("UPDATE oncelog_lanes SET lane = 77 WHERE lane = ?", lane)
+    for (lane,) in editor.rows("SELECT lane FROM oncelog_lanes"):
+        editor.expect_found("DELETE FROM oncelog_lanes WHERE lane = ?", lane)
+        editor.expect_found("UPDATE oncelog_lanes SET lane = 77 WHERE lane = ?", lane)
         for column in derived:
-            [(value,)] = editable.rows(f"SELECT {column} FROM oncelog_lanes WHERE lane = ?", lane)  # noqa: S608
-            for other in flipped(value):
-                lie = editable.check_found(f"UPDATE oncelog_lanes SET {column} = ? WHERE lane = ?", other, lane)  # noqa: S608
-                assert column == "sealed_position" or lie.lane == lane
-        editable.check_found("UPDATE oncelog_lanes SET log_time_ms = 0, revision = revision WHERE lane = ?", lane)
-        editable.check_found("UPDATE oncelog_lanes SET revision = 1 WHERE lane = ?", lane)
-    editable.check_found("UPDATE oncelog_lanes SET fence = 0 WHERE lane = 2")
-    editable.check_found("INSERT INTO oncelog_lanes VALUES (5, 0, 0, 0, 0, 0, 0, zeroblob(32), 0, 0)")
+            [(value,)] = editor.rows(f"SELECT {column} FROM oncelog_lanes WHERE lane = ?", lane)  # noqa: S608
+            for other in change_value(value):
+                found = editor.expect_found(f"UPDATE oncelog_lanes SET {column} = ? WHERE lane = ?", other, lane)  # noqa: S608
+                assert column == "sealed_position" or found.lane == lane
+        editor.expect_found("UPDATE oncelog_lanes SET log_time_ms = 0, revision = revision WHERE lane = ?", lane)
+        editor.expect_found("UPDATE oncelog_lanes SET revision = 1 WHERE lane = ?", lane)
+    editor.expect_found("UPDATE oncelog_lanes SET fence = 0 WHERE lane = 2")
+    editor.expect_found("INSERT INTO oncelog_lanes VALUES (5, 0, 0, 0, 0, 0, 0, zeroblob(32), 0, 0)")
 
 
 # --- state derived from the records -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["partition_records", "stream_records", "key_runs", "streams", "clients"])
-def test_changed_missing_or_extra_index_row_is_found(editable: EditableLog, table: str) -> None:
-    columns = [row[1] for row in editable.rows(f"PRAGMA table_info(oncelog_{table})")]
-    rows = editable.rows(f"SELECT * FROM oncelog_{table}")  # noqa: S608
+def test_changed_missing_or_extra_index_row_is_found(editor: FileEditor, table: str) -> None:
+    columns = [row[1] for row in editor.rows(f"PRAGMA table_info(oncelog_{table})")]
+    rows = editor.rows(f"SELECT * FROM oncelog_{table}")  # noqa: S608
     marks = " AND ".join(f"{column} = ?" for column in columns)
     for row in rows[:: max(1, len(rows) // 6)]:
-        editable.check_found(f"DELETE FROM oncelog_{table} WHERE {marks}", *row)  # noqa: S608
+        editor.expect_found(f"DELETE FROM oncelog_{table} WHERE {marks}", *row)  # noqa: S608
         for place, column in enumerate(columns):
-            for other in flipped(row[place])[:2]:
+            for other in change_value(row[place])[:2]:
                 changed = (*row[:place], other, *row[place + 1 :])
                 if changed not in rows:
                     set_it = f"UPDATE OR REPLACE oncelog_{table} SET {column} = ? WHERE {marks}"  # noqa: S608
-                    editable.check_found(set_it, other, *row)
+                    editor.expect_found(set_it, other, *row)
                     added = f"INSERT OR REPLACE INTO oncelog_{table} VALUES ({', '.join('?' * len(row))})"  # noqa: S608
-                    editable.check_found(added, *changed)
+                    editor.expect_found(added, *changed)
 
 
-def test_segments_that_differ_from_their_list_are_found(editable: EditableLog) -> None:
-    [(segment, level, keys), *_] = editable.rows("SELECT * FROM oncelog_key_segments")
+def test_segments_that_differ_from_their_list_are_found(editor: FileEditor) -> None:
+    [(segment, level, keys), *_] = editor.rows("SELECT * FROM oncelog_key_segments")
     for statement in (
         f"DELETE FROM oncelog_key_segments WHERE segment = {segment}",  # noqa: S608
         f"UPDATE oncelog_key_segments SET keys = {keys + 1} WHERE segment = {segment}",  # noqa: S608
@@ -291,8 +291,8 @@ def test_segments_that_differ_from_their_list_are_found(editable: EditableLog) -
         "UPDATE oncelog_log SET index_secret = zeroblob(32)",
     ):
         if "index_secret" in statement:
-            editable.file = replace(editable.file, index_secret=bytes(32))
-        assert editable.check_found(statement)
+            editor.file = replace(editor.file, index_secret=bytes(32))
+        assert editor.expect_found(statement)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_segments_that_differ_from_their_list_are_found(editable: EditableLog) -
         "ALTER TABLE oncelog_rows ADD COLUMN more TEXT",
     ],
 )
-def test_impossible_side_state_is_found(editable: EditableLog, statement: str) -> None:
-    touched = ("UPDATE oncelog_log SET id = 1", ())  # an ALTER changes no row
-    assert editable.contradiction_after((statement, ()), touched, touched) is not None
+def test_impossible_side_state_is_found(editor: FileEditor, statement: str) -> None:
+    touched = ("UPDATE oncelog_log SET id = 1", ())  # because ALTER changes no rows
+    assert editor.verify_after((statement, ()), touched, touched) is not None
 
 
 # --- the schema ---------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def change_schema(path: Path, *statements: str) -> None:
 
 
 def rehash(connection: sqlite3.Connection) -> None:
-    """Recompute all hashes, as an attacker with write access to the file can."""
+    """Recompute all hashes, as an attacker with write access to the file could."""
     previous: dict[int, bytes] = {}
     for row in connection.execute(SQL["all_blocks"]).fetchall():
         block = Block(*row)
@@ -396,7 +396,7 @@ def forge(path: Path, *statements: str) -> None:
     connection.close()
 
 
-def exported(path: Path) -> str:
+def export_head(path: Path) -> str:
     done = RUNNER.invoke(COMMAND, ["head", str(path)])
     assert done.exit_code == 0
     return done.stdout
@@ -405,7 +405,7 @@ def exported(path: Path) -> str:
 @pytest.mark.rule("LG-18")
 def test_rewritten_history_is_found_with_an_exported_head(copy: Path, tmp_path: Path) -> None:
     head = tmp_path / "head.json"
-    head.write_text(exported(copy))
+    head.write_text(export_head(copy))
     assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
     forge(copy, "UPDATE oncelog_records SET body = x'7b7d' WHERE place = 3")
     assert RUNNER.invoke(COMMAND, ["verify", str(copy)]).exit_code == 0
@@ -420,13 +420,13 @@ def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
     older = Path(shutil.copy(copy, tmp_path / "older.db"))
     sample_log.append(copy, sample_log.full_event(5000, ["orders"]))
     head = tmp_path / "head.json"
-    head.write_text(exported(copy))
+    head.write_text(export_head(copy))
     assert RUNNER.invoke(COMMAND, ["verify", str(older)]).exit_code == 0
     done = RUNNER.invoke(COMMAND, ["verify", str(older), "--head", str(head), "--json"])
     assert done.exit_code == 1
-    said = json.loads(done.stdout)
-    assert (said["ok"], said["lane"]) == (False, 0)
-    assert "the newest records are missing" in said["message"]
+    report = json.loads(done.stdout)
+    assert (report["ok"], report["lane"]) == (False, 0)
+    assert "the newest records are missing" in report["message"]
     assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
     sample_log.append(
         copy, sample_log.full_event(5001, ["orders"]), now_ms=sample_log.START_MS + 101 * sample_log.HOUR_MS
@@ -436,7 +436,7 @@ def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: 
 
 @pytest.mark.rule("CO-40")
 def test_other_epoch_than_the_exported_one_is_reported(copy: Path) -> None:
-    head = decode_exported_head(exported(copy).encode())
+    head = decode_exported_head(export_head(copy).encode())
     *_, last = verify_log(copy, replace(head, epoch="0011223344556677"))
     assert isinstance(last, Inconsistency)
     assert "0011223344556677" in last.message
@@ -476,9 +476,9 @@ def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("LG-18")
-def test_flipped_bit_of_the_file_never_passes_with_changed_records(made: Path, tmp_path: Path) -> None:
-    whole = made.read_bytes()
-    truth = as_read(made)
+def test_flipped_bit_of_the_file_never_passes_with_changed_records(template: Path, tmp_path: Path) -> None:
+    whole = template.read_bytes()
+    truth = read_all(template)
     chance = random.Random(20261116)
     found = 0
     damaged = tmp_path / "damaged.db"
@@ -494,13 +494,13 @@ def test_flipped_bit_of_the_file_never_passes_with_changed_records(made: Path, t
             found += 1
             continue
         if isinstance(last, VerificationSummary):
-            assert as_read(damaged) == truth
+            assert read_all(damaged) == truth
         else:
             found += 1
     assert found > 50
 
 
-def as_read(path: Path) -> list[Any]:
+def read_all(path: Path) -> list[Any]:
     connection = sqlite3.connect(path)
     try:
         return [decode_evidence(row) for row in connection.execute(SQL["all_evidence"])]
@@ -516,25 +516,25 @@ def test_damaged_table_names_are_found(copy: Path) -> None:
         assert isinstance(last, Inconsistency)
 
 
-def test_invalid_utf8_in_text_columns_is_found(editable: EditableLog) -> None:
+def test_invalid_utf8_in_text_columns_is_found(editor: FileEditor) -> None:
     for column in TEXT:
-        lie = editable.check_found(f"UPDATE oncelog_records SET {column} = CAST(x'ff41' AS TEXT) WHERE place = 4")  # noqa: S608
-        assert lie.lane == 0
-        assert str(lie).encode()
+        found = editor.expect_found(f"UPDATE oncelog_records SET {column} = CAST(x'ff41' AS TEXT) WHERE place = 4")  # noqa: S608
+        assert found.lane == 0
+        assert str(found).encode()
 
 
 # --- the command --------------------------------------------------------------------------------------
 
 
-def test_verify_prints_one_line(made: Path, copy: Path) -> None:
-    done = RUNNER.invoke(COMMAND, ["verify", str(made)])
+def test_verify_prints_one_line(template: Path, copy: Path) -> None:
+    done = RUNNER.invoke(COMMAND, ["verify", str(template)])
     assert done.exit_code == 0
     assert done.stdout.startswith(
         f"ok: {RECORDS - AUDIT_RECORDS} records and {AUDIT_RECORDS} audit records in 5 lanes, "
     )
     assert done.stderr == ""
-    said = json.loads(RUNNER.invoke(COMMAND, ["verify", str(made), "--json"]).stdout)
-    assert (said["ok"], said["records"]) == (True, RECORDS)
+    report = json.loads(RUNNER.invoke(COMMAND, ["verify", str(template), "--json"]).stdout)
+    assert (report["ok"], report["records"]) == (True, RECORDS)
     connection = sqlite3.connect(copy)
     connection.execute("DELETE FROM oncelog_records WHERE place = 7")
     connection.commit()
@@ -544,16 +544,16 @@ def test_verify_prints_one_line(made: Path, copy: Path) -> None:
     assert done.stdout == "not whole: lane 0, position 7: the record is missing (its block has height 4)\n"
 
 
-def test_progress_is_shown_on_a_terminal(made: Path) -> None:
+def test_progress_is_shown_on_a_terminal(template: Path) -> None:
     ours, theirs = pty.openpty()
-    with Command("verify", str(made), stdin=None, stderr=theirs) as process:
-        said, _ = process.communicate()
+    with Command("verify", str(template), stdin=None, stderr=theirs) as process:
+        report, _ = process.communicate()
     shown = os.read(ours, 10_000)
     os.close(theirs)
     os.close(ours)
     assert process.returncode == 0
     assert b"structure" in shown
-    assert said.startswith("ok: ")
+    assert report.startswith("ok: ")
 
 
 def test_files_that_are_not_logs_are_refused_and_not_changed(tmp_path: Path, copy: Path) -> None:
@@ -583,7 +583,7 @@ def test_files_that_are_not_logs_are_refused_and_not_changed(tmp_path: Path, cop
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_malformed_exported_head_is_refused(made: Path, tmp_path: Path) -> None:
+def test_malformed_exported_head_is_refused(template: Path, tmp_path: Path) -> None:
     for text in (
         "",
         "{}",
@@ -592,6 +592,6 @@ def test_malformed_exported_head_is_refused(made: Path, tmp_path: Path) -> None:
     ):
         head = tmp_path / "head.json"
         head.write_text(text, encoding="latin-1")
-        done = RUNNER.invoke(COMMAND, ["verify", str(made), "--head", str(head)])
+        done = RUNNER.invoke(COMMAND, ["verify", str(template), "--head", str(head)])
         assert done.exit_code == 2, text
         assert "not an exported head" in done.stderr

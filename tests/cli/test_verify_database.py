@@ -1,4 +1,4 @@
-"""`oncelog verify postgresql://…`: whatever is changed in a database is found, and a whole log passes."""
+"""`oncelog verify postgresql://…` finds every change to a database, and passes an intact log."""
 
 import json
 import os
@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from cli import sample_log
-from cli.damage import IMPOSSIBLE_SIDE_STATE, Editable
+from cli.damage import IMPOSSIBLE_SIDE_STATE, LogEditor
 from cli.runner import COMMAND, RUNNER
-from cli.test_verify import AUDIT_RECORDS, BLOBS, NUMBERS, RECORDS, TEXT, flipped
+from cli.test_verify import AUDIT_RECORDS, BLOBS, NUMBERS, RECORDS, TEXT, change_value
 from core.item_builders import result
 from databases import address_of, query
 from deadlines import wait_until
@@ -42,8 +42,8 @@ ROUNDS = 8
 REFUSED = InconsistencyError("a unique index does not let such a change be made")
 
 
-class EditableLog(Editable):
-    """A log in a database."""
+class DatabaseEditor(LogEditor):
+    """Edits a log in a database."""
 
     def __init__(self, view: DatabaseView) -> None:
         self.view = view
@@ -55,12 +55,12 @@ class EditableLog(Editable):
 
         return self.view.call(fetched)
 
-    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
+    def verify_after(self, *statements: tuple[str, tuple[Any, ...]]) -> InconsistencyError | None:
         transaction = self.view.call(_begin)
         try:
             changed = [self.view.call(_execute, text, *parameters) for text, parameters in statements]
             assert not all(one.endswith(" 0") for one in changed), statements
-            return self.lie()
+            return self.verify()
         except CorruptError as error:
             if not isinstance(error.__cause__, asyncpg.UniqueViolationError):
                 raise
@@ -68,7 +68,7 @@ class EditableLog(Editable):
         finally:
             self.view.call(_roll_back, transaction)
 
-    def lie(self) -> InconsistencyError | None:
+    def verify(self) -> InconsistencyError | None:
         try:
             *_, last = verify(self.view)
         except InconsistencyError as error:
@@ -78,8 +78,8 @@ class EditableLog(Editable):
 
 
 async def _execute(connection: Any, statement: str, *parameters: Any) -> str:
-    said: str = await connection.execute(statement, *parameters)
-    return said
+    output: str = await connection.execute(statement, *parameters)
+    return output
 
 
 async def _begin(connection: Any) -> Any:
@@ -93,19 +93,19 @@ async def _roll_back(_connection: Any, transaction: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> str:
+def template(tmp_path_factory: pytest.TempPathFactory) -> str:
     address = address_of(tmp_path_factory.mktemp("verify"))
     sample_log.make_log(address, ROUNDS)
     return address
 
 
 @pytest.fixture(scope="module")
-def editable(made: str) -> Iterator[EditableLog]:
-    with open_session(made) as session:
-        yield EditableLog(session)
+def editor(template: str) -> Iterator[DatabaseEditor]:
+    with open_session(template) as session:
+        yield DatabaseEditor(session)
 
 
-def last_of(address: str, **given: Any) -> VerificationSummary | Inconsistency:
+def verify_address(address: str, **given: Any) -> VerificationSummary | Inconsistency:
     *_, last = verify_log(address, **given)
     assert isinstance(last, (VerificationSummary, Inconsistency))
     return last
@@ -128,7 +128,7 @@ def test_intact_log_with_erased_records_passes(database: str) -> None:
 
 def test_almost_empty_log_passes(database: str) -> None:
     sample_log.make_log(database, rounds=0)
-    last = last_of(database)
+    last = verify_address(database)
     assert isinstance(last, VerificationSummary)
     assert last.records == 1 + AUDIT_RECORDS
 
@@ -140,7 +140,7 @@ def test_verification_reads_a_snapshot_while_others_write(database: str) -> None
     sample_log.append(database, sample_log.full_event(5000, ["orders"]))
     *_, last = findings
     assert isinstance(last, VerificationSummary)
-    after = last_of(database)
+    after = verify_address(database)
     assert isinstance(after, VerificationSummary)
     assert after.records == last.records + 1
 
@@ -152,7 +152,7 @@ def test_stopped_verification_leaves_no_session(database: str) -> None:
     findings.close()  # type: ignore[attr-defined]
     schema = database.rpartition("=")[2]
     ours = "SELECT count(*) FROM pg_locks JOIN pg_class ON relation = oid WHERE relnamespace = $1::text::regnamespace"
-    # A session ends some time after it was closed.
+    # The server ends a session some time after the client closes it.
     wait_until(lambda: query(database, ours, schema) == [(0,)], lambda: f"the session of {schema} still has locks")
 
 
@@ -161,7 +161,7 @@ def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -
     many = [result(1000 + number, scope="campaign/7") for number in range(2 * VALUES_PAGE_ROWS + 1)]
     long = result(1, "long", scope="campaign/8")
     sample_log.append(database, *many, msgspec.structs.replace(long, body=os.urandom(SHORT_BODY_BYTES_MAX + 1)))
-    assert isinstance(last_of(database), VerificationSummary)
+    assert isinstance(verify_address(database), VerificationSummary)
     change = (
         "UPDATE oncelog_records SET body = overlay(body PLACING '\\x00'::bytea FROM 1) WHERE octet_length(body) > $1"
     )
@@ -170,7 +170,7 @@ def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -
         change.replace("'\\x00'", "set_byte(substring(body FROM 1 FOR 1), 0, get_byte(body, 0) # 1)"),
         SHORT_BODY_BYTES_MAX,
     )
-    found = last_of(database)
+    found = verify_address(database)
     assert isinstance(found, Inconsistency)
     assert "does not match its records" in found.message
 
@@ -178,103 +178,101 @@ def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -
 # --- records ------------------------------------------------------------------------------------------
 
 
-def picked(editable: EditableLog) -> list[tuple[int, int]]:
-    """A record of every policy, whole and erased."""
+def sample_places(editor: DatabaseEditor) -> list[tuple[int, int]]:
+    """Return the places of an intact and an erased record of every policy."""
     groups = (
         "SELECT DISTINCT ON (policy, body IS NULL) lane, position FROM oncelog_records ORDER BY policy, body IS NULL"
     )
-    return [(lane, position) for lane, position in editable.rows(groups)]
+    return [(lane, position) for lane, position in editor.rows(groups)]
 
 
 @pytest.mark.rule("LG-18")
-def test_changed_column_of_a_record_is_found(editable: EditableLog) -> None:
+def test_changed_column_of_a_record_is_found(editor: DatabaseEditor) -> None:
     changes = 0
-    for place in picked(editable):
+    for place in sample_places(editor):
         for column in (*TEXT, *BLOBS, *NUMBERS, *HASHES):
             query = f"SELECT {column} FROM oncelog_records WHERE lane = $1 AND position = $2"  # noqa: S608
-            [(value,)] = editable.rows(query, *place)
-            others = flipped(value) if column not in HASHES or value is not None else [1]
+            [(value,)] = editor.rows(query, *place)
+            others = change_value(value) if column not in HASHES or value is not None else [1]
             nulls = [None] if column in {"salt", "body", "body_hash", *HASHES} and value is not None else []
             for other in [*others, *nulls]:
                 change = f"UPDATE oncelog_records SET {column} = $1 WHERE lane = $2 AND position = $3"  # noqa: S608
-                lie = editable.check_found(change, other, *place)
-                assert lie is REFUSED or lie.lane == place[0], column
-                changes += lie is not REFUSED
+                found = editor.expect_found(change, other, *place)
+                assert found is REFUSED or found.lane == place[0], column
+                changes += found is not REFUSED
     assert changes > 300
 
 
 @pytest.mark.rule("LG-18")
-def test_any_changed_or_missing_record_is_found(editable: EditableLog) -> None:
+def test_any_changed_or_missing_record_is_found(editor: DatabaseEditor) -> None:
     columns = (*TEXT, *BLOBS, *NUMBERS, *HASHES)
     for number, (lane, position, *values) in enumerate(
-        editable.rows(f"SELECT lane, position, {', '.join(columns)} FROM oncelog_records")  # noqa: S608
+        editor.rows(f"SELECT lane, position, {', '.join(columns)} FROM oncelog_records")  # noqa: S608
     ):
-        gone = editable.check_found("DELETE FROM oncelog_records WHERE lane = $1 AND position = $2", lane, position)
+        gone = editor.expect_found("DELETE FROM oncelog_records WHERE lane = $1 AND position = $2", lane, position)
         assert (gone.lane, gone.position) == (lane, position)
         column, value = columns[number % len(columns)], values[number % len(columns)]
-        other = 1 if column in HASHES and value is None else flipped(value)[-1]
+        other = 1 if column in HASHES and value is None else change_value(value)[-1]
         change = f"UPDATE oncelog_records SET {column} = $1 WHERE lane = $2 AND position = $3"  # noqa: S608
-        editable.check_found(change, other, lane, position)
+        editor.expect_found(change, other, lane, position)
 
 
-def test_record_at_another_position_is_found(editable: EditableLog) -> None:
+def test_record_at_another_position_is_found(editor: DatabaseEditor) -> None:
     move = "UPDATE oncelog_records SET lane = $1, position = $2 WHERE lane = $3 AND position = $4"
-    for lane, position in picked(editable):
+    for lane, position in sample_places(editor):
         for other in ((lane + 1, position + 1000), (lane, position + 1000), (-1, -1), (9, 1)):
-            editable.check_found(move, *other, lane, position)
+            editor.expect_found(move, *other, lane, position)
     for one, two in (((0, 1), (0, 2)), ((0, 3), (0, 9)), ((1, 1), (3, 1))):
-        lie = editable.contradiction_after((move, (0, 999, *one)), (move, (*one, *two)), (move, (*two, 0, 999)))
-        assert lie is not None
+        found = editor.verify_after((move, (0, 999, *one)), (move, (*one, *two)), (move, (*two, 0, 999)))
+        assert found is not None
 
 
-def test_foreign_record_is_found(editable: EditableLog) -> None:
+def test_foreign_record_is_found(editor: DatabaseEditor) -> None:
     columns = ", ".join((*TEXT, *BLOBS, "log_time_ms", "height", "client_sequence", *HASHES))
     insert = (
         f"INSERT INTO oncelog_records (lane, position, sequence, {columns}) "  # noqa: S608
         f"SELECT lane, position + 1, CASE WHEN sequence > 0 THEN 900 ELSE 0 END, {columns} "
         "FROM oncelog_records WHERE lane = $1 AND position = $2"
     )
-    for lane, position in editable.rows("SELECT lane, position FROM oncelog_lanes"):
-        lie = editable.check_found(insert, lane, position)
-        assert (lie.lane, lie.position) == (lane, position + 1)
-        assert "in no block" in str(lie)
+    for lane, position in editor.rows("SELECT lane, position FROM oncelog_lanes"):
+        found = editor.expect_found(insert, lane, position)
+        assert (found.lane, found.position) == (lane, position + 1)
+        assert "in no block" in str(found)
 
 
 # --- blocks and heads ---------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
-def test_changed_or_missing_block_is_found(editable: EditableLog) -> None:
+def test_changed_or_missing_block_is_found(editor: DatabaseEditor) -> None:
     columns = ("first_position", "count", "log_time_ms", "previous", "root")
-    rows = editable.rows(f"SELECT lane, height, {', '.join(columns)} FROM oncelog_blocks ORDER BY lane, height")  # noqa: S608
+    rows = editor.rows(f"SELECT lane, height, {', '.join(columns)} FROM oncelog_blocks ORDER BY lane, height")  # noqa: S608
     for row in rows:
-        lie = editable.check_found("DELETE FROM oncelog_blocks WHERE lane = $1 AND height = $2", *row[:2])
-        assert lie.lane == row[0]
+        found = editor.expect_found("DELETE FROM oncelog_blocks WHERE lane = $1 AND height = $2", *row[:2])
+        assert found.lane == row[0]
     for row in rows[::9] + rows[-1:]:
         for column, value in zip(columns, row[2:], strict=True):
-            for other in flipped(value):
+            for other in change_value(value):
                 change = f"UPDATE oncelog_blocks SET {column} = $1 WHERE lane = $2 AND height = $3"  # noqa: S608
-                editable.check_found(change, other, *row[:2])
-        editable.check_found(
-            "UPDATE oncelog_blocks SET height = height + 900 WHERE lane = $1 AND height = $2", *row[:2]
-        )
-        editable.check_found("UPDATE oncelog_blocks SET lane = lane + 90 WHERE lane = $1 AND height = $2", *row[:2])
-    editable.check_found("UPDATE oncelog_blocks SET count = 1::bigint << 62 WHERE lane = 0 AND height = 1")
+                editor.expect_found(change, other, *row[:2])
+        editor.expect_found("UPDATE oncelog_blocks SET height = height + 900 WHERE lane = $1 AND height = $2", *row[:2])
+        editor.expect_found("UPDATE oncelog_blocks SET lane = lane + 90 WHERE lane = $1 AND height = $2", *row[:2])
+    editor.expect_found("UPDATE oncelog_blocks SET count = 1::bigint << 62 WHERE lane = 0 AND height = 1")
 
 
-def test_changed_or_missing_head_is_found(editable: EditableLog) -> None:
-    for (lane,) in editable.rows("SELECT lane FROM oncelog_lanes"):
-        editable.check_found("DELETE FROM oncelog_lanes WHERE lane = $1", lane)
-        editable.check_found("UPDATE oncelog_lanes SET lane = 77 WHERE lane = $1", lane)
+def test_changed_or_missing_head_is_found(editor: DatabaseEditor) -> None:
+    for (lane,) in editor.rows("SELECT lane FROM oncelog_lanes"):
+        editor.expect_found("DELETE FROM oncelog_lanes WHERE lane = $1", lane)
+        editor.expect_found("UPDATE oncelog_lanes SET lane = 77 WHERE lane = $1", lane)
         for column in ("position", "height", "block_hash", "eviction_time_ms"):
-            [(value,)] = editable.rows(f"SELECT {column} FROM oncelog_lanes WHERE lane = $1", lane)  # noqa: S608
-            for other in flipped(value):
-                lie = editable.check_found(f"UPDATE oncelog_lanes SET {column} = $1 WHERE lane = $2", other, lane)  # noqa: S608
-                assert lie.lane == lane
-        editable.check_found("UPDATE oncelog_lanes SET log_time_ms = 0 WHERE lane = $1", lane)
-        editable.check_found("UPDATE oncelog_lanes SET revision = 1 WHERE lane = $1", lane)
-    editable.check_found("UPDATE oncelog_lanes SET fence = 0 WHERE fence > 0")
-    editable.check_found("INSERT INTO oncelog_lanes SELECT 5, 0, 0, 0, 0, 0, 0, previous FROM oncelog_blocks LIMIT 1")
+            [(value,)] = editor.rows(f"SELECT {column} FROM oncelog_lanes WHERE lane = $1", lane)  # noqa: S608
+            for other in change_value(value):
+                found = editor.expect_found(f"UPDATE oncelog_lanes SET {column} = $1 WHERE lane = $2", other, lane)  # noqa: S608
+                assert found.lane == lane
+        editor.expect_found("UPDATE oncelog_lanes SET log_time_ms = 0 WHERE lane = $1", lane)
+        editor.expect_found("UPDATE oncelog_lanes SET revision = 1 WHERE lane = $1", lane)
+    editor.expect_found("UPDATE oncelog_lanes SET fence = 0 WHERE fence > 0")
+    editor.expect_found("INSERT INTO oncelog_lanes SELECT 5, 0, 0, 0, 0, 0, 0, previous FROM oncelog_blocks LIMIT 1")
 
 
 # --- state derived from the records -------------------------------------------------------------------
@@ -288,31 +286,31 @@ def test_changed_or_missing_head_is_found(editable: EditableLog) -> None:
         ("clients", ("lane", "policy", "scope", "client")),
     ],
 )
-def test_changed_missing_or_extra_index_row_is_found(editable: EditableLog, table: str, keys: tuple[str, ...]) -> None:
+def test_changed_missing_or_extra_index_row_is_found(editor: DatabaseEditor, table: str, keys: tuple[str, ...]) -> None:
     prefix = f"table oncelog_{table}, column "
     columns = [name.removeprefix(prefix) for name in EXPECTED_SCHEMA if name.startswith(prefix)]
     columns = [column for column in columns if column != "digest"]
-    rows = editable.rows(f"SELECT {', '.join(columns)} FROM oncelog_{table}")  # noqa: S608
+    rows = editor.rows(f"SELECT {', '.join(columns)} FROM oncelog_{table}")  # noqa: S608
     marks = " AND ".join(f"{column} = ${number}" for number, column in enumerate(columns, 1))
     values = ", ".join(f"${number}" for number in range(1, len(columns) + 1))
     remove = f"DELETE FROM oncelog_{table} WHERE {marks}"  # noqa: S608
     add = f"INSERT INTO oncelog_{table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT DO NOTHING"  # noqa: S608
     for row in rows[:: max(1, len(rows) // 5)]:
-        editable.check_found(remove, *row)
+        editor.expect_found(remove, *row)
         for place, column in enumerate(columns):
-            for other in flipped(row[place])[:2]:
+            for other in change_value(row[place])[:2]:
                 changed = (*row[:place], other, *row[place + 1 :])
                 if changed not in rows:
-                    assert editable.contradiction_after((remove, row), (add, changed)) is not None, (column, other)
+                    assert editor.verify_after((remove, row), (add, changed)) is not None, (column, other)
                 if column in keys and other not in {one[place] for one in rows}:
-                    editable.check_found(add, *changed)
+                    editor.expect_found(add, *changed)
 
 
-def test_wrong_partition_row_is_named(editable: EditableLog) -> None:
+def test_wrong_partition_row_is_named(editor: DatabaseEditor) -> None:
     more = "INSERT INTO oncelog_partition_records SELECT lane, 'more', position FROM oncelog_records WHERE lane = 0"
-    assert "is found under the partition 'more', where no such record is" in str(editable.check_found(more))
+    assert "is found under the partition 'more', where no such record is" in str(editor.expect_found(more))
     less = "DELETE FROM oncelog_partition_records WHERE partition = 'größe'"
-    assert "the record is not found under the partition 'größe'" in str(editable.check_found(less))
+    assert "the record is not found under the partition 'größe'" in str(editor.expect_found(less))
 
 
 @pytest.mark.parametrize(
@@ -323,8 +321,8 @@ def test_wrong_partition_row_is_named(editable: EditableLog) -> None:
         "UPDATE oncelog_rows SET state = '\\x00'",
     ],
 )
-def test_impossible_side_state_is_found(editable: EditableLog, statement: str) -> None:
-    editable.check_found(statement)
+def test_impossible_side_state_is_found(editor: DatabaseEditor, statement: str) -> None:
+    editor.expect_found(statement)
 
 
 # --- tables and indexes -------------------------------------------------------------------------------
@@ -373,11 +371,11 @@ SUPPRESS = "FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
         ("CREATE VIEW oncelog_evil AS SELECT 1", "the view oncelog_evil is not one of Oncelog's"),
     ],
 )
-def test_changed_schema_is_found(editable: EditableLog, statement: str, words: str) -> None:
-    assert words in str(editable.check_found(statement))
+def test_changed_schema_is_found(editor: DatabaseEditor, statement: str, words: str) -> None:
+    assert words in str(editor.expect_found(statement))
 
 
-def test_additional_indexes_and_tables_are_accepted(editable: EditableLog) -> None:
+def test_additional_indexes_and_tables_are_accepted(editor: DatabaseEditor) -> None:
     added = ("CREATE INDEX oncelog_records_actor ON oncelog_records (actor)", ())
     table = ("CREATE TABLE orders (id integer REFERENCES orders2)", ())
     referred = ("CREATE TABLE orders2 (id integer PRIMARY KEY)", ())
@@ -385,12 +383,12 @@ def test_additional_indexes_and_tables_are_accepted(editable: EditableLog) -> No
         f"CREATE TRIGGER own BEFORE UPDATE ON orders {SUPPRESS}",
         (),
     )
-    assert editable.contradiction_after(added, referred, table, trigger) is None
+    assert editor.verify_after(added, referred, table, trigger) is None
 
 
-def test_expected_schema_matches_the_migrations(made: str) -> None:
-    """If they differ, `sql/shape.json` has to be generated again."""
-    with open_session(made) as session:
+def test_expected_schema_matches_the_migrations(template: str) -> None:
+    """If they differ, regenerate `sql/shape.json`."""
+    with open_session(template) as session:
         found = session.call(_begin)
         shape = load_schema(session)
         session.call(_roll_back, found)
@@ -403,14 +401,14 @@ def test_expected_schema_matches_the_migrations(made: str) -> None:
 def test_changed_index_secret_is_found(database: str, change: str) -> None:
     sample_log.make_log(database, rounds=1)
     query(database, f"UPDATE oncelog_log SET index_secret = {change}")  # noqa: S608
-    assert isinstance(last_of(database), Inconsistency)
+    assert isinstance(verify_address(database), Inconsistency)
 
 
 # --- rewritten histories with matching hashes ---------------------------------------------------------
 
 
 async def _rehashed(connection: Any) -> None:
-    """Recompute all hashes, as an attacker with write access to the database can."""
+    """Recompute all hashes, as an attacker with write access to the database could."""
     secret = await connection.fetchval("SELECT index_secret FROM oncelog_log")
     previous: dict[int, bytes] = {}
     for row in await connection.fetch(SQL["all_blocks"]):
@@ -438,7 +436,7 @@ def forge(address: str, *statements: str) -> None:
         session.call(_rehashed)
 
 
-def exported(address: str, path: Path) -> Path:
+def export_head(address: str, path: Path) -> Path:
     done = RUNNER.invoke(COMMAND, ["head", address])
     assert done.exit_code == 0
     path.write_text(done.stdout)
@@ -448,7 +446,7 @@ def exported(address: str, path: Path) -> Path:
 @pytest.mark.rule("LG-18")
 def test_rewritten_history_is_found_with_an_exported_head(database: str, tmp_path: Path) -> None:
     sample_log.make_log(database, rounds=2)
-    head = exported(database, tmp_path / "head.json")
+    head = export_head(database, tmp_path / "head.json")
     assert RUNNER.invoke(COMMAND, ["verify", database, "--head", str(head)]).exit_code == 0
     forge(database, "UPDATE oncelog_records SET body = '{}' WHERE lane = 0 AND position = 3")
     assert RUNNER.invoke(COMMAND, ["verify", database]).exit_code == 0
@@ -463,7 +461,7 @@ def test_truncated_history_is_found_with_an_exported_head(database: str, tmp_pat
     sample_log.make_log(database, rounds=2)
     older = query(database, "SELECT position, height, block_hash FROM oncelog_lanes WHERE lane = 0")[0]
     sample_log.append(database, sample_log.full_event(5000, ["orders"]))
-    head = exported(database, tmp_path / "head.json")
+    head = export_head(database, tmp_path / "head.json")
     assert RUNNER.invoke(COMMAND, ["verify", database, "--head", str(head)]).exit_code == 0
     for table in ("records", "partition_records"):
         query(database, f"DELETE FROM oncelog_{table} WHERE lane = 0 AND position > $1", older[0])  # noqa: S608
@@ -472,15 +470,15 @@ def test_truncated_history_is_found_with_an_exported_head(database: str, tmp_pat
     assert RUNNER.invoke(COMMAND, ["verify", database]).exit_code == 0
     done = RUNNER.invoke(COMMAND, ["verify", database, "--head", str(head), "--json"])
     assert done.exit_code == 1
-    said = json.loads(done.stdout)
-    assert (said["ok"], said["lane"]) == (False, 0)
-    assert "the newest records are missing" in said["message"]
+    output = json.loads(done.stdout)
+    assert (output["ok"], output["lane"]) == (False, 0)
+    assert "the newest records are missing" in output["message"]
 
 
 @pytest.mark.rule("CO-40")
-def test_other_epoch_than_the_exported_one_is_reported(made: str, tmp_path: Path) -> None:
-    head = decode_exported_head(exported(made, tmp_path / "head.json").read_bytes())
-    last = last_of(made, head=replace(head, epoch="0011223344556677"))
+def test_other_epoch_than_the_exported_one_is_reported(template: str, tmp_path: Path) -> None:
+    head = decode_exported_head(export_head(template, tmp_path / "head.json").read_bytes())
+    last = verify_address(template, head=replace(head, epoch="0011223344556677"))
     assert isinstance(last, Inconsistency)
     assert "0011223344556677" in last.message
 
@@ -489,7 +487,7 @@ def test_identity_stored_twice_is_found(database: str) -> None:
     sample_log.make_log(database, rounds=5)
     first = "(SELECT key FROM oncelog_records WHERE lane = 0 AND position = 1)"
     forge(database, f"UPDATE oncelog_records SET key = {first} WHERE lane = 0 AND position = 9")  # noqa: S608
-    last = last_of(database)
+    last = verify_address(database)
     assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
     assert "position 1 had stored" in last.message
@@ -507,8 +505,8 @@ def test_verify_prints_one_line(database: str) -> None:
         done.stdout,
     )
     assert done.stderr == ""
-    said = json.loads(RUNNER.invoke(COMMAND, ["verify", database, "--json"]).stdout)
-    assert (said["ok"], said["records"], said["sealed_keys"]) == (True, 28 + AUDIT_RECORDS, 0)
+    output = json.loads(RUNNER.invoke(COMMAND, ["verify", database, "--json"]).stdout)
+    assert (output["ok"], output["records"], output["sealed_keys"]) == (True, 28 + AUDIT_RECORDS, 0)
     query(database, "DELETE FROM oncelog_records WHERE lane = 0 AND position = 4")
     done = RUNNER.invoke(COMMAND, ["verify", database])
     assert done.exit_code == 1

@@ -1,4 +1,4 @@
-"""`oncelog verify` compares the indexes of a file with their tables: an entry that is missing hides a row."""
+"""`oncelog verify` compares the indexes of a file with their tables, because a missing index entry hides a row."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ INDEXES = (
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verify") / "log.db"
     sample_log.make_log(path)
     with oncelog.open_blocking(path) as log:
@@ -40,19 +40,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(made, tmp_path / "log.db"))
+def copy(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(template, tmp_path / "log.db"))
 
 
 def define_index(path: Path, name: str, definition: str) -> None:
-    """Replace the definition of an index, and leave its entries as they are."""
+    """Replace the definition of an index without changing its entries."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (definition, name))
 
 
-def build_as(path: Path, name: str, changed: str) -> None:
-    """Build the entries of an index by another definition than the one that it has."""
+def rebuild_index(path: Path, name: str, changed: str) -> None:
+    """Build the entries of an index from a changed definition, and then restore its definition."""
     with closing(sqlite3.connect(path)) as connection:
         ((definition,),) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
     head, columns = re.fullmatch(r"(.+?)(\(.+)", definition, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -62,30 +62,30 @@ def build_as(path: Path, name: str, changed: str) -> None:
     define_index(path, name, definition)
 
 
-def verified(path: Path) -> str:
+def verify(path: Path) -> str:
     done = RUNNER.invoke(COMMAND, ["verify", str(path)])
     assert done.exit_code == (0 if done.output.startswith("ok") else 1)
     return done.output
 
 
-def test_every_index_is_covered_by_these_tests(made: Path) -> None:
-    with closing(sqlite3.connect(made)) as connection:
+def test_every_index_is_covered_by_these_tests(template: Path) -> None:
+    with closing(sqlite3.connect(template)) as connection:
         names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL ORDER BY 1")
         assert tuple(name for (name,) in names) == INDEXES
-    assert verified(made).startswith("ok")
+    assert verify(template).startswith("ok")
 
 
 @pytest.mark.parametrize("name", INDEXES)
 def test_missing_entries_of_an_index_are_found(copy: Path, name: str) -> None:
-    build_as(copy, name, ") WHERE lane < 0" if name != "oncelog_records_internal" else ") WHERE policy > 'z'")
-    assert re.search(rf"missing from index {name}|entries in index {name}", verified(copy))
+    rebuild_index(copy, name, ") WHERE lane < 0" if name != "oncelog_records_internal" else ") WHERE policy > 'z'")
+    assert re.search(rf"missing from index {name}|entries in index {name}", verify(copy))
 
 
 @pytest.mark.parametrize("name", INDEXES)
 def test_changed_entries_of_an_index_are_found(copy: Path, name: str) -> None:
     columns = 6 if name == "oncelog_member_changes_revision" else 5
-    build_as(copy, name, f"({', '.join(['lane + 1'] * columns)})" if name != INDEXES[3] else "(place + 1)")
-    assert name in verified(copy)
+    rebuild_index(copy, name, f"({', '.join(['lane + 1'] * columns)})" if name != INDEXES[3] else "(place + 1)")
+    assert name in verify(copy)
 
 
 def test_index_of_an_application_that_needs_its_functions_is_accepted(copy: Path) -> None:
@@ -94,4 +94,4 @@ def test_index_of_an_application_that_needs_its_functions_is_accepted(copy: Path
         connection.execute("CREATE TABLE orders (x)")
         connection.execute("INSERT INTO orders VALUES (1)")
         connection.execute("CREATE INDEX orders_rank ON orders (shop_rank(x))")
-    assert verified(copy).startswith("ok")
+    assert verify(copy).startswith("ok")

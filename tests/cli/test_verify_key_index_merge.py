@@ -1,4 +1,4 @@
-"""`oncelog verify` during a merge of the key index: errors are found, leftovers of the merge are accepted."""
+"""`oncelog verify` during a key index merge finds errors and accepts leftovers of the merge."""
 
 import json
 import shutil
@@ -30,12 +30,12 @@ def small_runs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two segments with half of the keys each; keys up to the middle have been merged into a third segment."""
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with two half-full segments, whose lower keys are merged into a third segment."""
     path = tmp_path_factory.mktemp("merging") / "log.db"
     sample_log.make_log(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        # The secret decides the order of the hashes. With this one, a hash that is stored twice is not the last one.
+        # The secret determines the order of hashes. With this secret, the hash that is stored twice is not the last.
         connection.execute("UPDATE oncelog_log SET index_secret = zeroblob(length(index_secret))")
         index = KeyIndex(connection.execute("SELECT index_secret FROM oncelog_log").fetchone()[0])
         identities = connection.execute(SQL["all_identities"]).fetchall()
@@ -55,8 +55,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def path(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(made, tmp_path / "log.db"))
+def path(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(template, tmp_path / "log.db"))
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def connection(path: Path) -> Iterator[sqlite3.Connection]:
         yield opened
 
 
-def found_in(path: Path) -> str | None:
-    """Return the contradiction that is found, or None."""
+def find_inconsistency(path: Path) -> str | None:
+    """Return the inconsistency that `verify` finds, or None."""
     *_, last = verify_log(path)
     assert isinstance(last, Inconsistency | VerificationSummary)
     return last.message if isinstance(last, Inconsistency) else None
@@ -79,10 +79,10 @@ def first_run(connection: sqlite3.Connection, segment: int) -> tuple[int, list[i
 
 
 def test_unfinished_merge_passes_with_and_without_merged_runs(path: Path, connection: sqlite3.Connection) -> None:
-    assert found_in(path) is None
+    assert find_inconsistency(path) is None
     [cursor] = connection.execute("SELECT cursor FROM oncelog_key_jobs").fetchone()
     assert connection.execute(SQL["drop_runs"], (1, cursor)).rowcount > 5
-    assert found_in(path) is None
+    assert find_inconsistency(path) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_merge_that_differs_from_its_job_is_found(
     path: Path, connection: sqlite3.Connection, statement: str, message: str
 ) -> None:
     assert connection.execute(statement).rowcount > 0
-    assert message in str(found_in(path))
+    assert message in str(find_inconsistency(path))
 
 
 def test_changed_key_of_a_merge_source_is_found(path: Path, connection: sqlite3.Connection) -> None:
@@ -110,13 +110,13 @@ def test_changed_key_of_a_merge_source_is_found(path: Path, connection: sqlite3.
     places[0] += 1
     [(_, packed)] = pack_runs((hashes, places))
     connection.execute("UPDATE oncelog_key_runs SET keys = ? WHERE segment = 1 AND last = ?", (packed, last))
-    assert "was not merged" in str(found_in(path))
+    assert "was not merged" in str(find_inconsistency(path))
 
 
 def test_two_runs_with_the_same_hash_are_found(
     path: Path, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lookup reads one run for a hash."""
+    """A lookup reads only one run per hash."""
     monkeypatch.setattr(key_run, "RUN_KEYS", 1000)
     pairs = [
         pair
@@ -127,4 +127,4 @@ def test_two_runs_with_the_same_hash_are_found(
     connection.execute("DELETE FROM oncelog_key_runs WHERE segment = ?", (TARGET,))
     for part in (pairs[:at], pairs[at:]):
         write_runs(connection, TARGET, ([one for one, _ in part], [place for _, place in part]))
-    assert "has two runs for one hash" in str(found_in(path))
+    assert "has two runs for one hash" in str(find_inconsistency(path))

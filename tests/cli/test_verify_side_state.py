@@ -13,7 +13,7 @@ import pytest
 import oncelog
 from cli.runner import COMMAND, RUNNER
 from cli.sample_log import START_MS
-from cli.side_state_log import RandomHistory, Writer, compact, row_delta, verified, write, write_sample
+from cli.side_state_log import RandomHistory, Writer, compact, row_delta, verify, write, write_sample
 from databases import address_of, query
 from oncelog.core.deltas import delta
 from oncelog.core.merge import Op
@@ -62,18 +62,18 @@ DAMAGE = {
     "missing client": ("DELETE FROM oncelog_clients WHERE client = 'till1'", "client 'till1'"),
     "renamed client": ("UPDATE oncelog_clients SET client = 'eve' WHERE client = 'till1'", "client 'eve'"),
 }
-"""In the SQL of SQLite and PostgreSQL."""
+"""Statements that both SQLite and PostgreSQL understand."""
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("side-state") / "log.db"
     write(path, write_sample)
     return path
 
 
 @pytest.fixture(scope="module")
-def made_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+def template_database(tmp_path_factory: pytest.TempPathFactory) -> str:
     address = address_of(tmp_path_factory.mktemp("side-state"))
     write(address, write_sample)
     return address
@@ -81,7 +81,7 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(params=["file", "database"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
-    """Return the place of a new log."""
+    """Return a file path or a database address for a new log."""
     return tmp_path / "new.db" if request.param == "file" else address_of(tmp_path)
 
 
@@ -108,14 +108,14 @@ def entities_of(log: Path | str) -> dict[str, tuple[bytes, int]]:
         return {key: (value, erased) for key, value, erased in connection.execute(statement)}
 
 
-def lie_of(log: Path | str) -> Inconsistency:
-    found = verified(log)
+def expect_inconsistency(log: Path | str) -> Inconsistency:
+    found = verify(log)
     assert isinstance(found, Inconsistency), found
     return found
 
 
-def passed_of(log: Path | str) -> VerificationSummary:
-    found = verified(log)
+def expect_pass(log: Path | str) -> VerificationSummary:
+    found = verify(log)
     assert isinstance(found, VerificationSummary), found
     return found
 
@@ -123,36 +123,36 @@ def passed_of(log: Path | str) -> VerificationSummary:
 # --- damage -------------------------------------------------------------------------------------------
 
 
-def test_intact_file_is_rebuilt_as_it_is_stored(made: Path) -> None:
-    found = passed_of(made)
+def test_intact_file_is_rebuilt_as_it_is_stored(template: Path) -> None:
+    found = expect_pass(template)
     assert found.same == {"clients": 4, "entities": 14, "relationships": 11, "rows": 6}
     assert not any(found.not_checkable.values())
 
 
-def test_intact_database_is_rebuilt_as_it_is_stored(made: Path, made_database: str) -> None:
-    assert passed_of(made_database).same == passed_of(made).same
+def test_intact_database_is_rebuilt_as_it_is_stored(template: Path, template_database: str) -> None:
+    assert expect_pass(template_database).same == expect_pass(template).same
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_entry_of_a_file_is_named(made: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_entry_of_a_file_is_named(template: Path, tmp_path: Path, damage: str) -> None:
     statement, name = DAMAGE[damage]
-    path = Path(shutil.copy(made, tmp_path / "log.db"))
+    path = Path(shutil.copy(template, tmp_path / "log.db"))
     execute(path, statement)
-    assert any(name in one for one in lie_of(path).findings)
+    assert any(name in one for one in expect_inconsistency(path).findings)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_entry_of_a_database_is_named(made_database: str, damage: str) -> None:
+def test_damaged_entry_of_a_database_is_named(template_database: str, damage: str) -> None:
     statement, name = DAMAGE[damage]
     table = statement.split("oncelog_")[1].split()[0]
-    query(made_database, f"CREATE TABLE kept AS SELECT * FROM oncelog_{table}")  # noqa: S608
+    query(template_database, f"CREATE TABLE kept AS SELECT * FROM oncelog_{table}")  # noqa: S608
     try:
-        query(made_database, statement)
-        assert any(name in one for one in lie_of(made_database).findings)
+        query(template_database, statement)
+        assert any(name in one for one in expect_inconsistency(template_database).findings)
     finally:
-        query(made_database, f"DELETE FROM oncelog_{table}")  # noqa: S608
-        query(made_database, f"INSERT INTO oncelog_{table} SELECT * FROM kept")  # noqa: S608
-        query(made_database, "DROP TABLE kept")
+        query(template_database, f"DELETE FROM oncelog_{table}")  # noqa: S608
+        query(template_database, f"INSERT INTO oncelog_{table} SELECT * FROM kept")  # noqa: S608
+        query(template_database, "DROP TABLE kept")
 
 
 def test_many_damaged_entities_are_counted_and_some_are_named(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_many_damaged_entities_are_counted_and_some_are_named(tmp_path: Path) ->
     path = tmp_path / "log.db"
     write(path, work)
     execute(path, "DELETE FROM oncelog_entities WHERE key < 'e2'", "UPDATE oncelog_entities SET value = x'32'")
-    found = lie_of(path)
+    found = expect_inconsistency(path)
     assert (found.findings_total, len(found.findings)) == (400, 100)
     done = RUNNER.invoke(COMMAND, ["verify", str(path)])
     assert done.exit_code == 1
@@ -172,17 +172,17 @@ def test_many_damaged_entities_are_counted_and_some_are_named(tmp_path: Path) ->
     assert lines[0].endswith("entity 'e0/0' of 'ledger/acme' is missing: the record with sequence 1 set it")
     assert len(lines) == 20
     assert last == "  and 380 more"
-    said = json.loads(RUNNER.invoke(COMMAND, ["verify", str(path), "--json"]).stdout)
-    assert (said["ok"], said["findings_total"], len(said["findings"])) == (False, 400, 100)
+    report = json.loads(RUNNER.invoke(COMMAND, ["verify", str(path), "--json"]).stdout)
+    assert (report["ok"], report["findings_total"], len(report["findings"])) == (False, 400, 100)
 
 
 # --- what the records do not determine ----------------------------------------------------------------
 
 
-def test_expired_entities_may_be_missing_and_forgotten_clients_too(made: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copy(made, tmp_path / "log.db"))
+def test_expired_entities_may_be_missing_and_forgotten_clients_too(template: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(template, tmp_path / "log.db"))
     execute(path, "DELETE FROM oncelog_entities WHERE key = 'gone'")
-    assert passed_of(path).same["entities"] == 13
+    assert expect_pass(path).same["entities"] == 13
 
 
 def test_state_of_erased_transactions_is_not_checkable(log: Path | str) -> None:
@@ -194,15 +194,15 @@ def test_state_of_erased_transactions_is_not_checkable(log: Path | str) -> None:
         await writer.store.erase(lane, [1, 2])
 
     write(log, work)
-    found = passed_of(log)
+    found = expect_pass(log)
     assert found.same["entities"] == 5  # e0, e2, e3, x2, x3
     assert found.not_checkable["entities"] == 2  # x0, e1
     shown = entities_of(log)
     assert (shown["e1"], shown["x0"], shown["e0"]) == ((b"", 1), (b"", 1), (b"new", 0))
-    execute_in(log, "UPDATE oncelog_entities SET erased = 0 WHERE key = 'x0'")  # as before values were erased
-    assert passed_of(log).not_checkable["entities"] == 2
+    execute_in(log, "UPDATE oncelog_entities SET erased = 0 WHERE key = 'x0'")  # as in earlier versions
+    assert expect_pass(log).not_checkable["entities"] == 2
     execute_in(log, "UPDATE oncelog_entities SET erased = 1 WHERE key = 'e0'")
-    assert "entity 'e0'" in lie_of(log).findings[0]
+    assert "entity 'e0'" in expect_inconsistency(log).findings[0]
 
 
 def test_value_of_an_entity_that_is_marked_as_erased_is_found(log: Path | str) -> None:
@@ -214,7 +214,11 @@ def test_value_of_an_entity_that_is_marked_as_erased_is_found(log: Path | str) -
     write(log, work)
     value = "x'31'" if isinstance(log, Path) else r"'\x31'"
     execute_in(log, f"UPDATE oncelog_entities SET value = {value}")  # noqa: S608
-    assert lie_of(log).findings[0].endswith("entity 'e' of 'ledger/acme' is marked as erased, and has a value")
+    assert (
+        expect_inconsistency(log)
+        .findings[0]
+        .endswith("entity 'e' of 'ledger/acme' is marked as erased, and has a value")
+    )
 
 
 def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
@@ -239,7 +243,7 @@ def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
     ):
         copy = Path(shutil.copy(path, tmp_path / "copy.db"))
         execute(copy, statement)
-        assert lie_of(copy).findings_total == 1, statement
+        assert expect_inconsistency(copy).findings_total == 1, statement
 
 
 def test_rows_compacted_by_an_earlier_version_are_not_checkable(log: Path | str) -> None:
@@ -251,12 +255,12 @@ def test_rows_compacted_by_an_earlier_version_are_not_checkable(log: Path | str)
         await writer.push("deltas/shop", row_delta(hlc + 9, "r2", a="2"), row_delta(hlc + 10, "r5", a="2"))
 
     write(log, work)
-    found = passed_of(log)
+    found = expect_pass(log)
     assert (found.same["rows"], found.not_checkable["rows"]) == (2, 2)
 
 
 async def write_compacted(writer: Writer) -> None:
-    """Compact the deltas of five rows and drop a tombstone, then change one of the rows."""
+    """Compact the deltas of five rows, drop a tombstone, and change one of the rows."""
     hlc = START_MS << 16
     for number in range(1, 6):
         await writer.push("deltas/shop", row_delta(hlc + number, f"r{number}", a="1", b="2"))
@@ -267,13 +271,13 @@ async def write_compacted(writer: Writer) -> None:
 
 def test_compacted_rows_are_compared_with_the_digest_of_the_compaction(log: Path | str) -> None:
     write(log, write_compacted)
-    found = passed_of(log)
-    assert (found.same["rows"], found.not_checkable["rows"]) == (3, 1)  # r2 got a delta since
+    found = expect_pass(log)
+    assert (found.same["rows"], found.not_checkable["rows"]) == (3, 1)  # r2 has a newer delta
     state = "(SELECT state FROM oncelog_rows WHERE row_id = 'r3')"
     execute_in(log, f"UPDATE oncelog_rows SET state = {state} WHERE row_id = 'r1'")  # noqa: S608
-    assert "row 'r1' of table 'todos' of 'deltas/shop' differs" in lie_of(log).findings[0]
+    assert "row 'r1' of table 'todos' of 'deltas/shop' differs" in expect_inconsistency(log).findings[0]
     execute_in(log, "DELETE FROM oncelog_rows WHERE row_id = 'r1'")
-    assert "row 'r1' of table 'todos' of 'deltas/shop' is missing" in lie_of(log).findings[0]
+    assert "row 'r1' of table 'todos' of 'deltas/shop' is missing" in expect_inconsistency(log).findings[0]
 
 
 def test_row_that_no_compacted_delta_made_is_found(tmp_path: Path) -> None:
@@ -284,7 +288,10 @@ def test_row_that_no_compacted_delta_made_is_found(tmp_path: Path) -> None:
         "INSERT INTO oncelog_rows (lane, scope, table_name, row_id, state) "
         "SELECT lane, scope, table_name, 'r9', state FROM oncelog_rows WHERE row_id = 'r3'",
     )
-    assert "row 'r9' of table 'todos' of 'deltas/shop' is stored, and no delta made it" in lie_of(path).findings[0]
+    assert (
+        "row 'r9' of table 'todos' of 'deltas/shop' is stored, and no delta made it"
+        in expect_inconsistency(path).findings[0]
+    )
 
 
 async def test_compaction_commits_digests_and_verify_checks_them(tmp_path: Path) -> None:
@@ -295,10 +302,10 @@ async def test_compaction_commits_digests_and_verify_checks_them(tmp_path: Path)
             change = row_delta((now << 16) + number, f"r{number % 7}", a=str(number))
             assert isinstance(await log.submit(delta("deltas/shop", change)), Committed)
         await log.compact("deltas/shop", keep=0)
-    assert passed_of(path).same["rows"] == 7
+    assert expect_pass(path).same["rows"] == 7
     other = "(SELECT state FROM oncelog_rows WHERE row_id = 'r1')"
     execute(path, f"UPDATE oncelog_rows SET state = {other} WHERE row_id = 'r2'")  # noqa: S608
-    assert "row 'r2'" in lie_of(path).findings[0]
+    assert "row 'r2'" in expect_inconsistency(path).findings[0]
     shown = RUNNER.invoke(COMMAND, ["verify", str(path)])
     assert shown.exit_code == 1
 
@@ -312,21 +319,21 @@ def test_delta_that_lost_to_the_horizon_is_rebuilt(log: Path | str) -> None:
         await writer.push("deltas/shop", row_delta(hlc - 7, "r3", a="1"), row_delta(hlc + 9, "r3", a="2"))
 
     write(log, work)
-    assert passed_of(log).same["rows"] == 2
+    assert expect_pass(log).same["rows"] == 2
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_history_in_a_file_is_rebuilt(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "log.db"
     write(path, lambda writer: RandomHistory(seed).write(writer, 150))
-    found = passed_of(path)
+    found = expect_pass(path)
     assert found.same["entities"] + found.not_checkable["entities"] > 0
 
 
 @pytest.mark.parametrize("seed", range(100, 102))
 def test_random_history_in_a_database_is_rebuilt(database: str, seed: int) -> None:
     write(database, lambda writer: RandomHistory(seed).write(writer, 100))
-    passed_of(database)
+    expect_pass(database)
 
 
 def test_restored_log_is_rebuilt(tmp_path: Path) -> None:
@@ -338,32 +345,32 @@ def test_restored_log_is_rebuilt(tmp_path: Path) -> None:
         await RandomHistory(2).write(writer, 40)
 
     write(path, work)
-    assert passed_of(path).restore_records > 0
+    assert expect_pass(path).restore_records > 0
 
 
 # --- the command --------------------------------------------------------------------------------------
 
 
-def test_rebuilding_can_be_left_out(made: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copy(made, tmp_path / "log.db"))
+def test_rebuilding_can_be_left_out(template: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(template, tmp_path / "log.db"))
     execute(path, DAMAGE["value"][0])
-    assert isinstance(verified(path, VerifyOptions(side_state=False)), VerificationSummary)
+    assert isinstance(verify(path, VerifyOptions(side_state=False)), VerificationSummary)
     assert RUNNER.invoke(COMMAND, ["verify", str(path), "--no-side-state"]).exit_code == 0
     execute(path, DAMAGE["missing client"][0])
-    assert isinstance(verified(path, VerifyOptions(side_state=False)), Inconsistency)
+    assert isinstance(verify(path, VerifyOptions(side_state=False)), Inconsistency)
 
 
-def test_temporary_file_is_private_and_has_no_name(made: Path, tmp_path: Path) -> None:
+def test_temporary_file_is_private_and_has_no_name(template: Path, tmp_path: Path) -> None:
     seen = set()
-    for _ in verify_log(made, None, VerifyOptions(temp_dir=str(tmp_path))):
+    for _ in verify_log(template, None, VerifyOptions(temp_dir=str(tmp_path))):
         assert list(tmp_path.iterdir()) == []
-        for opened in Path("/proc/self/fd").iterdir():
+        for open_store in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):
-                if str(opened.readlink()).startswith(str(tmp_path)):
-                    seen.add(stat.S_IMODE(opened.stat().st_mode))
+                if str(open_store.readlink()).startswith(str(tmp_path)):
+                    seen.add(stat.S_IMODE(open_store.stat().st_mode))
     assert seen == {0o600}
 
 
-def test_summary_has_the_rebuilt_entries(made: Path) -> None:
-    done = RUNNER.invoke(COMMAND, ["verify", str(made), "--quiet"])
+def test_summary_has_the_rebuilt_entries(template: Path) -> None:
+    done = RUNNER.invoke(COMMAND, ["verify", str(template), "--quiet"])
     assert "4 clients, 14 entities, 11 relationships, 6 rows as the records produce them" in done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 
 from failover.load_apis import Api
 from servers.checker import COMMITTED, History, Seen, violations
-from servers.shared_logs import fetched_from_primary
+from servers.shared_logs import fetch_rows_from_primary
 
 RECORDS = """
     SELECT r.position, r.sequence, r.key, b.root, r.body FROM oncelog_records AS r
@@ -33,7 +33,7 @@ class Kept:
 
 async def read_records(api: type[Api], address: str) -> list[Kept]:
     """Return all records of an API, in order."""
-    rows = await fetched_from_primary(address, RECORDS.format(api.where))
+    rows = await fetch_rows_from_primary(address, RECORDS.format(api.where))
     return [
         Kept(sequence or position, position, key.hex(), root.hex(), body)
         for position, sequence, key, root, body in rows

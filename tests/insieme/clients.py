@@ -1,6 +1,6 @@
-"""Clients for the end-to-end tests: the npm package in Node and in Chromium, and the native dialect in Python.
+"""Clients for the end-to-end tests: the npm package in Node and in Chromium, and a Python client of the native dialect.
 
-Each records the events that it received: their positions and ids, and their order on each connection.
+Each client records the positions and ids of received events, and their order on each connection.
 """
 
 import asyncio
@@ -23,50 +23,50 @@ ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 NODE_MODULES: Final = ROOT / ".node/node_modules"
 END_S: Final = 60
-"""Time for an orderly end of a browser, before it is killed."""
+"""Time for a browser to exit before it is killed."""
 PROJECT: Final = "p1"
 
 Json = dict[str, Any]
 
 
-def component(name: str, package: str) -> str:
-    """Return the path of a required program. Tests fail without it: skipped tests prove nothing."""
+def find_program(name: str, package: str) -> str:
+    """Return the path of a required program. The test fails if it is missing, because a skipped test proves nothing."""
     found = shutil.which(name)
     if found is None:
         pytest.fail(f"{name} is missing: `make test` installs it, as does apt-get install {package}")
     return found
 
 
-def installed() -> Path:
-    """Return the directory of the npm packages."""
+def npm_packages() -> Path:
+    """Return the directory of the installed npm packages."""
     if not (NODE_MODULES.parent / ".whole").exists():
         pytest.fail("the npm packages are not there: run `make test`, or `make .node/.whole`")
     return NODE_MODULES
 
 
 class KnownEvents:
-    """The events that a client has received so far. `until` waits for more."""
+    """The events that a client has received so far."""
 
     def __init__(self) -> None:
         self.runs: list[list[int]] = []
-        """The positions of each connection, in the order of arrival."""
+        """Received positions of each connection, in order of arrival."""
         self.known: dict[int, Any] = {}
-        """All positions with the ids of their events."""
-        self._news = asyncio.Event()
+        """Event ids by position."""
+        self._change = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def take(self, number: int, what: object) -> None:
+    def record_event(self, number: int, what: object) -> None:
         assert self.known.setdefault(number, what) == what
         self.runs[-1].append(number)
 
-    def listen(self, listening: Any) -> None:
-        """Replace the receiving task. If it fails, `until` fails with its error."""
+    def listen(self, receiving: Any) -> None:
+        """Replace the receiving task. If the task fails, `until` raises its error."""
         self.end()
-        self._task = asyncio.ensure_future(listening)
-        self._task.add_done_callback(lambda _: self._news.set())
+        self._task = asyncio.ensure_future(receiving)
+        self._task.add_done_callback(lambda _: self._change.set())
 
-    def wake(self) -> None:
-        self._news.set()
+    def notify(self) -> None:
+        self._change.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -75,11 +75,11 @@ class KnownEvents:
                 if self._task.done():
                     self._task.result()
                     raise AssertionError("the client has ended")
-                self._news.clear()
-                await self._news.wait()
+                self._change.clear()
+                await self._change.wait()
 
-    async def knows(self, count: int) -> None:
-        """Wait until the client knows this number of events."""
+    async def wait_for_events(self, count: int) -> None:
+        """Wait until the client has received `count` events."""
         await self.until(lambda: len(self.known) >= count)
 
     def end(self) -> None:
@@ -88,7 +88,7 @@ class KnownEvents:
 
 
 class Package(KnownEvents):
-    """A client of the npm package, wherever it runs."""
+    """A client of the npm package, in Node or in a browser."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -98,18 +98,18 @@ class Package(KnownEvents):
         self._numbers = 0
         self._done: dict[int, Json] = {}
 
-    def speak(self, send: Callable[[str], Any], lines: AsyncIterator[str]) -> None:
-        """Use this connection from now on."""
+    def attach(self, send: Callable[[str], Any], lines: AsyncIterator[str]) -> None:
+        """Use a new connection to the client's process or page."""
         self._send = send
         self.listen(self._receive(lines))
 
     async def _receive(self, lines: AsyncIterator[str]) -> None:
         async for line in lines:
             message = json.loads(line)
-            self._take(message["type"], message.get("payload") or {})
-            self.wake()
+            self._handle_message(message["type"], message.get("payload") or {})
+            self.notify()
 
-    def _take(self, kind: str, payload: Json) -> None:
+    def _handle_message(self, kind: str, payload: Json) -> None:
         match kind:
             case "done":
                 self._done[payload["number"]] = payload
@@ -118,13 +118,13 @@ class Package(KnownEvents):
                 self.runs.append([])
             case "sync_page":
                 for event in payload["events"]:
-                    self.take(event["committedId"], event["id"])
+                    self.record_event(event["committedId"], event["id"])
             case "committed" | "broadcast":
-                self.take(payload["committedId"], payload["id"])
+                self.record_event(payload["committedId"], payload["id"])
         self.events.append({"type": kind, "payload": payload})
 
     async def do(self, command: str, **arguments: Any) -> Any:
-        """Give a command, wait for its end, and return its result."""
+        """Send a command to the client, wait until it is done, and return its result."""
         self._numbers += 1
         number = self._numbers
         sent = self._send(json.dumps({"do": command, "number": number, **arguments}))
@@ -141,15 +141,15 @@ class Package(KnownEvents):
         socket_url = url.replace("http", "ws", 1) + "/v1/events"
         await self.do("open", url=socket_url, clientId=self.name, projectId=PROJECT, **more)
 
-    async def happened(self, kind: str, count: int = 1) -> None:
-        """Wait until the client has reported this number of events of a kind."""
-        await self.until(lambda: len(self.of(kind)) >= count)
+    async def wait_for_report(self, kind: str, count: int = 1) -> None:
+        """Wait until the client has sent `count` reports of a kind."""
+        await self.until(lambda: len(self.reports(kind)) >= count)
 
-    def of(self, kind: str) -> list[Json]:
+    def reports(self, kind: str) -> list[Json]:
         return [event["payload"] for event in self.events if event["type"] == kind]
 
     async def submit(self, count: int, text: str = "", *, has_ids: bool = False) -> None:
-        """Submit new events, with ids of the test or of the package."""
+        """Submit new events. The ids come from the test if `has_ids`, otherwise from the package."""
         events = [card(f"{self.name} {text}{number}") for number in range(count)]
         for number, event in enumerate(events):
             if has_ids:
@@ -158,7 +158,7 @@ class Package(KnownEvents):
 
 
 def card(text: str, **more: Any) -> Json:
-    """An event in the form that the package accepts."""
+    """Return an event in the package's format."""
     return {
         "partition": "boards/7",
         "type": "card.added",
@@ -169,15 +169,15 @@ def card(text: str, **more: Any) -> Json:
 
 
 @asynccontextmanager
-async def in_node(name: str, directory: Path) -> AsyncIterator[Package]:
+async def node_client(name: str, directory: Path) -> AsyncIterator[Package]:
     """Run the package in a Node process."""
     home = directory / name
     home.mkdir()
-    (home / "node_modules").symlink_to(installed(), target_is_directory=True)
+    (home / "node_modules").symlink_to(npm_packages(), target_is_directory=True)
     for script in ("driver.mjs", "node.mjs"):
         shutil.copy(HERE / script, home)
     process = await asyncio.create_subprocess_exec(
-        component("node", "nodejs"),
+        find_program("node", "nodejs"),
         str(home / "node.mjs"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -192,7 +192,7 @@ async def in_node(name: str, directory: Path) -> AsyncIterator[Package]:
             yield line.decode()
 
     package = Package(name)
-    package.speak(lambda text: stdin.write(text.encode() + b"\n"), lines())
+    package.attach(lambda text: stdin.write(text.encode() + b"\n"), lines())
     try:
         yield package
     finally:
@@ -206,7 +206,7 @@ async def in_node(name: str, directory: Path) -> AsyncIterator[Package]:
 
 
 class Page:
-    """Serves a page to a browser, and controls the client in it."""
+    """Serves a page to a browser, and controls the client on the page."""
 
     def __init__(self, name: str) -> None:
         self.package = Package(name)
@@ -214,7 +214,7 @@ class Page:
         self._loaded = asyncio.Event()
 
     async def loaded(self) -> None:
-        """Wait until the page (after a reload, the next one) is loaded and connected."""
+        """Wait until the page, or the reloaded page, is connected."""
         async with asyncio.timeout(WAIT_S):
             await self._loaded.wait()
         self._loaded.clear()
@@ -230,7 +230,7 @@ class Page:
                 yield message.data
             gone.set()
 
-        self.package.speak(socket.send_str, lines())
+        self.package.attach(socket.send_str, lines())
         self._loaded.set()
         await gone.wait()
         return socket
@@ -241,7 +241,7 @@ class Page:
         application.router.add_get("/control", self.control)
         for script in ("driver.mjs", "page.mjs"):
             application.router.add_get(f"/{script}", _script(HERE / script))
-        application.router.add_static("/node_modules", installed(), follow_symlinks=True)
+        application.router.add_static("/node_modules", npm_packages(), follow_symlinks=True)
         runner = web.AppRunner(application)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -261,11 +261,11 @@ def _script(path: Path) -> Callable[[web.Request], Any]:
 
 
 async def _html(_: web.Request) -> web.Response:
-    """Load the files that `exports` of the package names, without a bundler.
+    """Return a page that loads the package's `exports` without a bundler.
 
-    Its dependency immer has a separate file for browsers: the other one needs `process` of Node.
+    The dependency immer has a separate file for browsers, because its main file needs Node's `process`.
     """
-    exports = json.loads((installed() / "insieme/package.json").read_text())["exports"]
+    exports = json.loads((npm_packages() / "insieme/package.json").read_text())["exports"]
     names = {
         "insieme/browser": "/node_modules/insieme/" + exports["./browser"]["import"].removeprefix("./"),
         "immer": "/node_modules/immer/dist/immer.production.mjs",
@@ -279,8 +279,8 @@ async def _html(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def in_chromium(name: str, directory: Path) -> AsyncIterator[Page]:
-    """Serve a page. `browsing` starts the browser later, when the server knows the origin of the page."""
+async def chromium_client(name: str, directory: Path) -> AsyncIterator[Page]:
+    """Serve a page. `run_chromium` starts the browser later, when the server knows the page's origin."""
     page = Page(name)
     runner = await page.start()
     try:
@@ -291,11 +291,11 @@ async def in_chromium(name: str, directory: Path) -> AsyncIterator[Page]:
 
 
 @asynccontextmanager
-async def browsing(page: Page, directory: Path) -> AsyncIterator[None]:
-    """Run a headless Chromium that shows the page."""
+async def run_chromium(page: Page, directory: Path) -> AsyncIterator[None]:
+    """Run a headless Chromium on the page."""
     options = [
         "--headless=new",
-        "--enable-logging=stderr",  # includes the console of the page
+        "--enable-logging=stderr",  # includes the page's console
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--disable-extensions",
@@ -305,38 +305,38 @@ async def browsing(page: Page, directory: Path) -> AsyncIterator[None]:
         f"--user-data-dir={directory / 'profile'}",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
     ]
-    log = directory / "chromium.log"
-    said = log.open("wb")
+    log_path = directory / "chromium.log"
+    log = log_path.open("wb")
     process = await asyncio.create_subprocess_exec(
-        component("chromium", "chromium"),
+        find_program("chromium", "chromium"),
         *options,
         page.origin,
-        stdout=said,
-        stderr=said,
-        start_new_session=True,  # its process group is killed at the end, and no other process
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # so that its process group can be killed
     )
     try:
         try:
             await page.loaded()
         except TimeoutError:
-            raise AssertionError(log.read_text(errors="replace")[-4000:]) from None
+            raise AssertionError(log_path.read_text(errors="replace")[-4000:]) from None
         yield
     finally:
         with suppress(ProcessLookupError):
-            process.terminate()  # the browser then ends its child processes
+            process.terminate()  # lets the browser stop its child processes
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), END_S)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        said.close()
+        log.close()
 
 
 # --- the native dialect --------------------------------------------------------------------------------
 
 
-class Python(KnownEvents):
-    """A client of the native dialect that follows the project, and keeps its events until they have a result."""
+class NativeClient(KnownEvents):
+    """A client of the native dialect that follows the project and keeps its events until they have a result."""
 
     def __init__(self, name: str, session: aiohttp.ClientSession) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class Python(KnownEvents):
         self._has_caught_up = False
 
     async def connect(self, url: str) -> None:
-        """Connect or reconnect, catch up, and send again the events that have no result."""
+        """Connect or reconnect, catch up, and resend events without a result."""
         self._has_caught_up = False
         self._socket = await self._session.ws_connect(url + "/v1/events", max_msg_size=0)
         self.runs.append([])
@@ -379,37 +379,37 @@ class Python(KnownEvents):
                 case "sync_response":
                     for event in payload["events"]:
                         self.waiting.pop(event["id"], None)
-                        self._see(event)
+                        self._record(event)
                     self._cursor = payload["next_since_committed_id"]
                     if payload["has_more"]:
                         await self._sync()
                     else:
                         self._has_caught_up = True
                 case "event_broadcast":
-                    self._see(payload)
+                    self._record(payload)
                 case "submit_events_result":
                     for result in payload["results"]:
                         assert result["status"] == "committed", result
                         item = self.waiting.pop(result["id"])
-                        self._see({**item, "committed_id": result["committed_id"]})
+                        self._record({**item, "committed_id": result["committed_id"]})
                 case kind:
                     assert kind == "connected", message
-            self.wake()
-        await asyncio.get_running_loop().create_future()  # the connection is lost; `connect` replaces this task
+            self.notify()
+        await asyncio.get_running_loop().create_future()  # connection lost: wait until `connect` replaces this task
 
-    def _see(self, event: Json) -> None:
+    def _record(self, event: Json) -> None:
         number = event["committed_id"]
-        self.take(number, event["id"])
+        self.record_event(number, event["id"])
         self.seen[number] = event
         self._cursor = max(self._cursor, number)
 
 
 @asynccontextmanager
-async def in_python(name: str) -> AsyncIterator[Python]:
-    """Make a client that is not connected yet."""
+async def native_client(name: str) -> AsyncIterator[NativeClient]:
+    """Create a client that is not connected yet."""
     async with aiohttp.ClientSession() as session:
-        python = Python(name, session)
+        native = NativeClient(name, session)
         try:
-            yield python
+            yield native
         finally:
-            python.end()
+            native.end()

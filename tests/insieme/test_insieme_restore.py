@@ -1,4 +1,4 @@
-"""The npm package `insieme`, unmodified, and a server that is restored from a backup (docs/reference/events.md)."""
+"""The unmodified npm package `insieme` and a server restored from a backup (docs/reference/events.md)."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cli.server_process import reserve_port
-from insieme.clients import Package, card, in_node
+from insieme.clients import Package, card, node_client
 from server.cli_commands import oncelog
 from server.running_server import serving
 
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.rule("EV-18", "CO-12")
 async def start(package: Package, url: str) -> None:
     await package.open(url)
     await package.do("start")
-    await package.happened("synced")
+    await package.wait_for_report("synced")
 
 
 async def restart(package: Package) -> None:
-    """Connect again. The package does not notice a lost connection while it has nothing to send."""
+    """Reconnect. The package does not notice a lost connection while it has nothing to send."""
     await package.do("stop")
     await package.do("start")
 
@@ -31,7 +31,7 @@ async def committed_by(package: Package) -> dict[int, str]:
 
 
 class Backup:
-    """A backup of the log in a directory."""
+    """Backs up and restores the log in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._log, self._copy = str(directory / "events.db"), str(directory / "backup.db")
@@ -47,33 +47,37 @@ class Backup:
         assert done.exit_code == 0, done.output
 
 
-async def test_drafts_commit_after_a_restore_and_the_package_keeps_events_that_are_gone(tmp_path: Path) -> None:
+async def test_drafts_commit_after_a_restore_and_the_package_keeps_lost_events(tmp_path: Path) -> None:
     backup = Backup(tmp_path)
     with reserve_port() as port:
-        async with in_node("ada", tmp_path) as ada, in_node("bob", tmp_path) as bob, in_node("cy", tmp_path) as cy:
+        async with (
+            node_client("ada", tmp_path) as ada,
+            node_client("bob", tmp_path) as bob,
+            node_client("cy", tmp_path) as cy,
+        ):
             async with serving(tmp_path, port=port) as served:
                 url = served.url
                 for package in (ada, bob):
                     await start(package, url)
                 await ada.do("submit", events=[card(name, id=name) for name in "ab"])
-                await bob.knows(2)
+                await bob.wait_for_events(2)
                 await backup.make()
                 await ada.do("submit", events=[card("gone", id="gone")])
-                await ada.knows(3)
-                await bob.knows(3)
+                await ada.wait_for_events(3)
+                await bob.wait_for_events(3)
             for package in (ada, bob):
-                await package.happened("socket_closed")
+                await package.wait_for_report("socket_closed")
             await ada.do("submit", events=[card(name, id=name) for name in "cd"])
             await backup.restore()
             async with serving(tmp_path, port=port):
-                await ada.knows(5)  # it has reconnected by itself
+                await ada.wait_for_events(5)  # it has reconnected automatically
                 await restart(bob)
-                await bob.knows(5)
+                await bob.wait_for_events(5)
                 await bob.do("submit", events=[card("e", id="e")])
                 for package in (ada, bob):
-                    await package.knows(6)
+                    await package.wait_for_events(6)
                 await start(cy, url)
-                await cy.knows(5)
+                await cy.wait_for_events(5)
                 everything = {1: "a", 2: "b", 102: "c", 103: "d", 104: "e"}
                 assert cy.known == await committed_by(cy) == everything
                 for package in (ada, bob):
@@ -81,28 +85,28 @@ async def test_drafts_commit_after_a_restore_and_the_package_keeps_events_that_a
                     assert await package.do("drafts") == []
 
 
-async def test_event_that_is_gone_and_commits_again_needs_a_new_store_with_the_old_drafts(tmp_path: Path) -> None:
-    """The package accepts no second number for an id: it syncs no more, and its drafts wait in the old store."""
+async def test_recommitted_event_needs_a_new_store_with_the_old_drafts(tmp_path: Path) -> None:
+    """The package accepts no second position for an id: it stops syncing, and its drafts wait in the old store."""
     backup = Backup(tmp_path)
     with reserve_port() as port:
-        async with in_node("ada", tmp_path) as ada, in_node("bob", tmp_path) as bob:
+        async with node_client("ada", tmp_path) as ada, node_client("bob", tmp_path) as bob:
             async with serving(tmp_path, port=port) as served:
                 url = served.url
                 await start(bob, url)
                 await backup.make()
                 await bob.do("submit", events=[card("again", id="again")])
-                await bob.knows(1)
+                await bob.wait_for_events(1)
                 await bob.do("stop")
             await backup.restore()
             async with serving(tmp_path, port=port):
-                # A client that has it as a draft, since it never got the result.
+                # Ada still has the event as a draft, because it never got the result.
                 await start(ada, url)
                 await ada.do("submit", events=[card("again", id="again")])
-                await ada.knows(1)
+                await ada.wait_for_events(1)
                 await bob.do("submit", events=[card(name, id=name) for name in "ab"])
                 await bob.do("start")
-                await bob.happened("error", 2)
-                for error in bob.of("error"):
+                await bob.wait_for_report("error", 2)
+                for error in bob.reports("error"):
                     assert error["code"] == "client_runtime_error"
                     assert "again: conflicting duplicate" in error["message"]
                 drafts: list[Any] = await bob.do("drafts")
@@ -111,7 +115,7 @@ async def test_event_that_is_gone_and_commits_again_needs_a_new_store_with_the_o
                 await bob.open(url)  # with a new store
                 await bob.do("submit", events=drafts)
                 await bob.do("start")
-                await bob.happened("committed", 3)
-                await ada.knows(3)
+                await bob.wait_for_report("committed", 3)
+                await ada.wait_for_events(3)
                 assert await committed_by(bob) == await committed_by(ada) == {102: "again", 103: "a", 104: "b"}
                 assert await bob.do("drafts") == []

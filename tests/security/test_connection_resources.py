@@ -125,7 +125,7 @@ def test_server_logs_counts_and_survives_running_out_of_file_descriptors(tmp_pat
         used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - of another process
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 10, used + 10))
         sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(40)]
-        wait_until(lambda: any("cannot accept a connection" in line for line in server.said))
+        wait_until(lambda: any("cannot accept a connection" in line for line in server.log_lines))
         for one in sockets:
             one.close()
         assert metric(server, 'oncelog_connections_refused_total{reason="open_files"}') >= 1

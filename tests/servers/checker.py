@@ -1,12 +1,12 @@
-"""Checks the recorded calls and readings of clients of several servers against the final records.
+"""Check the calls and readings that clients of several servers recorded against the final records.
 
-The checker uses no store, API or log: only lines that were written during the run, and a dump. Times are readings of
-one clock, in any unit. A history is a directory:
+The checker uses no store, API or log, only files that were written during the run and a dump. All times come from one
+clock, in any unit. A history is a directory:
 
-    calls-*.jsonl     one line per event and attempt: client, server, begin, end, and answer
-    readings-*.jsonl  one line per received record, in order; one file per reader
-    looks-*.jsonl     one line per query of the newest position: begin, and result
-    dump.json         all records, and the newest position according to the log
+    calls-*.jsonl         one line per event and attempt: client, server, begin, end, and answer
+    readings-*.jsonl      one line per received record, in order; one file per reader
+    head-queries-*.jsonl  one line per query of the newest position: begin, and result
+    dump.json             all records, and the newest position according to the log
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 COMMITTED: Final = "committed"
 REFUSED: Final = "refused"
-"""The id is stored with another content."""
+"""The id is stored with different content."""
 UNKNOWN: Final = "unknown"
 
 
@@ -26,14 +26,14 @@ class Call:
     """One attempt to submit one event."""
 
     client: str
-    gateway: int
+    server: int
     id: str
     content: str
     began: int
     ended: int
     answer: str
     position: int = 0
-    """With COMMITTED."""
+    """Only if the answer is COMMITTED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HeadQuery:
     """A query of the newest position."""
 
-    gateway: int
+    server: int
     began: int
     newest: int
 
@@ -64,30 +64,30 @@ class Stored:
 
 @dataclass(slots=True)
 class History:
-    """Everything that was recorded."""
+    """All recorded calls, readings and head queries, and the dump."""
 
     calls: list[Call] = field(default_factory=list)
     readings: dict[str, list[Seen]] = field(default_factory=dict)
-    """By reader. Each reader has read from the first to the last record."""
-    looks: list[Look] = field(default_factory=list)
+    """Received records by reader. Each reader has read from the first to the last record."""
+    head_queries: list[HeadQuery] = field(default_factory=list)
     head: int = 0
     records: list[Stored] = field(default_factory=list)
 
     @classmethod
     def load(cls, directory: Path) -> "History":
-        """Load a history from its directory."""
+        """Load a history from a directory."""
         dump = json.loads((directory / "dump.json").read_text())
         return cls(
             [Call(**line) for path in sorted(directory.glob("calls-*.jsonl")) for line in _lines(path)],
             {path.stem: [Seen(**line) for line in _lines(path)] for path in sorted(directory.glob("readings-*.jsonl"))},
-            [Look(**line) for path in sorted(directory.glob("looks-*.jsonl")) for line in _lines(path)],
+            [HeadQuery(**line) for path in sorted(directory.glob("head-queries-*.jsonl")) for line in _lines(path)],
             dump["head"],
             [Stored(*one) for one in dump["records"]],
         )
 
 
-def line_of(entry: Call | Seen | Look) -> str:
-    """Return an entry as a line of a history's file."""
+def line_of(entry: Call | Seen | HeadQuery) -> str:
+    """Return an entry as a line of a history file."""
     return json.dumps(asdict(entry)) + "\n"
 
 
@@ -98,19 +98,19 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def violations(history: History) -> list[str]:
-    """Return all violations."""
+    """Return a description of each violation."""
     by_id: dict[str, Stored] = {}
-    found = [*_of_the_dump(history, by_id)]
-    found += _of_answers(history.calls, by_id)
-    found += _of_the_order(history.calls, history.records)
+    found = [*_check_dump(history, by_id)]
+    found += _check_answers(history.calls, by_id)
+    found += _check_order(history.calls, history.records)
     for reader, seen in history.readings.items():
-        found += _of_a_reader(reader, seen, history.records)
-    found += _of_looks(history)
+        found += _check_reader(reader, seen, history.records)
+    found += _check_head_queries(history)
     return found
 
 
-def _of_the_dump(history: History, by_id: dict[str, Stored]) -> Iterator[str]:
-    """Positions are dense from 1, no id is stored twice, and every record was submitted."""
+def _check_dump(history: History, by_id: dict[str, Stored]) -> Iterator[str]:
+    """Check that positions have no gaps, no id is stored twice, and every record was submitted."""
     submitted = {(call.id, call.content) for call in history.calls}
     expected = 1
     for record in history.records:
@@ -126,8 +126,8 @@ def _of_the_dump(history: History, by_id: dict[str, Stored]) -> Iterator[str]:
         yield f"the log reports {history.head} as newest position, but the last record is at {expected - 1}"
 
 
-def _of_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterator[str]:
-    """Acknowledged events are stored as acknowledged; refused ids are stored with another content."""
+def _check_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterator[str]:
+    """Check that acknowledged events are stored as acknowledged, and refused ids are stored with different content."""
     for call in calls:
         record = by_id.get(call.id)
         if call.answer == COMMITTED:
@@ -144,8 +144,8 @@ def _of_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterator[
                 yield f"{call.id} was refused to {call.client}, although the stored content is the same"
 
 
-def _of_the_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[str]:
-    """An event that was acknowledged before another was first submitted precedes it."""
+def _check_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[str]:
+    """Check that an event acknowledged before a second one was first submitted precedes the second."""
     began: dict[tuple[str, str], int] = {}
     acknowledged: dict[str, int] = {}
     for call in calls:
@@ -163,28 +163,30 @@ def _of_the_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[
             latest = start, record.id
 
 
-def _of_a_reader(reader: str, seen: Sequence[Seen], records: Sequence[Stored]) -> Iterator[str]:
-    """The reader received every record once, in order."""
+def _check_reader(reader: str, seen: Sequence[Seen], records: Sequence[Stored]) -> Iterator[str]:
+    """Check that the reader received every record once and in order."""
     last = 0
     for one in seen:
         if one.position <= last:
             yield f"{reader} received {one.position} after {last}"
         last = max(last, one.position)
-    given = [(one.position, one.id) for one in seen]
-    wanted = [(record.position, record.id) for record in records]
-    if given != wanted:
-        place = next((place for place, pair in enumerate(zip(given, wanted, strict=False)) if pair[0] != pair[1]), None)
-        place = min(len(given), len(wanted)) if place is None else place
-        yield f"{reader} received {given[place : place + 2]} where {wanted[place : place + 2]} is expected"
+    received = [(one.position, one.id) for one in seen]
+    expected = [(record.position, record.id) for record in records]
+    if received != expected:
+        place = next(
+            (place for place, pair in enumerate(zip(received, expected, strict=False)) if pair[0] != pair[1]), None
+        )
+        place = min(len(received), len(expected)) if place is None else place
+        yield f"{reader} received {received[place : place + 2]} where {expected[place : place + 2]} is expected"
 
 
-def _of_looks(history: History) -> Iterator[str]:
-    """A query after an acknowledgement returns its position or a later one, at every server."""
+def _check_head_queries(history: History) -> Iterator[str]:
+    """Check that every server returns the newest acknowledged position or a later one."""
     acknowledged = sorted((call.ended, call.position) for call in history.calls if call.answer == COMMITTED)
     place = newest = 0
-    for look in sorted(history.looks, key=lambda look: look.began):
-        while place < len(acknowledged) and acknowledged[place][0] < look.began:
+    for query in sorted(history.head_queries, key=lambda query: query.began):
+        while place < len(acknowledged) and acknowledged[place][0] < query.began:
             newest = max(newest, acknowledged[place][1])
             place += 1
-        if look.newest < newest:
-            yield f"server {look.gateway} returned {look.newest} after {newest} had been acknowledged"
+        if query.newest < newest:
+            yield f"server {query.server} returned {query.newest} after {newest} had been acknowledged"

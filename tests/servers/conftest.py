@@ -16,7 +16,7 @@ __all__ = ["loop_clock"]
 
 @pytest.fixture(scope="session")
 def standby_server() -> Iterator[str]:
-    """The address of a separate PostgreSQL server whose `synchronous_standby_names` the tests change."""
+    """Address of a separate PostgreSQL server whose `synchronous_standby_names` the tests change."""
     directory = Path(tempfile.mkdtemp(prefix="oncelog-standby-"))
     try:
         with postgres_server(directory, is_own=True) as found:
@@ -27,7 +27,7 @@ def standby_server() -> Iterator[str]:
 
 @pytest.fixture
 async def address(standby_server: str) -> str:
-    """The address of an existing log, so that logs with short timeouts need not create it."""
+    """Address of an existing log, which logs with short timeouts can open without creating it."""
     found = str(await create_schema(standby_server))
     async with open_log(found):
         return found

@@ -1,6 +1,6 @@
-"""A writer or follower of a lane: python lane_worker.py ADDRESS write NAME COUNT | follow NAME COUNT FILE
+"""Write or follow a lane: python lane_worker.py ADDRESS write NAME COUNT | follow NAME COUNT FILE
 
-It starts at the first line of its input. A follower writes all positions that it received to the file, in order.
+The worker starts at the first line of its input. A follower writes all received positions to FILE, in order.
 """
 
 import asyncio

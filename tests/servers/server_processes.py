@@ -11,13 +11,13 @@ HURRY: Final = {
     "postgres_lane_ms": 1_500, "postgres_commit_ms": 2_000, "postgres_connect_ms": 10_000,
     "postgres_patience_ms": 10_000,
 }  # fmt: skip
-"""Shorter timeouts than the defaults, so that tests see them expire."""
+"""Timeouts shorter than the defaults, so that they expire during a test."""
 START_TRIES: Final = 10
 
 
 @asynccontextmanager
 async def running_servers(*addresses: str, **limits: int) -> AsyncIterator[list[ServerProcess]]:
-    """Start a server for each address, all at the same time; kill them at the end."""
+    """Start a server for each address concurrently, and kill all servers when the block ends."""
     arguments = [*DEVELOPMENT, *(f"--set=limits.{name}={value}" for name, value in {**HURRY, **limits}.items())]
     found = [ServerProcess(address, arguments, start_tries=START_TRIES) for address in addresses]
     try:

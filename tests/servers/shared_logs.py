@@ -1,4 +1,4 @@
-"""Logs on one database, directly and through a proxy, and plain SQL queries on the database."""
+"""Logs on one database, direct or through a proxy, and plain SQL queries on the database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +19,7 @@ from oncelog.testing.postgres_proxy import PostgresProxy
 T = TypeVar("T")
 
 LONG_MS: Final = 1_000_000
-"""Longer than a test may take. A test that is about a timeout shortens that one."""
+"""Longer than any test runs. A test of a timeout shortens only that timeout."""
 
 
 def event(number: int, partition: str = "a", **members: Any) -> Submission:
@@ -27,26 +27,26 @@ def event(number: int, partition: str = "a", **members: Any) -> Submission:
 
 
 def limits(**changed: int) -> Limits:
-    """Return limits whose timeouts are `LONG_MS`, unless changed."""
+    """Return limits with timeouts of `LONG_MS`, except for the `changed` ones."""
     timeouts = ("postgres_connect_ms", "postgres_lane_ms", "postgres_commit_ms", "postgres_patience_ms")
     return Limits(**{**dict.fromkeys(timeouts, LONG_MS), **changed})
 
 
 @asynccontextmanager
-async def proxied(address: str, **changed: int) -> AsyncIterator[tuple[PostgresProxy, Log]]:
-    """Open a log whose sessions go through a proxy."""
+async def open_proxied_log(address: str, **changed: int) -> AsyncIterator[tuple[PostgresProxy, Log]]:
+    """Open a log whose sessions connect through a proxy."""
     if changed:  # short timeouts may not suffice to create the log
         async with open_log(address, limits=limits()):
             pass
     async with PostgresProxy(address) as proxy:
-        log = await insisted(lambda: open_log(proxy.address, limits=limits(**changed)).__aenter__())
+        log = await retry_until_available(lambda: open_log(proxy.address, limits=limits(**changed)).__aenter__())
         try:
             yield proxy, log
         finally:
             await log.close()
 
 
-async def fetched(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+async def fetch_rows(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """Run a statement in a separate session and return its rows."""
     connection = await asyncpg.connect(address)
     try:
@@ -55,8 +55,8 @@ async def fetched(address: str, statement: str, *parameters: Any) -> list[tuple[
         await connection.close()
 
 
-async def fetched_from_primary(addresses: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """Run a statement on the primary of a cluster, once it accepts sessions: its servers may be restarting."""
+async def fetch_rows_from_primary(addresses: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement on the primary of a cluster. Wait for a primary, because the servers may be restarting."""
 
     async def rows() -> tuple[list[tuple[Any, ...]]] | None:
         try:
@@ -74,22 +74,22 @@ async def fetched_from_primary(addresses: str, statement: str, *parameters: Any)
 
 
 async def positions(address: str) -> dict[int, list[int]]:
-    """Return the positions in lane 0 by number of the event."""
+    """Return the positions in lane 0 by event number."""
     found: dict[int, list[int]] = {}
-    for key, position in await fetched(address, "SELECT key, position FROM oncelog_records WHERE lane = 0"):
+    for key, position in await fetch_rows(address, "SELECT key, position FROM oncelog_records WHERE lane = 0"):
         found.setdefault(int.from_bytes(key, "big"), []).append(position)
     return found
 
 
 def place(verdict: Verdict) -> int:
-    """Return the position from a successful verdict."""
+    """Check that a verdict is successful, and return its position."""
     assert isinstance(verdict, Committed | Replayed), verdict
     assert verdict.receipt is not None
     return verdict.receipt.position
 
 
-async def insisted(call: Callable[[], Awaitable[T]]) -> T:
-    """Retry until the store is available, as a client does."""
+async def retry_until_available(call: Callable[[], Awaitable[T]]) -> T:
+    """Retry a call until the store is available, as a client does."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:

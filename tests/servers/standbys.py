@@ -1,4 +1,4 @@
-"""A PostgreSQL server whose COMMITs wait for a missing standby, and an operator of it."""
+"""A PostgreSQL server whose COMMITs wait for a missing standby, and an operator for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ END_IDLE = f"{END_ALL} AND wait_event IS DISTINCT FROM 'SyncRep'"
 
 
 @asynccontextmanager
-async def connected(address: str, name: str, **settings: Any) -> AsyncIterator[Any]:
+async def open_session(address: str, name: str, **settings: Any) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(address, server_settings={"application_name": name}, **settings)
     try:
         yield connection
@@ -30,7 +30,7 @@ async def connected(address: str, name: str, **settings: Any) -> AsyncIterator[A
 
 
 class Operator:
-    """Changes settings and ends sessions. The commits of its session do not wait for standbys."""
+    """Changes settings and terminates sessions. Its own commits do not wait for standbys."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -39,38 +39,38 @@ class Operator:
         await self._connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
         await self._connection.execute("SELECT pg_reload_conf()")
 
-    async def waiting(self, name: str = GATEWAY) -> list[int]:
-        """Return the sessions whose COMMIT waits for the standby, oldest first."""
+    async def waiting_sessions(self, name: str = GATEWAY) -> list[int]:
+        """Return process ids of sessions whose COMMIT waits for the standby, oldest first."""
         return [pid for (pid,) in await self._connection.fetch(WAITING, name)]
 
-    async def first_waiting(self) -> int:
-        """Wait for a session whose COMMIT waits, and return its process id."""
-        return int((await until(self.waiting))[0])
+    async def wait_for_waiting_session(self) -> int:
+        """Wait until some session's COMMIT waits, and return the session's process id."""
+        return int((await until(self.waiting_sessions))[0])
 
     async def cancel(self, pid: int) -> None:
-        """End the wait of a COMMIT, as if by mistake. The server then shows the commit to all sessions."""
+        """Cancel a waiting COMMIT, as if by mistake. The server then shows the commit to all sessions."""
         await self._connection.execute("SELECT pg_cancel_backend($1)", pid)
 
     async def cancel_until(self, task: "asyncio.Future[Any]") -> None:
-        """Cancel all waiting sessions, repeatedly, until a task has ended. At least one is cancelled."""
-        await self.cancel(await self.first_waiting())
+        """Cancel waiting sessions repeatedly until a task is done. Cancel at least one."""
+        await self.cancel(await self.wait_for_waiting_session())
         async with asyncio.timeout(WAIT_S):
             while not task.done():
-                for pid in await self.waiting():
+                for pid in await self.waiting_sessions():
                     await self.cancel(pid)
 
     async def end_sessions(self, statement: str = END_ALL) -> None:
-        """Terminate the sessions of all logs, and return when they are gone."""
+        """Terminate the sessions of all logs, and wait until they are gone."""
         await until(lambda: self._is_zero(statement))
 
     async def _is_zero(self, statement: str) -> bool:
         return bool(await self._connection.fetchval(statement, GATEWAY) == 0)
 
-    async def commits_wait(self, probe: Any) -> "asyncio.Task[Any] | None":
+    async def start_waiting_commit(self, probe: Any) -> "asyncio.Task[Any] | None":
         """Return a task whose COMMIT waits, or None if the COMMIT did not wait."""
         written = asyncio.create_task(probe.execute(WRITE))
         while not written.done():
-            if await self.waiting(PROBE):
+            if await self.waiting_sessions(PROBE):
                 return written
         await written
         return None
@@ -78,19 +78,19 @@ class Operator:
 
 @asynccontextmanager
 async def standby_away(address: str) -> AsyncIterator[Operator]:
-    """Make every COMMIT wait. At the end the server waits for no standby, as if the standby were back."""
+    """Make every COMMIT wait during the block. Afterwards no COMMIT waits, as if the standby were back."""
     connection = await asyncpg.connect(address, server_settings={"synchronous_commit": "local"})
     operator = Operator(connection)
     try:
-        async with connected(address, PROBE) as probe:
+        async with open_session(address, PROBE) as probe:
             try:
                 await operator.set_standbys("ghost")
-                written = await until(lambda: operator.commits_wait(probe))
+                written = await until(lambda: operator.start_waiting_commit(probe))
                 try:
                     yield operator
                 finally:
                     await operator.set_standbys("")
-                    await written  # now COMMITs return
+                    await written  # waiting COMMITs return now
             finally:
                 await operator.set_standbys("")
     finally:

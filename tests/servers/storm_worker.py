@@ -1,10 +1,10 @@
 """Clients of several servers: python storm_worker.py DIRECTORY NAME SEED CLIENTS EVENTS ADDRESS URL...
 
-Each client submits its events, some of them with ids that other clients use too, and tries another server when one does
-not answer in time. In the end it submits its last event to every server. One reader stays at each server, two change
-servers, and one follows through the library, which also reads the newest position from time to time. The history is
-written into the directory in the format of `checker`. The process prints `done` when all clients are done, reads the
-newest position from its input, and ends when its readers have reached it.
+Each client submits its events, some with ids that other clients also use, and switches servers when one does not answer
+in time. Finally it submits its last event to every server. Each server has one permanent reader, two readers change
+servers, and one follows through the library, which also queries the newest position at intervals. The worker writes the
+history into DIRECTORY in the format of `checker`. It prints `done` when all clients are done, reads the newest position
+from its input, and exits when its readers have reached that position.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ import aiohttp
 from oncelog.engine.log import Log, open_log
 from scripts import print_line
 from server.running_server import EventStream, SocketClient
-from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, Look, Seen, line_of
+from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, HeadQuery, Seen, line_of
 
 CALL_S: Final = 10.0
-"""Then another server is tried."""
+"""A client that waits longer tries a different server."""
 PAUSE_S: Final = 0.01
 SHARED_RATE: Final = 0.3
 SHARED_IDS: Final = 4
-"""Shared ids of each step."""
+"""How many shared ids each step has."""
 OTHER_RATE: Final = 0.1
-"""Rate of events with a shared id and another content."""
-WANDERERS: Final = 2
-LOOK_S: Final = 0.05
-LOOKS_MIN: Final = 10
-"""Minimum number of looks of a worker in total. It looks on if its clients are done sooner."""
+"""Rate of shared ids that are submitted with different content."""
+ROAMING_READERS: Final = 2
+HEAD_QUERY_S: Final = 0.05
+HEAD_QUERIES_MIN: Final = 10
+"""Minimum number of head queries per worker, even if its clients finish sooner."""
 LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError)
-"""Errors of a client whose server is killed or unavailable: no answer, or an error."""
+"""Errors of a call whose server is killed or unavailable."""
 
 
-def planned(seed: int, name: str, client: int, step: int) -> tuple[str, str]:
-    """Return the id and the content of an event."""
+def plan_event(seed: int, name: str, client: int, step: int) -> tuple[str, str]:
+    """Return the id and content of an event."""
     chance = Random(f"{seed}/{name}/{client}/{step}")
     if chance.random() < SHARED_RATE:
         number = 1 << 100 | step << 8 | chance.randrange(SHARED_IDS)
@@ -51,11 +51,11 @@ def planned(seed: int, name: str, client: int, step: int) -> tuple[str, str]:
     return str(UUID(int=int.from_bytes(name.encode(), "big") << 64 | client << 32 | step)), "first"
 
 
-def event_of(id: str, content: str) -> dict[str, Any]:  # noqa: A002 - its name on the wire
+def event_of(id: str, content: str) -> dict[str, Any]:  # noqa: A002 - the name in the API
     return {"id": id, "partitions": ["all"], "event": {"type": "said", "content": content}}
 
 
-class Work:
+class Run:
     """State that all clients and readers share."""
 
     def __init__(self, directory: Path, name: str, seed: int, urls: list[str], session: aiohttp.ClientSession) -> None:
@@ -65,45 +65,45 @@ class Work:
         self.urls = urls
         self.session = session
         self.calls = self.file("calls")
-        self.looks = self.file("looks")
+        self.head_queries = self.file("head-queries")
         self.is_done = False
         self.followed = 0
-        """Position of the reader that uses the library."""
+        """Position of the library reader."""
 
     def file(self, kind: str, of: str = "") -> TextIO:
         return (self.directory / f"{kind}-{self.name}{of}.jsonl").open("w", buffering=1)
 
 
-async def connected(work: Work, gateway: int, client_id: str) -> SocketClient:
-    socket = await work.session.ws_connect(work.urls[gateway] + "/v1/events", autoping=True)
+async def open_socket(run_state: Run, server: int, client_id: str) -> SocketClient:
+    socket = await run_state.session.ws_connect(run_state.urls[server] + "/v1/events", autoping=True)
     client = SocketClient(socket)
     await client.connect(client_id)
     return client
 
 
 class Client:
-    """Retries without end: an event without an answer is sent again, with its id, to another server."""
+    """Submits each event until it is answered. Retries go to a random server, under the same id."""
 
-    def __init__(self, work: Work, number: int) -> None:
-        self._work = work
+    def __init__(self, run_state: Run, number: int) -> None:
+        self._run = run_state
         self._number = number
-        self._name = f"{work.name}/{number}"
-        self._chance = Random(f"{work.seed}/{self._name}")
-        self._gateway = number % len(work.urls)
+        self._name = f"{run_state.name}/{number}"
+        self._chance = Random(f"{run_state.seed}/{self._name}")
+        self._server = number % len(run_state.urls)
         self._socket: SocketClient | None = None
         self._submit = self._by_http if number % 2 else self._by_socket
 
     async def run(self, events: int) -> None:
         for step in range(events):
-            id_, content = planned(self._work.seed, self._work.name, self._number, step)
-            if self._socket is None:  # a client with a connection keeps it, the others change servers
-                self._gateway = self._chance.randrange(len(self._work.urls))
+            id_, content = plan_event(self._run.seed, self._run.name, self._number, step)
+            if self._socket is None:  # a client keeps its connection; without one it changes servers
+                self._server = self._chance.randrange(len(self._run.urls))
             while await self._call(id_, content) == UNKNOWN:
                 await self._disconnect()
-                self._gateway = self._chance.randrange(len(self._work.urls))
-        for gateway in range(len(self._work.urls)):
+                self._server = self._chance.randrange(len(self._run.urls))
+        for server in range(len(self._run.urls)):
             await self._disconnect()
-            self._gateway = gateway
+            self._server = server
             while await self._call(id_, content) == UNKNOWN:
                 await self._disconnect()
         await self._disconnect()
@@ -124,47 +124,47 @@ class Client:
                 answer, position = COMMITTED, result["committed_id"]
             elif result["status"] == "rejected":
                 answer = REFUSED
-        call = Call(self._name, self._gateway, id_, content, began, time.monotonic_ns(), answer, position)
-        self._work.calls.write(line_of(call))
+        call = Call(self._name, self._server, id_, content, began, time.monotonic_ns(), answer, position)
+        self._run.calls.write(line_of(call))
         return answer
 
     async def _by_http(self, event: dict[str, Any]) -> Any:
-        url = self._work.urls[self._gateway] + "/v1/events"
-        async with self._work.session.post(url, json={"events": [event], "client_id": self._name}) as response:
+        url = self._run.urls[self._server] + "/v1/events"
+        async with self._run.session.post(url, json={"events": [event], "client_id": self._name}) as response:
             return (await response.json())["results"][0]
 
     async def _by_socket(self, event: dict[str, Any]) -> Any:
         if self._socket is None:
-            self._socket = await connected(self._work, self._gateway, self._name)
+            self._socket = await open_socket(self._run, self._server, self._name)
         (result,) = await self._socket.submit(event)
         return result
 
 
 class Reader:
-    """Resumes at its cursor, at the same server or, if it changes servers, at another one."""
+    """Reads and resumes at its cursor, either always at one server or at random servers."""
 
-    def __init__(self, work: Work, gateway: int | None, name: str) -> None:
-        self._work = work
-        self._gateway = gateway
+    def __init__(self, run_state: Run, server: int | None, name: str) -> None:
+        self._run = run_state
+        self._server = server
         self._name = name
-        self._chance = Random(f"{work.seed}/{name}")
-        self._file = work.file("readings", f"-{name}")
+        self._chance = Random(f"{run_state.seed}/{name}")
+        self._file = run_state.file("readings", f"-{name}")
         self.cursor = 0
 
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
-            gateway = self._chance.randrange(len(self._work.urls)) if self._gateway is None else self._gateway
+            server = self._chance.randrange(len(self._run.urls)) if self._server is None else self._server
             with suppress(*LOST):
-                await (self._by_stream(gateway) if self._gateway is None else self._by_socket(gateway))
+                await (self._by_stream(server) if self._server is None else self._by_socket(server))
             await asyncio.sleep(PAUSE_S)
 
     def _take(self, event: dict[str, Any]) -> None:
         self._file.write(line_of(Seen(event["committed_id"], event["id"])))
         self.cursor = event["committed_id"]
 
-    async def _by_socket(self, gateway: int) -> None:
-        client = await connected(self._work, gateway, self._name)
+    async def _by_socket(self, server: int) -> None:
+        client = await open_socket(self._run, server, self._name)
         try:
             has_more = True
             while has_more:
@@ -179,9 +179,9 @@ class Reader:
         finally:
             await client.socket.close()
 
-    async def _by_stream(self, gateway: int) -> None:
-        url = f"{self._work.urls[gateway]}/v1/events/stream?partition=all&since={self.cursor}"
-        async with self._work.session.get(url) as response:
+    async def _by_stream(self, server: int) -> None:
+        url = f"{self._run.urls[server]}/v1/events/stream?partition=all&since={self.cursor}"
+        async with self._run.session.get(url) as response:
             assert response.status == 200
             stream = EventStream(response)
             await stream.connected()
@@ -191,40 +191,40 @@ class Reader:
                 self._take(event)
 
 
-async def follow(work: Work, log: Log) -> None:
+async def follow(run_state: Run, log: Log) -> None:
     """Follow through the library."""
-    file = work.file("readings", "-library")
+    file = run_state.file("readings", "-library")
     async with log.follow() as records:
         async for record in records:
             file.write(line_of(Seen(record.position, str(UUID(bytes=record.key)))))
-            work.followed = record.position
+            run_state.followed = record.position
 
 
-async def look(work: Work, log: Log) -> None:
-    """Read the newest position through the library."""
-    for looks in count():
-        if work.is_done and looks >= LOOKS_MIN:
+async def query(run_state: Run, log: Log) -> None:
+    """Query the newest position through the library repeatedly."""
+    for head_queries in count():
+        if run_state.is_done and head_queries >= HEAD_QUERIES_MIN:
             break
         began = time.monotonic_ns()
         newest = (await log.read(limit=1)).newest
-        work.looks.write(line_of(Look(len(work.urls), began, newest)))
-        await asyncio.sleep(LOOK_S)
+        run_state.head_queries.write(line_of(HeadQuery(len(run_state.urls), began, newest)))
+        await asyncio.sleep(HEAD_QUERY_S)
 
 
-async def live(work: Work, log: Log, clients: int, events: int) -> None:
-    """Until all is submitted, and then until all is read."""
-    readers = [Reader(work, gateway, f"at-{gateway}") for gateway in range(len(work.urls))]
-    readers += [Reader(work, None, f"wanderer-{number}") for number in range(WANDERERS)]
+async def run_all(run_state: Run, log: Log, clients: int, events: int) -> None:
+    """Run until all events are submitted, and then until all readers have caught up."""
+    readers = [Reader(run_state, server, f"at-{server}") for server in range(len(run_state.urls))]
+    readers += [Reader(run_state, None, f"wanderer-{number}") for number in range(ROAMING_READERS)]
     async with asyncio.TaskGroup() as tasks:
         reading = [tasks.create_task(reader.run()) for reader in readers]
-        reading.append(tasks.create_task(follow(work, log)))
-        tasks.create_task(look(work, log))
-        submitting = [tasks.create_task(Client(work, number).run(events)) for number in range(clients)]
+        reading.append(tasks.create_task(follow(run_state, log)))
+        tasks.create_task(query(run_state, log))
+        submitting = [tasks.create_task(Client(run_state, number).run(events)) for number in range(clients)]
         await asyncio.gather(*submitting)
-        work.is_done = True
+        run_state.is_done = True
         print_line("done")
         head = json.loads(await asyncio.to_thread(sys.stdin.readline))
-        while min(work.followed, *(reader.cursor for reader in readers)) < head:  # noqa: ASYNC110 - the condition has no event
+        while min(run_state.followed, *(reader.cursor for reader in readers)) < head:  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.01)
         for task in reading:
             task.cancel()
@@ -235,10 +235,10 @@ async def main(directory: str, name: str, *numbers: str) -> None:
     address, *urls = numbers[3:]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, open_log(address) as log:
-        await live(Work(Path(directory), name, seed, urls, session), log, clients, events)
+        await run_all(Run(Path(directory), name, seed, urls, session), log, clients, events)
     print_line("end")
 
 
 if __name__ == "__main__":
-    os.nice(10)  # starting servers have priority
+    os.nice(10)  # starting servers take priority
     asyncio.run(main(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The checker reports the violations of a corrupted history, and none of a sound one."""
+"""The checker reports the violations of a corrupted history, and none for a sound history."""
 
 import json
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, History, Look, Seen, Stored, line_of, violations
+from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, HeadQuery, History, Seen, Stored, line_of, violations
 
 
-def sound() -> History:
-    """Two clients at two servers; `b` was sent twice, `c` refused to one client, `d` never acknowledged."""
+def sound_history() -> History:
+    """Two clients at two servers: `b` was sent twice, one client was refused `c`, and `d` was never acknowledged."""
     calls = [
         Call("ann", 1, "a", "x", 10, 20, COMMITTED, 1),
         Call("ann", 1, "b", "x", 30, 45, UNKNOWN),
@@ -23,12 +23,12 @@ def sound() -> History:
     ]
     records = [Stored(1, "a", "x"), Stored(2, "b", "x"), Stored(3, "c", "y"), Stored(4, "d", "x")]
     seen = [Seen(record.position, record.id) for record in records]
-    looks = [Look(1, 5, 0), Look(2, 25, 1), Look(1, 42, 3), Look(2, 42, 4)]
-    return History(calls, {"reader 1": seen, "reader 2": list(seen)}, looks, 4, records)
+    head_queries = [HeadQuery(1, 5, 0), HeadQuery(2, 25, 1), HeadQuery(1, 42, 3), HeadQuery(2, 42, 4)]
+    return History(calls, {"reader 1": seen, "reader 2": list(seen)}, head_queries, 4, records)
 
 
-def without(history: History, position: int) -> None:
-    """Remove a record without a trace: later records move up."""
+def remove_record(history: History, position: int) -> None:
+    """Remove a record and renumber later records, so that no gap remains."""
     history.records = [
         replace(one, position=one.position - (one.position > position))
         for one in history.records
@@ -37,132 +37,132 @@ def without(history: History, position: int) -> None:
     history.head -= 1
 
 
-def lose_an_acknowledged_one(history: History) -> None:
-    without(history, 3)
+def lose_acknowledged_record(history: History) -> None:
+    remove_record(history, 3)
 
 
-def lose_and_leave_a_hole(history: History) -> None:
+def lose_record_and_leave_a_gap(history: History) -> None:
     del history.records[2]
 
 
-def store_twice(history: History) -> None:
+def store_id_twice(history: History) -> None:
     history.records.append(Stored(5, "b", "x"))
     history.head = 5
 
 
-def skip_a_position(history: History) -> None:
+def skip_position(history: History) -> None:
     history.records[3] = Stored(5, "d", "x")
     history.head = 5
 
 
-def reuse_a_position(history: History) -> None:
+def reuse_position(history: History) -> None:
     history.records[3] = Stored(3, "d", "x")
 
 
-def move_an_acknowledged_one(history: History) -> None:
+def acknowledge_at_wrong_position(history: History) -> None:
     history.calls[3] = replace(history.calls[3], position=4)
 
 
-def acknowledge_twice_at_two_places(history: History) -> None:
+def acknowledge_at_two_positions(history: History) -> None:
     history.calls[4] = replace(history.calls[4], position=2)
 
 
-def change_the_content(history: History) -> None:
+def change_content(history: History) -> None:
     history.records[1] = Stored(2, "b", "other")
 
 
-def invent(history: History) -> None:
+def store_unsubmitted_record(history: History) -> None:
     history.records.append(Stored(5, "e", "x"))
     history.head = 5
 
 
-def say_a_wrong_head(history: History) -> None:
+def report_wrong_head(history: History) -> None:
     history.head = 5
 
 
-def refuse_the_same(history: History) -> None:
+def refuse_same_content(history: History) -> None:
     history.calls[5] = replace(history.calls[5], content="y")
 
 
-def refuse_for_nothing(history: History) -> None:
+def refuse_missing_id(history: History) -> None:
     history.calls.append(Call("ann", 1, "nowhere", "x", 61, 70, REFUSED))
 
 
-def break_the_order(history: History) -> None:
+def break_order(history: History) -> None:
     """`b` was first submitted after `c` was acknowledged, but precedes it."""
     history.calls[1] = replace(history.calls[1], began=42)
 
 
-def read_backwards(history: History) -> None:
+def receive_out_of_order(history: History) -> None:
     seen = history.readings["reader 2"]
     seen[1], seen[2] = seen[2], seen[1]
 
 
-def read_one_twice(history: History) -> None:
+def receive_twice(history: History) -> None:
     history.readings["reader 2"].insert(2, history.readings["reader 2"][1])
 
 
-def skip_in_a_reading(history: History) -> None:
+def skip_received_record(history: History) -> None:
     del history.readings["reader 1"][1]
 
 
-def end_a_reading_early(history: History) -> None:
+def stop_reading_early(history: History) -> None:
     history.readings["reader 1"].pop()
 
 
-def read_another(history: History) -> None:
+def receive_wrong_id(history: History) -> None:
     history.readings["reader 1"][1] = Seen(2, "c")
 
 
-def look_into_the_past(history: History) -> None:
-    history.looks[2] = Look(1, 42, 2)
+def return_old_head(history: History) -> None:
+    history.head_queries[2] = HeadQuery(1, 42, 2)
 
 
 CORRUPTIONS: dict[Callable[[History], None], str] = {
-    lose_an_acknowledged_one: "c was acknowledged at 3 to bob, and is lost",
-    lose_and_leave_a_hole: "position 4 follows where 3 is expected",
-    store_twice: "b is stored at 2 and again at 5",
-    skip_a_position: "position 5 follows where 4 is expected",
-    reuse_a_position: "position 3 follows where 4 is expected",
-    move_an_acknowledged_one: "b was acknowledged at 4 to ann, and is at 2",
-    acknowledge_twice_at_two_places: "a was acknowledged at 2 to bob, and is at 1",
-    change_the_content: "b was acknowledged to ann with another content than is stored",
-    invent: "e at 5 was never submitted",
-    say_a_wrong_head: "the log reports 5 as newest position, but the last record is at 4",
-    refuse_the_same: "c was refused to ann, although the stored content is the same",
-    refuse_for_nothing: "nowhere was refused to ann although it is not stored",
-    break_the_order: "c at 3 was acknowledged before b, which precedes it, was begun",
-    read_backwards: "reader 2 received 2 after 3",
-    read_one_twice: "reader 2 received 2 after 2",
-    skip_in_a_reading: "reader 1 received [(3, 'c'), (4, 'd')] where [(2, 'b'), (3, 'c')] is expected",
-    end_a_reading_early: "reader 1 received [] where [(4, 'd')] is expected",
-    read_another: "reader 1 received [(2, 'c'), (3, 'c')] where [(2, 'b'), (3, 'c')] is expected",
-    look_into_the_past: "server 1 returned 2 after 3 had been acknowledged",
+    lose_acknowledged_record: "c was acknowledged at 3 to bob, and is lost",
+    lose_record_and_leave_a_gap: "position 4 follows where 3 is expected",
+    store_id_twice: "b is stored at 2 and again at 5",
+    skip_position: "position 5 follows where 4 is expected",
+    reuse_position: "position 3 follows where 4 is expected",
+    acknowledge_at_wrong_position: "b was acknowledged at 4 to ann, and is at 2",
+    acknowledge_at_two_positions: "a was acknowledged at 2 to bob, and is at 1",
+    change_content: "b was acknowledged to ann with another content than is stored",
+    store_unsubmitted_record: "e at 5 was never submitted",
+    report_wrong_head: "the log reports 5 as newest position, but the last record is at 4",
+    refuse_same_content: "c was refused to ann, although the stored content is the same",
+    refuse_missing_id: "nowhere was refused to ann although it is not stored",
+    break_order: "c at 3 was acknowledged before b, which precedes it, was begun",
+    receive_out_of_order: "reader 2 received 2 after 3",
+    receive_twice: "reader 2 received 2 after 2",
+    skip_received_record: "reader 1 received [(3, 'c'), (4, 'd')] where [(2, 'b'), (3, 'c')] is expected",
+    stop_reading_early: "reader 1 received [] where [(4, 'd')] is expected",
+    receive_wrong_id: "reader 1 received [(2, 'c'), (3, 'c')] where [(2, 'b'), (3, 'c')] is expected",
+    return_old_head: "server 1 returned 2 after 3 had been acknowledged",
 }
 
 
 def test_sound_history_has_no_violation() -> None:
-    assert violations(sound()) == []
+    assert violations(sound_history()) == []
 
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda corrupt: corrupt.__name__)
 def test_corrupted_history_is_rejected(corrupt: Callable[[History], None]) -> None:
-    history = sound()
+    history = sound_history()
     corrupt(history)
     assert CORRUPTIONS[corrupt] in violations(history)
 
 
-def test_late_retry_does_not_violate_the_order() -> None:
-    history = sound()
+def test_late_retry_is_not_an_order_violation() -> None:
+    history = sound_history()
     history.calls[3] = replace(history.calls[3], began=1000, ended=1001)
     assert violations(history) == []
 
 
 def test_history_is_loaded_from_its_files(tmp_path: Path) -> None:
-    history = sound()
+    history = sound_history()
     (tmp_path / "calls-1.jsonl").write_text("".join(map(line_of, history.calls[:3])))
     (tmp_path / "calls-2.jsonl").write_text("".join(map(line_of, history.calls[3:])))
-    (tmp_path / "looks-1.jsonl").write_text("".join(map(line_of, history.looks)))
+    (tmp_path / "head-queries-1.jsonl").write_text("".join(map(line_of, history.head_queries)))
     for reader, seen in history.readings.items():
         (tmp_path / f"readings-{reader}.jsonl").write_text("".join(map(line_of, seen)))
     records = [(one.position, one.id, one.content) for one in history.records]

@@ -1,4 +1,4 @@
-"""Erasure in a database: how many records it reports, and when `scrub` reports the content as gone."""
+"""Erasure in a database: the reported record count, and when `scrub` reports the content as gone."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,13 +10,13 @@ import pytest
 from deadlines import until
 from oncelog.engine.log import Log, open_log
 from oncelog.testing.postgres_proxy import CommitFault
-from servers.shared_logs import event, proxied
-from servers.test_unknown_commit import CUTS, MADE
+from servers.shared_logs import event, open_proxied_log
+from servers.test_unknown_commit import COMMITTED_FATES, CUTS
 
 
 @asynccontextmanager
 async def snapshot_of(address: str) -> AsyncIterator[Any]:
-    """Open a transaction that keeps its snapshot."""
+    """Hold a transaction open with its snapshot."""
     connection = await asyncpg.connect(address)
     try:
         async with connection.transaction(isolation="repeatable_read"):
@@ -43,21 +43,21 @@ async def test_scrub_reports_content_visible_to_an_old_snapshot_as_not_gone(data
             assert not await log._store.scrub()
             assert await bodies(old) == 3
             assert not await log._store.scrub()
-        async with snapshot_of(database) as new:  # it does not see the content, so `scrub` need not wait for it
+        async with snapshot_of(database) as new:  # cannot see the content, so `scrub` does not wait
             assert await bodies(new) == 1
             assert await until(log._store.scrub)
 
 
 @pytest.mark.rule("CO-41", "CO-16")
 @pytest.mark.parametrize("fate", CUTS)
-async def test_erasure_with_lost_answer_reports_the_erased_count(database: str, fate: CommitFault) -> None:
-    """Repeated because the outcome of its COMMIT is unknown, the erasure may find no content to erase."""
-    async with proxied(database) as (proxy, log):
+async def test_erasure_with_a_lost_answer_reports_the_erased_count(database: str, fate: CommitFault) -> None:
+    """A retry after a COMMIT with unknown outcome may find the content already erased."""
+    async with open_proxied_log(database) as (proxy, log):
         await written(log)
         proxy.commit_faults.append(fate)
         assert await log._store.erase(0, [1, 3]) == 2
         assert proxy.done[fate] == 1
-        if fate in MADE:
+        if fate in COMMITTED_FATES:
             assert await log._store.erasures() == 1
         assert await log._store.erase(0, [1, 3]) == 0
         assert [record.erased for record in (await log.read()).records] == [True, False, True]

@@ -1,4 +1,4 @@
-"""A server is frozen while it holds a lane: the database ends its session, and the other servers go on."""
+"""If a server freezes while it holds a lane, the database ends its session and other servers continue."""
 
 import asyncio
 import signal
@@ -17,13 +17,13 @@ from oncelog.testing.postgres import create_schema
 from oncelog.testing.postgres_proxy import PostgresProxy
 from server.running_server import item
 from servers.server_processes import running_servers
-from servers.shared_logs import LONG_MS, event, fetched, limits, place, positions, proxied
+from servers.shared_logs import LONG_MS, event, fetch_rows, limits, open_proxied_log, place, positions
 from servers.test_prepared_statements import session_of
 
 LANE_MS = 1_500
-"""The database ends a session that holds a lane and is silent for this time."""
+"""Idle time after which the database ends a session that holds a lane."""
 TAKE_OVER_MS_MAX = 60_000
-"""Without the timeout the other server would wait until the frozen one is thawed."""
+"""Upper bound for the takeover. Without the timeout, the other server would wait until the thaw."""
 IN_TRANSACTION = """
     SELECT a.pid, (extract(epoch FROM a.state_change) * 1000)::bigint FROM pg_stat_activity AS a
     JOIN pg_locks AS l ON l.pid = a.pid
@@ -33,16 +33,16 @@ LARGE = 40
 """Events in one request."""
 CUT_OFF_MS = 2_000
 REQUESTS_MIN = 4
-"""A transaction has more requests than this."""
+"""Lower bound (exclusive) for the requests in a transaction."""
 REQUESTS_MAX = 9
-"""A transaction has fewer requests than this."""
+"""Upper bound (exclusive) for the requests in a transaction."""
 HOLDS = {
     "after it locked the lane for some events": ("BEGIN", False, 3),
     "after it locked the lane for many events": ("BEGIN", False, LARGE),
     "after it wrote some events": ("COMMIT", True, 3),
     "after it wrote many events": ("COMMIT", True, LARGE),
 }
-"""Statement at which the server is frozen, whether the statement itself or its answer is held, number of events."""
+"""Statement at which the server is frozen, whether the statement or its answer is held, and number of events."""
 
 
 async def submit(session: aiohttp.ClientSession, server: ServerProcess, *numbers: int) -> list[int]:
@@ -66,11 +66,11 @@ async def test_frozen_server_loses_its_lane_to_other_servers(moment: str) -> Non
 
 
 async def is_lane_lost_by_frozen_server(statement: str, is_query: bool, size: int) -> bool:
-    """Freeze a server while it holds a lane; return False if the database ended its session before that."""
+    """Freeze a server while it holds a lane. Return False if the database ended its session earlier."""
     database = str(await create_schema(server_address()))
     numbers = range(1, size + 1)
     places = [3, 1, *range(4, size + 2)]
-    """Behind the positions that the other server assigns to event 2 and to a new one."""
+    """Event 2 and a new event get positions 1 and 2 from the other server."""
     new, newest = size + 1, size + 2
     async with (
         PostgresProxy(database) as proxy,
@@ -84,18 +84,18 @@ async def is_lane_lost_by_frozen_server(statement: str, is_query: bool, size: in
         accepted_count = proxy.accepted_count
         frozen.process.send_signal(signal.SIGSTOP)
         await until(lambda: is_frozen(frozen))
-        sessions = await fetched(database, IN_TRANSACTION)
+        sessions = await fetch_rows(database, IN_TRANSACTION)
         if not sessions or proxy.accepted_count > accepted_count:
             first.cancel()
             return False
         ((pid, since_ms),) = sessions
-        if not is_query:  # the answer waits in the socket of the frozen process
+        if not is_query:  # the answer waits in the frozen process's socket
             held.release()
         assert await submit(session, other, 2, new) == [1, 2]
         assert is_frozen(frozen)
         await check_taken_over(database, pid, since_ms)
         assert not first.done()
-        held.release()  # a COMMIT that arrives now is too late
+        held.release()  # a COMMIT that arrives now fails
         frozen.process.send_signal(signal.SIGCONT)
         assert await first == places
         assert await submit(session, frozen, newest, new) == [newest, 2]
@@ -106,20 +106,20 @@ async def is_lane_lost_by_frozen_server(statement: str, is_query: bool, size: in
 
 
 async def check_taken_over(database: str, pid: int, since_ms: int) -> None:
-    """By the clock of the database: the other server committed after the timeout, and the idle session has ended."""
+    """Check by the database clock that the other server committed after the timeout and the idle session ended."""
     statement = "SELECT log_time_ms FROM oncelog_records WHERE lane = 0 AND position = 1"
-    ((taken_ms,),) = await fetched(database, statement)
+    ((taken_ms,),) = await fetch_rows(database, statement)
     assert LANE_MS <= taken_ms - since_ms <= LANE_MS + TAKE_OVER_MS_MAX
 
-    async def has_ended() -> bool:  # a session releases its locks shortly before it disappears
-        return await fetched(database, "SELECT pid FROM pg_stat_activity WHERE pid = $1", pid) == []
+    async def has_ended() -> bool:  # locks are released slightly earlier
+        return await fetch_rows(database, "SELECT pid FROM pg_stat_activity WHERE pid = $1", pid) == []
 
     await until(has_ended)
 
 
 @pytest.mark.rule("CO-12", "CO-16")
-async def test_log_cut_off_between_any_two_requests_loses_its_lane() -> None:
-    """The database sees that the session is idle, whichever request was the last one. Inside of COPY it would not."""
+async def test_log_cut_off_after_any_request_loses_its_lane() -> None:
+    """The database detects an idle session after any request. It could not do so inside COPY."""
     points = range(1, REQUESTS_MAX + 1)
     found = await asyncio.gather(*(is_taken_over_after(requests) for requests in points))
     count = found.index(False)
@@ -128,22 +128,22 @@ async def test_log_cut_off_between_any_two_requests_loses_its_lane() -> None:
 
 
 async def is_taken_over_after(requests: int) -> bool:
-    """Cut a log off after some requests of a transaction; return False if the transaction has fewer."""
+    """Cut off a log after some requests of a transaction. Return False if the transaction has fewer requests."""
     while (found := await cut_off_after(requests)) is None:
         pass
     return found
 
 
 async def cut_off_after(requests: int) -> bool | None:
-    """As `is_taken_over_after`, in a new schema; return None if the log lost its session before it was cut off."""
+    """Like `is_taken_over_after`, but return None if the log lost its session before it was cut off."""
     database = str(await create_schema(server_address()))
     async with (
-        proxied(database, postgres_lane_ms=CUT_OFF_MS) as (proxy, log),
+        open_proxied_log(database, postgres_lane_ms=CUT_OFF_MS) as (proxy, log),
         open_log(database, limits=limits()) as other,
     ):
         held = proxy.hold_after("BEGIN;", requests)
         session = session_of(log)
-        submitted = asyncio.create_task(log.submit_many(many(1)))
+        submitted = asyncio.create_task(log.submit_many(build_events(1)))
         reached = asyncio.create_task(held.wait_reached())
         await asyncio.wait([submitted, reached], return_when=asyncio.FIRST_COMPLETED)
         if not reached.done():
@@ -151,7 +151,7 @@ async def cut_off_after(requests: int) -> bool | None:
             held.release()
             return False if session_of(log) == session else None
         taken = place(await other.submit(event(9_999)))
-        assert taken in (1, LARGE + 1)  # the log tries again on another session, and may be the first to commit
+        assert taken in (1, LARGE + 1)  # the log retries in a new session and may commit first
         held.release()
         places = [place(verdict) for verdict in await submitted]
         assert places == [position for position in range(1, LARGE + 2) if position != taken]
@@ -159,7 +159,7 @@ async def cut_off_after(requests: int) -> bool | None:
         return True
 
 
-def many(first: int) -> list[Submission]:
+def build_events(first: int) -> list[Submission]:
     return [event(number) for number in range(first, first + LARGE)]
 
 

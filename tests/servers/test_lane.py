@@ -1,4 +1,4 @@
-"""Four processes write one lane at full speed; a follower receives every position once, in order."""
+"""Four processes write one lane at full speed, and a follower receives every position once and in order."""
 
 import time
 from array import array

@@ -1,4 +1,4 @@
-"""Expired leases are removed from every lane, however the commits are spread over the lanes."""
+"""Expired leases are removed from every lane, regardless of how commits are distributed over lanes."""
 
 import pytest
 
@@ -23,8 +23,8 @@ async def write(store: PostgresStore, *items: Item) -> None:
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("is_together", [False, True], ids=["alternating", "together"])
-async def test_lane_is_swept_by_its_own_commits(database: str, is_together: bool) -> None:
-    """If commits were counted over all lanes, the sweep could always fall on another lane."""
+async def test_each_lane_is_swept_by_its_own_commits(database: str, is_together: bool) -> None:
+    """If commits were counted over all lanes, the sweep could always hit a different lane."""
     assert lane_of_scope(CAMPAIGN, LANES) != 0
     clock = ManualClock()
     store = PostgresStore(database, Settings(lanes=LANES), clock=clock)
@@ -34,11 +34,11 @@ async def test_lane_is_swept_by_its_own_commits(database: str, is_together: bool
         await write(store, *[claim(number, "holder") for number in range(LEASES)])
         clock.advance(LEASE_MS_DEFAULT + LEASE_MEMORY_MS + 1)
         await store.confirm_clock()
-        await write(store, claim(BUSY, "holder"))  # brings the lane to this time
+        await write(store, claim(BUSY, "holder"))  # advances the lane's log time
         for number in range(3, 3 * EXPIRY_INTERVAL_COMMITS):
             if is_together:
                 await write(store, event(number), claim(BUSY, "holder"))
-            else:  # every 16th of all goes to the other lane
+            else:  # every 16th commit goes to the other lane
                 await write(store, claim(BUSY, "holder") if number % EXPIRY_INTERVAL_COMMITS else event(number))
     finally:
         await store.close()

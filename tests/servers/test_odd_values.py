@@ -1,4 +1,4 @@
-"""Values that PostgreSQL rejects, and large values: refused or stored, without harm to other writes of the batch."""
+"""Values that PostgreSQL rejects, and large values, are refused or stored without affecting the rest of the batch."""
 
 import asyncio
 import json
@@ -145,8 +145,8 @@ async def test_read_with_nul_character_raises_no_database_error(database: str, n
         assert place(await log.submit(event(1))) == 1
 
 
-def odd_items() -> list[dict[str, Any]]:
-    """Return events in wire format, each with a NUL character in one field."""
+def items_with_nul() -> list[dict[str, Any]]:
+    """Return events in API format, each with a NUL character in a different field."""
     return [
         {**item(100), "id": f"{UUID(int=100)}\0"},
         {**item(101), "partitions": [NUL]},
@@ -161,7 +161,7 @@ def odd_items() -> list[dict[str, Any]]:
 @pytest.mark.rule("CO-33")
 async def test_nul_character_over_http_is_refused_or_stored(database: str, tmp_path: Path) -> None:
     async with serving(tmp_path, store=database) as served:
-        for number, odd in enumerate(odd_items(), 1):
+        for number, odd in enumerate(items_with_nul(), 1):
             answer = await served.submit(item(2 * number), odd, item(2 * number + 1))
             if answer.status == 200:
                 first, verdict, last = answer.json["results"]
@@ -182,7 +182,7 @@ async def test_nul_character_over_websocket_is_refused_or_stored(database: str, 
         for payload in ({"client_id": NUL}, {"client_id": "c", "token": NUL}):
             await (await served.socket()).ask("connect", payload)
         client = await served.connected()
-        for number, odd in enumerate(odd_items(), 1):
+        for number, odd in enumerate(items_with_nul(), 1):
             await client.send("submit_events", {"events": [odd]}, msg_id=NUL)
             assert (await client.receive())["type"] in ("submit_events_result", "error")
             (result,) = await client.submit(item(number))
@@ -238,7 +238,7 @@ async def test_large_value_over_http_is_refused_or_stored(database: str, tmp_pat
     async with serving(tmp_path, store=database) as served:
         answers = await asyncio.gather(submitted(served), served.commit(item(2), item(3)), return_exceptions=True)
         refused, others = answers
-        if isinstance(refused, Answer):  # else the server closed the connection before it had read the whole body
+        if isinstance(refused, Answer):  # otherwise the server closed the connection before reading the whole body
             assert refused.status == 413
         else:
             assert isinstance(refused, aiohttp.ClientError)
@@ -248,7 +248,7 @@ async def test_large_value_over_http_is_refused_or_stored(database: str, tmp_pat
         assert answer.json["results"][0]["status"] == "committed"
         assert len(more) == 2
         first = (await served.page("a", since=0)).json
-        assert first["has_more"]  # a page ends early when it becomes too large
+        assert first["has_more"]  # a page stops when it becomes too large
         rest = (await served.page("a", since=first["next_since_committed_id"])).json
         assert not rest["has_more"]
         assert numbers([*first["events"], *rest["events"]]) == [1, 2, 3, 4, 5]

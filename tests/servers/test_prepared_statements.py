@@ -1,4 +1,4 @@
-"""A writer prepares its statements before it locks a lane: how long that may take, and what ends it."""
+"""A writer prepares its statements before it locks a lane: timeouts and failures."""
 
 import asyncio
 from typing import Any
@@ -18,15 +18,15 @@ from oncelog.storage.postgres import PostgresStore
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.storage.postgres.writer import STATEMENTS, Writer
 from oncelog.testing.postgres_proxy import PostgresProxy
-from servers.shared_logs import LONG_MS, event, fetched, place
+from servers.shared_logs import LONG_MS, event, fetch_rows, place
 
 BARRIER = "SELECT pg_logical_emit_message"
 HALFWAY = len(STATEMENTS) // 2
 CONNECT_MS = LONG_MS // 10
 
 
-class FarAway:
-    """A session with a distant server that needs time to prepare each statement."""
+class DistantServer:
+    """A session with a distant server, which takes some time to prepare each statement."""
 
     def __init__(self, each_s: float) -> None:
         self.now_s = 0.0
@@ -36,7 +36,7 @@ class FarAway:
 
     async def _get_statement(self, statement: str, _timeout: None) -> None:
         self.now_s += self._each_s
-        await asyncio.sleep(0)  # let timers of this moment fire
+        await asyncio.sleep(0)  # let due timers fire
         if self.is_ended:
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
         self.prepared.append(statement)
@@ -57,20 +57,20 @@ class FarAway:
         self.is_ended = True
 
 
-async def nothing(_: Any) -> None:
+async def do_nothing(_: Any) -> None:
     pass
 
 
-async def transacted(server: FarAway, timeouts: Timeouts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a transaction in virtual time, which passes only while the server prepares statements."""
+async def run_transaction(server: DistantServer, timeouts: Timeouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a transaction in virtual time, which advances only while the server prepares statements."""
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: server.now_s)
 
-    async def connected() -> FarAway:
-        assert not server.is_ended, "the session was abandoned, and would be retried without end"
+    async def connected() -> DistantServer:
+        assert not server.is_ended, "the session was abandoned and would be retried forever"
         return server
 
     try:
-        await Writer(connected, "the log", timeouts).transact([0], nothing, lambda _: ())
+        await Writer(connected, "the log", timeouts).transact([0], do_nothing, lambda _: ())
     finally:
         monkeypatch.undo()
 
@@ -79,16 +79,16 @@ async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts = Timeouts()
-    server = FarAway(each_s=0.9 * timeouts.connect_ms / 1000)
-    await transacted(server, timeouts, monkeypatch)
+    server = DistantServer(each_s=0.9 * timeouts.connect_ms / 1000)
+    await run_transaction(server, timeouts, monkeypatch)
     assert server.now_s > timeouts.transaction_ms / 1000
     assert server.prepared == list(STATEMENTS)
     assert not server.is_ended
 
 
 @pytest.mark.rule("CO-16")
-async def test_writer_without_answer_to_prepare_takes_another_session(database: str, loop_clock: LoopClock) -> None:
-    """It waits for the connect timeout, which is far shorter than that of a transaction."""
+async def test_writer_replaces_a_session_that_does_not_answer_prepare(database: str, loop_clock: LoopClock) -> None:
+    """The writer waits for the connect timeout, which is far shorter than the transaction timeout."""
     timeouts = Timeouts(connect_ms=CONNECT_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
     async with PostgresProxy(database) as proxy:
         store = PostgresStore(proxy.address, timeouts=timeouts)
@@ -103,12 +103,12 @@ async def test_writer_without_answer_to_prepare_takes_another_session(database: 
 
 @pytest.mark.rule("CO-12")
 async def test_session_with_invalid_prepared_statements_is_replaced(database: str) -> None:
-    """A table was altered. If the process froze while it prepares again, the session would keep its lane."""
+    """A table is altered. If the process froze while it prepares statements again, the session would keep its lane."""
     async with open_log(database) as log:
         assert place(await log.submit(event(1))) == 1
         before = session_of(log)
-        # A statement now returns another type than when the session prepared it.
-        await fetched(database, "ALTER TABLE oncelog_lanes ALTER revision TYPE integer")
+        # A prepared statement now returns a different type.
+        await fetch_rows(database, "ALTER TABLE oncelog_lanes ALTER revision TYPE integer")
         assert place(await log.submit(event(2))) == 2
         after = session_of(log)
         assert after != before
@@ -118,7 +118,7 @@ async def test_session_with_invalid_prepared_statements_is_replaced(database: st
 
 @pytest.mark.rule("CO-16")
 async def test_writes_and_erasures_prepare_no_statement_while_they_hold_a_lane(database: str) -> None:
-    """If the process froze while it prepares one, the session would keep its lane."""
+    """If the process froze while it prepared a statement, the session would keep its lane."""
     async with open_log(database, tenants=[Tenant("acme"), Tenant("chat"), Tenant("org")]) as log:
         await log.submit(event(1))
         prepared = statements_of(log)
@@ -140,7 +140,7 @@ async def test_writes_and_erasures_prepare_no_statement_while_they_hold_a_lane(d
 
 
 def statements_of(log: Log) -> set[str]:
-    """Return the statements that the writer's session has prepared."""
+    """Return the prepared statements of the writer's session."""
     connection = log._store._writer._connection  # type: ignore[attr-defined]
     return {statement.query for statement in connection._stmt_cache.iter_statements()}
 

@@ -1,4 +1,4 @@
-"""PostgreSQL is killed with all its processes and started again: no acknowledged event is lost, all clients go on."""
+"""After PostgreSQL is killed and restarted, no acknowledged event is lost and all clients continue."""
 
 import asyncio
 import shutil
@@ -19,14 +19,14 @@ from oncelog.engine.tailer import FAILED_POLLS_MAX
 from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer, create_schema, postgres_server
 from server.running_server import SocketClient, item
 from servers.server_processes import running_servers
-from servers.shared_logs import fetched, limits, positions
+from servers.shared_logs import fetch_rows, limits, positions
 
 CLIENTS = 8
 CRASHES = 2
 SOAK_CRASHES = 40
 POLL_MS = 5
-AWAY_S = 0.75
-"""Outage that is longer than the number of failed polls after which a tailer may report an error."""
+OUTAGE_S = 0.75
+"""Long enough for more failed polls than a tailer tolerates before it may report an error."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError, KeyError, AssertionError)
 
 
@@ -41,7 +41,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 class Load:
-    """Clients that retry without end."""
+    """Clients that retry forever."""
 
     def __init__(self, found: list[ServerProcess], seed: int) -> None:
         self.acknowledged: dict[int, int] = {}
@@ -67,7 +67,7 @@ class Load:
 
 
 class Reader:
-    """Reads through the library or from a server. Neither reader sees an error during an outage."""
+    """Reads through the library or from a server. Outages cause no errors in either reader."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -90,7 +90,7 @@ class Reader:
 
 
 @pytest.mark.rule("CO-10", "CO-11", "CO-12", "CO-13", "CO-16")
-async def test_database_killed_under_load_keeps_every_acknowledged_event_once(
+async def test_every_acknowledged_event_is_stored_once_after_database_crashes(
     server: PostgresServer, seed: int, is_soak: bool
 ) -> None:
     crashes = SOAK_CRASHES if is_soak else CRASHES
@@ -125,23 +125,23 @@ async def crash_repeatedly(
         await until(lambda enough=enough: len(load.acknowledged) >= enough)  # type: ignore[misc]
         await asyncio.to_thread(server.kill)
         if not crash:
-            await asyncio.sleep(AWAY_S)
-            assert AWAY_S * 1000 / POLL_MS > FAILED_POLLS_MAX
+            await asyncio.sleep(OUTAGE_S)
+            assert OUTAGE_S * 1000 / POLL_MS > FAILED_POLLS_MAX
         await asyncio.to_thread(server.start)
     enough = len(load.acknowledged) + 30
     await until(lambda: len(load.acknowledged) >= enough)
     load.is_done = True
     await asyncio.gather(*clients)
-    await check_sound(log, load, readers)
+    await check_history(log, load, readers)
     assert not any(task.done() for task in reading), reading
     for task in reading:
         task.cancel()
     say(f"{crashes} crashes, {len(load.acknowledged)} acknowledged, {load.refused} retried")
 
 
-async def check_sound(log: Log, load: Load, readers: list[Reader]) -> None:
+async def check_history(log: Log, load: Load, readers: list[Reader]) -> None:
     address = log._store._address  # type: ignore[attr-defined]
-    ((head,),) = await fetched(address, "SELECT position FROM oncelog_lanes WHERE lane = 0")
+    ((head,),) = await fetch_rows(address, "SELECT position FROM oncelog_lanes WHERE lane = 0")
     assert await positions(address) == {number: [position] for number, position in load.acknowledged.items()}
     assert sorted(load.acknowledged.values()) == list(range(1, head + 1))
     for reader in readers:

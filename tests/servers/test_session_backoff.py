@@ -1,4 +1,4 @@
-"""How long a batch is retried after a session is lost."""
+"""Retry deadline of a batch after its session is lost."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ TRY_S = 0.2
 TRIES_MAX = 100
 
 
-class Time:
-    """Virtual time, which passes only in `sleep`."""
+class VirtualClock:
+    """Clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -22,23 +22,25 @@ class Time:
         self.now_s += seconds
 
 
-async def tried(patience: RetryDeadline, time: Time) -> None:
-    """Fail repeatedly."""
+async def fail_until_deadline(deadline: RetryDeadline, time: VirtualClock) -> None:
+    """Fail repeatedly until the deadline raises."""
     for _ in range(TRIES_MAX):
-        await patience.wait(TimeoutError())
+        await deadline.wait(TimeoutError())
         time.now_s += TRY_S
 
 
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("before_s", [0.0, 3_600.0], ids=["immediately", "later"])
-async def test_patience_starts_at_the_first_lost_session(monkeypatch: pytest.MonkeyPatch, before_s: float) -> None:
-    """Not at the start of the batch, which may be long ago, and not again at each loss, which would have no end."""
-    time = Time()
+async def test_retry_deadline_starts_at_the_first_lost_session(
+    monkeypatch: pytest.MonkeyPatch, before_s: float
+) -> None:
+    """The batch may have started long ago, and a restart at each loss would retry forever."""
+    time = VirtualClock()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
     monkeypatch.setattr(asyncio, "sleep", time.sleep)
-    patience = RetryDeadline("the log", round(LIMIT_S * 1000), "; try again")
+    deadline = RetryDeadline("the log", round(LIMIT_S * 1000), "; try again")
     time.now_s += before_s
     with pytest.raises(StoreUnavailableError, match="the log: TimeoutError; try again"):
-        await tried(patience, time)
+        await fail_until_deadline(deadline, time)
     monkeypatch.undo()
     assert LIMIT_S / 2 <= time.now_s - before_s <= LIMIT_S + TRY_S

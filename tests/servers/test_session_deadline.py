@@ -1,4 +1,4 @@
-"""The wait for a session ends at its deadline, and leaves no connection open."""
+"""Waiting for a session ends at the deadline and leaves no connection open."""
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
@@ -16,15 +16,16 @@ COMMIT_S = 60
 TURNS = 20
 
 
-async def test_hosts_that_do_not_answer_are_given_up_at_the_deadline(loop_clock: LoopClock) -> None:
+async def test_silent_hosts_are_abandoned_at_the_deadline(loop_clock: LoopClock) -> None:
     accepted: list[StreamWriter] = []
 
-    async def say_nothing(_: StreamReader, writer: StreamWriter) -> None:
+    async def accept_silently(_: StreamReader, writer: StreamWriter) -> None:
         accepted.append(writer)
 
     async with AsyncExitStack() as stack:
         servers = [
-            await stack.enter_async_context(await asyncio.start_server(say_nothing, "127.0.0.1", 0)) for _ in range(2)
+            await stack.enter_async_context(await asyncio.start_server(accept_silently, "127.0.0.1", 0))
+            for _ in range(2)
         ]
         hosts = ",".join(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
         timeouts = Timeouts(connect_ms=LONG_MS, commit_ms=1000 * COMMIT_S)
@@ -45,7 +46,7 @@ async def test_hosts_that_do_not_answer_are_given_up_at_the_deadline(loop_clock:
             writer.close()
 
 
-async def test_session_completed_while_it_is_given_up_is_closed(address: str) -> None:
+async def test_session_completed_while_being_abandoned_is_closed(address: str) -> None:
     sessions = SessionFactory(address, Timeouts(), lambda _: asyncio.sleep(0))
     (host,) = split_address(address)
     connection = await sessions._start_connecting(host)

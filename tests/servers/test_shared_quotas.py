@@ -1,4 +1,4 @@
-"""A quota holds over all servers: they count in one row, whichever lanes they commit to."""
+"""A quota applies across all servers, which count in one row regardless of the lanes they commit to."""
 
 import asyncio
 from functools import partial
@@ -18,7 +18,7 @@ from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.tenants import UsageCount, encode_tenants
 from storage.sqlite.writers import session_on
 
-GATEWAYS = 4
+SERVERS = 4
 WRITES = 60
 TENANT = Tenant("org", records_max=100)
 
@@ -26,24 +26,24 @@ TENANT = Tenant("org", records_max=100)
 @pytest.mark.rule("CO-30")
 async def test_concurrent_commits_to_many_lanes_stay_within_the_quota(tmp_path: Path) -> None:
     address = address_of(tmp_path)
-    stores = [PostgresStore(address) for _ in range(GATEWAYS)]
+    stores = [PostgresStore(address) for _ in range(SERVERS)]
     for store in stores:
         await store.open()
     await stores[0].set_tenants([TENANT, Tenant("org/1"), Tenant("org/2")])
 
-    async def writes(store: PostgresStore, gateway: int) -> list[object]:
+    async def write_all(store: PostgresStore, server: int) -> list[object]:
         verdicts: list[object] = []
         for number in range(0, WRITES, 3):
-            # Streams in several lanes, different for each batch: one store waits for lanes that another has locked.
+            # The streams are in several lanes that differ per batch, so that stores wait for each other's lanes.
             items = [
-                transaction(1, 1, scope=f"org/{1 + (number + more) % 7}/{gateway}-{number + more}", body=b"xx")
+                transaction(1, 1, scope=f"org/{1 + (number + more) % 7}/{server}-{number + more}", body=b"xx")
                 for more in range(3)
             ]
             decided = await store.commit([Request((item,)) for item in items])
             verdicts += [verdict for (verdict,) in decided.verdicts]
         return verdicts
 
-    results = await asyncio.gather(*[writes(store, gateway) for gateway, store in enumerate(stores)])
+    results = await asyncio.gather(*[write_all(store, server) for server, store in enumerate(stores)])
     verdicts = [verdict for one in results for verdict in one]
     committed = [verdict for verdict in verdicts if isinstance(verdict, Committed)]
     refused = [verdict.reason for verdict in verdicts if isinstance(verdict, Refused)]
@@ -52,7 +52,7 @@ async def test_concurrent_commits_to_many_lanes_stay_within_the_quota(tmp_path: 
     usage = {tenant.prefix: has for tenant, has in await stores[-1].usage()}
     assert usage["org"].records == 100
     before = usage["org"].bytes
-    # Concurrent erasures release the erased bytes once.
+    # Concurrent erasures must release the erased bytes only once.
     heads = await stores[0].heads()
     erased = await asyncio.gather(
         *[store.erase(lane, range(1, head.position + 1)) for lane, head in heads.items() for store in stores]
@@ -71,9 +71,9 @@ async def test_usage_of_tenants_set_during_writes_is_complete(tmp_path: Path) ->
     await one.open()
     await two.open()
 
-    async def write(store: PostgresStore, gateway: int) -> None:
+    async def write(store: PostgresStore, server: int) -> None:
         for number in range(40):
-            item = transaction(1, 1, scope=f"org/{gateway}-{number}", body=b"12345")
+            item = transaction(1, 1, scope=f"org/{server}-{number}", body=b"12345")
             await store.commit([Request((item,))])
             if number % 10 == 9:
                 lane = max(await store.heads())
@@ -106,18 +106,20 @@ async def sizes(connection: object, lane: int) -> list[int]:
 
 @pytest.mark.rule("CO-30")
 def test_processes_on_one_file_share_a_quota(tmp_path: Path) -> None:
-    def commits(session: Writer, number: int) -> int:
+    def count_commits(session: Writer, number: int) -> int:
         item = transaction(1, 1, scope=f"org/{number:02}", body=b"x")
         return sum(isinstance(one, Committed) for one in session.commit([Request((item,))], None).verdicts[0])
 
     path = tmp_path / "log.db"
     with session_on(path, 50) as one, session_on(path, 50) as two:
         tenants = [Tenant("org", bytes_max=5 * submission_bytes(transaction(1, 1, scope="org/11", body=b"x")))]
-        assert commits(two, 0) == 1
+        assert count_commits(two, 0) == 1
         begun = run_query(one.connection, load_count_start)
-        assert commits(two, 1) == 1, "while it is counted"
+        assert count_commits(two, 1) == 1, "the quota admits a write during the count"
         count = UsageCount(begun, tenants)
         save = partial(replace_tenants, is_last=False)
         assert one.run_write(save, encode_tenants(tenants), count, begun._replace(positions={}), None)
-        taken = 2 + sum(commits(session, number) for number in range(2, 12) for session in (one, two) if number % 2)
+        taken = 2 + sum(
+            count_commits(session, number) for number in range(2, 12) for session in (one, two) if number % 2
+        )
         assert taken == 5

@@ -1,4 +1,4 @@
-"""State that servers share besides records: leases, consumer cursors, and the rate limit of new events."""
+"""State that servers share in addition to records: leases, consumer cursors and the rate limit for new events."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ RATE = 20
 
 @contextmanager
 def workers(database: str, path: Path, leases_s: Sequence[float], hold: str) -> Iterator[list[Worker]]:
-    """Start processes that call one function with one key, on one database."""
+    """Start processes that call one function with one key on one database."""
     with ExitStack() as stack:
         found = [
             Worker(stack.enter_context(start_script(SCRIPT, database, path / "ran", CALLERS, lease_s, hold)))
@@ -98,7 +98,7 @@ async def test_consumer_resumes_through_another_log(database: str) -> None:
 
 @pytest.mark.rule("CO-15", "CO-30")
 async def test_rate_limit_of_new_events_is_shared_by_all_servers(database: str, tmp_path: Path) -> None:
-    """Together they accept as many events at once as the rate allows; known events are still answered."""
+    """Together the servers accept as many new events as the rate allows, and still answer known events."""
     clock = ManualClock()
     async with (
         serving(tmp_path, store=database, clock=clock, new_events_per_second_max=RATE) as one,

@@ -1,4 +1,4 @@
-"""COMMITs wait for a missing standby: a log does not report data that only one server has."""
+"""While COMMITs wait for a missing standby, a log does not report data that only one server has."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,179 +15,179 @@ from oncelog.core.values import Item, Replayed, Verdict
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
-from servers.shared_logs import LONG_MS, event, fetched, insisted, limits, place, positions
-from servers.standbys import END_IDLE, GATEWAY, Operator, connected, standby_away
+from servers.shared_logs import LONG_MS, event, fetch_rows, limits, place, positions, retry_until_available
+from servers.standbys import END_IDLE, GATEWAY, Operator, open_session, standby_away
 
 COMMIT_MS = 300
 PATIENCE_MS = 200
 COMMAND_S = 1_000
-"""Limit of each command, also of those before the one that waits."""
+"""Timeout for every command, including the commands before the waiting one."""
 SESSIONS_MAX = 3
 RETRY_MS = 20_000
 STEP_S = 4
 PAUSE_S = 0.005
 
 
-def hurried(address: str, **changed: int) -> Log:
+def open_hurried_log(address: str, **changed: int) -> Log:
     chosen = {"postgres_commit_ms": COMMIT_MS, "postgres_patience_ms": PATIENCE_MS, **changed}
     return open_log(address, limits=limits(**chosen))
 
 
 @asynccontextmanager
-async def gateway(address: str, **changed: int) -> AsyncIterator[Log]:
-    """Open a log with short timeouts, if necessary with several tries."""
-    log = await insisted(lambda: hurried(address, **changed).__aenter__())
+async def open_test_log(address: str, **changed: int) -> AsyncIterator[Log]:
+    """Open a log with short timeouts, and retry until it opens."""
+    log = await retry_until_available(lambda: open_hurried_log(address, **changed).__aenter__())
     try:
         yield log
     finally:
         await log.close()
 
 
-async def unavailable(call: Awaitable[Any]) -> None:
-    """The call ends with an error that can be retried."""
+async def expect_unavailable(call: Awaitable[Any]) -> None:
+    """Check that a call fails with a retryable error."""
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(StoreUnavailableError):
             await call
 
 
-async def answered(log: Log, item: Item) -> Verdict:
-    return await insisted(lambda: log.submit(item))
+async def submit_until_available(log: Log, item: Item) -> Verdict:
+    return await retry_until_available(lambda: log.submit(item))
 
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_commit_waiting_for_a_standby_is_not_acknowledged(address: str) -> None:
-    async with gateway(address) as log:
+    async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
-            await operator.first_waiting()
-            await unavailable(submitted)
-            await unavailable(log.submit(event(1)))
+            await operator.wait_for_waiting_session()
+            await expect_unavailable(submitted)
+            await expect_unavailable(log.submit(event(1)))
             assert await positions(address) == {}
         for _ in range(2):
-            assert place(await answered(log, event(1))) == 1
-        assert place(await answered(log, event(2))) == 2
+            assert place(await submit_until_available(log, event(1))) == 1
+        assert place(await submit_until_available(log, event(2))) == 2
     assert await positions(address) == {1: [1], 2: [2]}
 
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_commit_with_cancelled_wait_is_not_acknowledged(address: str) -> None:
-    """The server answers COMMIT and shows the data; only a warning says that no standby has it."""
-    async with gateway(address) as log:
+    """The server answers COMMIT and shows the data. Only a warning tells that no standby has it."""
+    async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
-            await operator.cancel(await operator.first_waiting())
+            await operator.cancel(await operator.wait_for_waiting_session())
             await until(lambda: positions(address))
-            await unavailable(submitted)
-            await unavailable(log.submit(event(1)))
-        assert place(await answered(log, event(1))) == 1
-        assert place(await answered(log, event(2))) == 2
+            await expect_unavailable(submitted)
+            await expect_unavailable(log.submit(event(1)))
+        assert place(await submit_until_available(log, event(1))) == 1
+        assert place(await submit_until_available(log, event(2))) == 2
     assert await positions(address) == {1: [1], 2: [2]}
 
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_commit_is_not_acknowledged_when_every_wait_is_cancelled(address: str) -> None:
-    """The queries that find out the outcome, and the barrier of each new session, are cancelled too."""
-    async with gateway(address) as log:
+    """This includes the queries for the outcome and the barrier of each new session."""
+    async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
             await operator.cancel_until(submitted)
-            await unavailable(submitted)
-        assert place(await answered(log, event(1))) == 1
+            await expect_unavailable(submitted)
+        assert place(await submit_until_available(log, event(1))) == 1
     assert await positions(address) == {1: [1]}
 
 
 @pytest.mark.rule("CO-11", "CO-16")
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["waiting", "cancelled"])
-async def test_waiting_commit_is_acknowledged_when_the_standby_is_back(address: str, is_cancelled: bool) -> None:
-    async with gateway(address, postgres_patience_ms=LONG_MS) as log:
+async def test_waiting_commit_is_acknowledged_when_the_standby_returns(address: str, is_cancelled: bool) -> None:
+    async with open_test_log(address, postgres_patience_ms=LONG_MS) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
-            first = await operator.first_waiting()
+            first = await operator.wait_for_waiting_session()
             if is_cancelled:
                 await operator.cancel(first)
                 await until(lambda: positions(address))
-            # The query for the outcome waits too.
-            await until(lambda: is_another_waiting(operator, first, submitted))
+            # The query for the outcome also waits.
+            await until(lambda: is_second_waiting(operator, first, submitted))
             assert not submitted.done()
         assert place(await submitted) == 1
-        assert place(await answered(log, event(1))) == 1
+        assert place(await submit_until_available(log, event(1))) == 1
     assert await positions(address) == {1: [1]}
 
 
-async def is_another_waiting(operator: Operator, first: int, submitted: "asyncio.Task[Verdict]") -> bool:
-    return submitted.done() or bool(set(await operator.waiting()) - {first})
+async def is_second_waiting(operator: Operator, first: int, submitted: "asyncio.Task[Verdict]") -> bool:
+    return submitted.done() or bool(set(await operator.waiting_sessions()) - {first})
 
 
 @pytest.mark.rule("CO-11")
 async def test_new_session_does_not_return_data_without_a_standby(address: str) -> None:
-    """The commit is visible to all sessions, because its own session has ended."""
-    async with gateway(address) as log:
+    """The commit is visible to all sessions, because its own session was terminated."""
+    async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
-            await operator.first_waiting()
+            await operator.wait_for_waiting_session()
             await operator.end_sessions()
             assert await positions(address) == {1: [1]}
-            calls = (submitted, log.read(), log.submit(event(1)), opened_and_read(address))
-            await asyncio.gather(*map(unavailable, calls))
-        records = await opened_and_read(address, postgres_patience_ms=LONG_MS)
+            calls = (submitted, log.read(), log.submit(event(1)), open_and_read(address))
+            await asyncio.gather(*map(expect_unavailable, calls))
+        records = await open_and_read(address, postgres_patience_ms=LONG_MS)
         assert [record.position for record in records] == [1]
-        async with gateway(address, postgres_patience_ms=LONG_MS) as other:
-            assert isinstance(await answered(other, event(1)), Replayed)
-        assert place(await answered(log, event(1))) == 1
+        async with open_test_log(address, postgres_patience_ms=LONG_MS) as other:
+            assert isinstance(await submit_until_available(other, event(1)), Replayed)
+        assert place(await submit_until_available(log, event(1))) == 1
     assert await positions(address) == {1: [1]}
 
 
 @pytest.mark.rule("CO-11")
 @pytest.mark.parametrize("is_open", [False, True], ids=["new log", "open log"])
-async def test_barrier_with_cancelled_wait_is_not_passed(address: str, is_open: bool) -> None:
-    """A session whose barrier was cancelled sees data without a standby, and must not return it."""
-    async with gateway(address) as log:
+async def test_session_with_a_cancelled_barrier_returns_no_data(address: str, is_open: bool) -> None:
+    """A session with a cancelled barrier sees data that no standby has, and must not return it."""
+    async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
-            await operator.first_waiting()
+            await operator.wait_for_waiting_session()
             await operator.end_sessions()
             assert await positions(address) == {1: [1]}
-            await unavailable(submitted)
-            reading = asyncio.create_task(read(log) if is_open else opened_and_read(address))
+            await expect_unavailable(submitted)
+            reading = asyncio.create_task(read(log) if is_open else open_and_read(address))
             await operator.cancel_until(reading)
-            await unavailable(reading)
-        assert place(await answered(log, event(1))) == 1
-        assert [record.position for record in await insisted(lambda: read(log))] == [1]
+            await expect_unavailable(reading)
+        assert place(await submit_until_available(log, event(1))) == 1
+        assert [record.position for record in await retry_until_available(lambda: read(log))] == [1]
 
 
 async def read(log: Log) -> list[Any]:
     return list((await log.read()).records)
 
 
-async def opened_and_read(address: str, **changed: int) -> list[Any]:
-    async with hurried(address, **changed) as other:
+async def open_and_read(address: str, **changed: int) -> list[Any]:
+    async with open_hurried_log(address, **changed) as other:
         return await read(other)
 
 
 @pytest.mark.rule("CO-11")
-async def test_log_that_retries_has_few_waiting_sessions(address: str, loop_clock: LoopClock) -> None:
+async def test_retrying_log_has_few_waiting_sessions(address: str, loop_clock: LoopClock) -> None:
     most = 0
 
-    async def wait_in_vain(*calls: Awaitable[Any]) -> None:
-        """Advance the time while a session of the log waits, until all calls have failed."""
+    async def wait_until_failed(*calls: Awaitable[Any]) -> None:
+        """Advance the clock while a session of the log waits, until all calls have failed."""
         nonlocal most
         tries = asyncio.gather(*calls, return_exceptions=True)
         while not tries.done():
-            waiting = await operator.waiting()
+            waiting = await operator.waiting_sessions()
             most = max(most, len(waiting))
             if sessions_of(log) & set(waiting):
                 loop_clock.advance(STEP_S)
             await asyncio.sleep(PAUSE_S)
         assert all(isinstance(outcome, StoreUnavailableError) for outcome in await tries)
 
-    async with gateway(address, postgres_commit_ms=RETRY_MS, postgres_patience_ms=RETRY_MS) as log:
+    async with open_test_log(address, postgres_commit_ms=RETRY_MS, postgres_patience_ms=RETRY_MS) as log:
         async with standby_away(address) as operator:
-            await wait_in_vain(log.submit(event(1)))
-            await operator.end_sessions(END_IDLE)  # from now on reads need a new session too
+            await wait_until_failed(log.submit(event(1)))
+            await operator.end_sessions(END_IDLE)  # from now on reads also need a new session
             for number in range(8):
-                await wait_in_vain(log.submit(event(1 + number % 4)), log.read())
+                await wait_until_failed(log.submit(event(1 + number % 4)), log.read())
         for number in range(1, 5):
-            await answered(log, event(number))
+            await submit_until_available(log, event(number))
         assert 1 <= most <= SESSIONS_MAX
     found = await positions(address)
     assert sorted(found) == [1, 2, 3, 4]
@@ -201,20 +201,20 @@ def sessions_of(log: Log) -> set[int]:
     return {one.get_server_pid() for one in found if one is not None and not one.is_closed()}
 
 
-# --- transactions that are shared with the caller
+# --- transactions shared with the caller
 
 Lend = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @asynccontextmanager
-async def alone(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
-    """Lend one connection, which its owner keeps after a failed call."""
-    async with connected(address, GATEWAY, command_timeout=command_timeout) as connection:
+async def single_connection(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
+    """Lend a single connection, which its owner keeps after a failed call."""
+    async with open_session(address, GATEWAY, command_timeout=command_timeout) as connection:
         yield lambda: nullcontext(connection)
 
 
 @asynccontextmanager
-async def of_a_pool(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
+async def pooled_connection(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
     """Lend a pooled connection for each call."""
     settings = {"application_name": GATEWAY}
     pool = await asyncpg.create_pool(
@@ -227,7 +227,7 @@ async def of_a_pool(address: str, command_timeout: float | None) -> AsyncIterato
 
 
 class Bookings:
-    """A function of the caller that writes rows and counts its runs."""
+    """A `once` function of the caller that inserts a row and counts its runs."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -244,14 +244,14 @@ class Bookings:
             return await book()
 
 
-async def shown(address: str) -> list[tuple[int, int]]:
-    """Return the number of visible rows of the caller and of the log."""
+async def count_visible_rows(address: str) -> list[tuple[int, int]]:
+    """Return how many rows of the caller and records of the log are visible."""
     statement = "SELECT (SELECT count(*) FROM bookings), (SELECT count(*) FROM oncelog_records)"
-    return [(int(bookings), int(records)) for bookings, records in await fetched(address, statement)]
+    return [(int(bookings), int(records)) for bookings, records in await fetch_rows(address, statement)]
 
 
 @pytest.mark.rule("CO-11")
-@pytest.mark.parametrize("lending", [alone, of_a_pool])
+@pytest.mark.parametrize("lending", [single_connection, pooled_connection])
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "command_timeout"])
 async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_server(
     address: str,
@@ -260,34 +260,34 @@ async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_
     is_cancelled: bool,
 ) -> None:
     bookings = Bookings()
-    await fetched(address, "CREATE TABLE bookings (number int)")
+    await fetch_rows(address, "CREATE TABLE bookings (number int)")
     async with PostgresProxy(address) as proxy, lending(proxy.address, None) as other:
-        # This declares the policy, in a separate commit.
+        # The first call declares the policy in a separate commit.
         assert await bookings.book(other, "before") == 1
         async with lending(proxy.address, None if is_cancelled else COMMAND_S) as lend:
             async with standby_away(address) as operator:
                 called = asyncio.create_task(bookings.book(lend))
-                pid = await operator.first_waiting()
+                pid = await operator.wait_for_waiting_session()
                 if is_cancelled:
                     called.cancel()
-                    await ended(called)
+                    await outcome_of(called)
                 else:
                     loop_clock.advance(1.5 * COMMAND_S)
                     await turns()
-                # A cancel request would have reached the proxy before this session.
-                assert await shown(proxy.address) == [(1, 1)]
+                # A cancel request would have reached the proxy before this new session.
+                assert await count_visible_rows(proxy.address) == [(1, 1)]
                 assert proxy.cancel_requests == 0
-                assert await operator.waiting() == [pid]
-            outcome = await ended(called)
+                assert await operator.waiting_sessions() == [pid]
+            outcome = await outcome_of(called)
             if not is_cancelled:
                 assert outcome == 2 or isinstance(outcome, StoreUnavailableError)
         assert await bookings.book(other) == 2
         assert bookings.runs == 2
         assert proxy.cancel_requests == 0
-    assert await shown(address) == [(2, 2)]
+    assert await count_visible_rows(address) == [(2, 2)]
 
 
-async def ended(task: "asyncio.Task[int]") -> int | BaseException:
+async def outcome_of(task: "asyncio.Task[int]") -> int | BaseException:
     """Return the result or the exception of a task."""
     async with asyncio.timeout(WAIT_S):
         (outcome,) = await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""`oncelog epoch --renew` while COMMITs wait for a standby: it reports the epoch once the standby has it."""
+"""`oncelog epoch --renew` reports the new epoch only after a missing standby has it."""
 
 import asyncio
 from threading import Event
@@ -12,17 +12,17 @@ from oncelog.storage.inspect import postgres
 from oncelog.storage.metadata import EpochRenewal, build_leap_request
 from oncelog.storage.postgres import store
 from oncelog.storage.postgres.connection import Timeouts
-from servers.shared_logs import LONG_MS, fetched
+from servers.shared_logs import LONG_MS, fetch_rows
 from servers.standbys import Operator, standby_away
 
 
 async def has_another_waiting(operator: Operator, cancelled: int) -> bool:
-    """Whether a session waits that finds out whether the COMMIT of another one is durable."""
-    return any(pid != cancelled for pid in await operator.waiting())
+    """Whether a second session waits, which checks if the cancelled session's COMMIT is durable."""
+    return any(pid != cancelled for pid in await operator.waiting_sessions())
 
 
 @pytest.mark.rule("CO-11")
-async def test_new_epoch_with_cancelled_wait_is_reported_when_it_is_replicated(
+async def test_new_epoch_is_reported_after_replication_despite_a_cancelled_wait(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = Event()
@@ -40,9 +40,9 @@ async def test_new_epoch_with_cancelled_wait_is_reported_when_it_is_replicated(
     await is_inside.wait()
     async with standby_away(address) as operator:
         may_go_on.set()
-        cancelled = await operator.first_waiting()
+        cancelled = await operator.wait_for_waiting_session()
         await operator.cancel(cancelled)
         await until(lambda: has_another_waiting(operator, cancelled))
         assert not renewing.done()
     renewed = await renewing
-    assert await fetched(address, "SELECT epoch FROM oncelog_log") == [(renewed.new_epoch,)]
+    assert await fetch_rows(address, "SELECT epoch FROM oncelog_log") == [(renewed.new_epoch,)]

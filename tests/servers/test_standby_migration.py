@@ -1,4 +1,4 @@
-"""A log is moved to a server whose COMMITs wait for a standby: a cancelled wait ends the move."""
+"""A move to a server whose COMMITs wait for a standby stops when such a wait is cancelled."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from oncelog.storage.migrate.target import MigrationTarget
 from oncelog.storage.sqlite.moved_marker import load_marker
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.testing.postgres import create_schema
-from servers.shared_logs import fetched
+from servers.shared_logs import fetch_rows
 from servers.standbys import standby_away
 
 
@@ -31,10 +31,10 @@ def is_marked(path: Path) -> bool:
 
 @pytest.mark.rule("CO-11")
 @pytest.mark.parametrize("step", ["begin", "replace_side_state", "finish"])
-async def test_commit_with_cancelled_wait_ends_the_move(
+async def test_cancelled_commit_wait_stops_the_move(
     standby_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The server answers COMMIT and shows the data; only a warning says that no standby has it."""
+    """The server answers COMMIT and shows the data. Only a warning tells that no standby has it."""
     path = tmp_path / "log.db"
     await asyncio.to_thread(make_log, path, rounds=1)
     database = str(await create_schema(standby_server))
@@ -43,17 +43,17 @@ async def test_commit_with_cancelled_wait_ends_the_move(
     async def cancelled(target: MigrationTarget, *arguments: Any) -> None:
         async with standby_away(database) as operator, asyncio.timeout(WAIT_S):
             doing = asyncio.create_task(original(target, *arguments))
-            await operator.cancel(await operator.first_waiting())
+            await operator.cancel(await operator.wait_for_waiting_session())
             await doing
 
     monkeypatch.setattr(MigrationTarget, step, cancelled)
     with pytest.raises(StoreUnavailableError, match="COMMIT was not waited for") as caught:
         await migration._migrate_log(str(path), database, silent)
     assert str(caught.value).startswith(redact_address(database))
-    # The file is marked as moved only after the database has everything durably.
+    # The file is marked as moved only after everything in the database is durable.
     assert is_marked(path) == (step == "finish")
     monkeypatch.undo()
     moved_again = await asyncio.to_thread(migrate_log, str(path), database, silent)
     assert moved_again.is_new == (step != "finish")
     assert is_marked(path)
-    assert await fetched(database, "SELECT move FROM oncelog_state") == [(None,)]
+    assert await fetch_rows(database, "SELECT move FROM oncelog_state") == [(None,)]

@@ -1,4 +1,4 @@
-"""The standby is away: opening a log leaves no session behind that waits on the server."""
+"""Opening a log while the standby is away leaves no waiting session on the server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,11 +20,11 @@ from oncelog.storage.migrate.migration import check_migration
 from oncelog.storage.postgres import connection
 from oncelog.storage.postgres.connection import Timeouts
 from oncelog.testing.postgres import create_schema
-from servers.shared_logs import LONG_MS, event, fetched, limits, place
-from servers.standbys import GATEWAY, WRITE, Operator, connected, standby_away
+from servers.shared_logs import LONG_MS, event, fetch_rows, limits, place
+from servers.standbys import GATEWAY, WRITE, Operator, open_session, standby_away
 
 CONNECT_MS = 50
-"""A session that has waited for longer shows that the standby is away."""
+"""A session that has waited longer proves that the standby is away."""
 PATIENCE_MS = 300
 HURRY = Timeouts(connect_ms=CONNECT_MS, commit_ms=LONG_MS)
 TRIES = 2
@@ -36,16 +36,16 @@ WAITS_FOR_LONG = """
 
 @asynccontextmanager
 async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[int]:
-    """Open a session whose COMMIT waits, as a killed server leaves it behind."""
-    async with connected(address, GATEWAY) as connection:
-        waiting = asyncio.create_task(connection.execute(WRITE))
+    """Open a session whose COMMIT waits, such as a killed server leaves behind."""
+    async with open_session(address, GATEWAY) as connection:
+        long_wait = asyncio.create_task(connection.execute(WRITE))
         try:
-            ((pid,),) = await until(lambda: fetched(address, WAITS_FOR_LONG, GATEWAY, CONNECT_MS))
-            assert await operator.waiting() == [pid]
+            ((pid,),) = await until(lambda: fetch_rows(address, WAITS_FOR_LONG, GATEWAY, CONNECT_MS))
+            assert await operator.waiting_sessions() == [pid]
             yield pid
         finally:
             connection.terminate()
-            await asyncio.gather(waiting, return_exceptions=True)
+            await asyncio.gather(long_wait, return_exceptions=True)
 
 
 async def open_a_log(address: str, _: Path) -> None:
@@ -55,24 +55,26 @@ async def open_a_log(address: str, _: Path) -> None:
 
 
 async def inspect_a_log(address: str, _: Path) -> None:
-    def look() -> None:
+    def open_view() -> None:
         with inspect.DatabaseInspector(address).open_view():
             pass
 
-    await asyncio.to_thread(look)
+    await asyncio.to_thread(open_view)
 
 
 async def check_move(address: str, path: Path) -> None:
     await asyncio.to_thread(check_migration, str(path), address)
 
 
-def patiently(connect: Callable[[str, Timeouts], Awaitable[Any]]) -> Callable[[str, Timeouts], Awaitable[Any]]:
-    """Connect without a timeout; `connect_ms` is only how long sessions wait when the standby is away."""
+def without_connect_timeout(
+    connect: Callable[[str, Timeouts], Awaitable[Any]],
+) -> Callable[[str, Timeouts], Awaitable[Any]]:
+    """Connect without a timeout, so that `connect_ms` only determines when a standby counts as away."""
     return lambda address, timeouts: connect(address, replace(timeouts, connect_ms=LONG_MS))
 
 
-class Waiting(NamedTuple):
-    """A log on a server where a session has waited for long."""
+class LongWait(NamedTuple):
+    """A log on a server where a session has waited for a long time."""
 
     address: str
     operator: Operator
@@ -80,13 +82,13 @@ class Waiting(NamedTuple):
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="session")
-async def waiting(session_loop: None, standby_server: str) -> AsyncIterator[Waiting]:
-    """Shared by the tests of a class."""
+async def waiting_sessions(session_loop: None, standby_server: str) -> AsyncIterator[LongWait]:
+    """A long wait, shared by the tests of a class."""
     address = str(await create_schema(standby_server))
     async with open_log(address):
         pass
     async with standby_away(address) as operator, waiting_for_long(address, operator) as pid:
-        yield Waiting(address, operator, pid)
+        yield LongWait(address, operator, pid)
 
 
 class TestAnotherSessionHasWaitedForLong:
@@ -94,30 +96,30 @@ class TestAnotherSessionHasWaitedForLong:
     @pytest.mark.parametrize("use", [open_a_log, inspect_a_log, check_move])
     async def test_no_session_is_left_waiting(
         self,
-        waiting: Waiting,
+        long_wait: LongWait,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         use: Callable[[str, Path], Awaitable[None]],
     ) -> None:
         path = tmp_path / "log.db"
         await asyncio.to_thread(make_log, path, rounds=1)
-        monkeypatch.setattr(connection, "_connect_host", patiently(connection._connect_host))
+        monkeypatch.setattr(connection, "_connect_host", without_connect_timeout(connection._connect_host))
         monkeypatch.setattr(inspect, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "CALL_TIMEOUT_MS", LONG_MS)
         for _ in range(TRIES):
             async with asyncio.timeout(WAIT_S):
                 with pytest.raises(StoreUnavailableError, match="it waits for a standby that is away"):
-                    await use(waiting.address, path)
-            assert await waiting.operator.waiting() == [waiting.pid]
+                    await use(long_wait.address, path)
+            assert await long_wait.operator.waiting_sessions() == [long_wait.pid]
 
 
 @pytest.mark.rule("CO-11", "CO-16")
-async def test_log_waits_when_others_have_just_begun_to_wait(address: str) -> None:
-    """Every session waits for a moment; it goes on when the standby has answered."""
-    async with connected(address, GATEWAY) as connection, standby_away(address) as operator:
+async def test_log_waits_if_other_sessions_have_only_begun_to_wait(address: str) -> None:
+    """Every session waits briefly, and continues when the standby has answered."""
+    async with open_session(address, GATEWAY) as connection, standby_away(address) as operator:
         others = asyncio.create_task(connection.execute(WRITE))
-        first = await operator.first_waiting()
+        first = await operator.wait_for_waiting_session()
         log = open_log(address, limits=limits())
         opening = asyncio.create_task(log.__aenter__())
         await until(lambda: is_second(operator, first))
@@ -129,4 +131,4 @@ async def test_log_waits_when_others_have_just_begun_to_wait(address: str) -> No
 
 
 async def is_second(operator: Operator, first: int) -> bool:
-    return bool(set(await operator.waiting()) - {first})
+    return bool(set(await operator.waiting_sessions()) - {first})

@@ -1,4 +1,4 @@
-"""Open sessions do not return data either that the server shows before a standby has it."""
+"""Open sessions do not return data that the server shows before a standby has it."""
 
 import asyncio
 import socket
@@ -13,22 +13,22 @@ from engine.observable_store import LoopClock
 from oncelog.engine.log import Log, open_log
 from oncelog.storage.postgres import notify, session_factory
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
-from servers.shared_logs import LONG_MS, event, insisted, limits, place, positions
+from servers.shared_logs import LONG_MS, event, limits, place, positions, retry_until_available
 from servers.standbys import Operator, standby_away
-from servers.test_standby import answered, gateway, read, unavailable
+from servers.test_standby import expect_unavailable, open_test_log, read, submit_until_available
 
-LOOK_MS = 60_000
-"""Less than the time after which idle sessions are closed."""
+CHECK_MS = 60_000
+"""Shorter than the time after which idle sessions are closed."""
 
 
-async def shown(address: str, operator: Operator, number: int) -> bool:
-    """Cancel all waits, as a shutdown does, and return whether all sessions see the event."""
-    for pid in await operator.waiting():
+async def is_visible_after_cancel(address: str, operator: Operator, number: int) -> bool:
+    """Cancel all waiting sessions, as a shutdown does. Return whether all sessions can see the event."""
+    for pid in await operator.waiting_sessions():
         await operator.cancel(pid)
     return number in await positions(address)
 
 
-def knows_of_standbys(log: Log) -> bool:
+def waits_for_standbys(log: Log) -> bool:
     return bool(log._store._sessions.waits_for_standbys)  # type: ignore[attr-defined]
 
 
@@ -36,30 +36,30 @@ def knows_of_standbys(log: Log) -> bool:
 async def test_open_session_does_not_return_data_without_a_standby(
     address: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
 ) -> None:
-    """If the server were lost now, a reader would have seen a record that exists nowhere else."""
-    monkeypatch.setattr(notify, "POLL_MS", LOOK_MS)
-    async with gateway(address, postgres_commit_ms=LONG_MS) as log:
+    """If the server were lost now, readers would have seen a record that exists nowhere else."""
+    monkeypatch.setattr(notify, "POLL_MS", CHECK_MS)
+    async with open_test_log(address, postgres_commit_ms=LONG_MS) as log:
         assert place(await log.submit(event(1))) == 1
-        assert [record.position for record in await insisted(lambda: read(log))] == [1]
-        telling = log._store._notifier  # type: ignore[attr-defined]
-        await until(lambda: telling._connection and telling._send_task is None)
+        assert [record.position for record in await retry_until_available(lambda: read(log))] == [1]
+        notifier = log._store._notifier  # type: ignore[attr-defined]
+        await until(lambda: notifier._connection and notifier._send_task is None)
         async with standby_away(address) as operator:
-            loop_clock.advance(LOOK_MS / 1000)
-            await until(lambda: knows_of_standbys(log))
-            # Data that a standby is known to have is returned, even while the standby is away.
-            assert [record.position for record in await insisted(lambda: read(log))] == [1]
+            loop_clock.advance(CHECK_MS / 1000)
+            await until(lambda: waits_for_standbys(log))
+            # Data that the standby is known to have is returned even while the standby is away.
+            assert [record.position for record in await retry_until_available(lambda: read(log))] == [1]
             submitted = asyncio.create_task(log.submit(event(2)))
-            await until(lambda: shown(address, operator, 2))
-            calls = asyncio.gather(unavailable(read(log)), unavailable(submitted))
+            await until(lambda: is_visible_after_cancel(address, operator, 2))
+            calls = asyncio.gather(expect_unavailable(read(log)), expect_unavailable(submitted))
             await operator.cancel_until(calls)
             await calls
-        assert [record.position for record in await insisted(lambda: read(log))] == [1, 2]
-        assert place(await answered(log, event(2))) == 2
+        assert [record.position for record in await retry_until_available(lambda: read(log))] == [1, 2]
+        assert place(await submit_until_available(log, event(2))) == 2
 
 
 @asynccontextmanager
 async def log_with_silent_first_host(address: str) -> AsyncIterator[Log]:
-    """A log without sessions, whose address names first a host that accepts connections and never answers."""
+    """A log without sessions. The first host in its address accepts connections but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         several = address.replace("127.0.0.1", f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1", 1)
         async with open_log(address, limits=limits()) as log:
@@ -70,16 +70,16 @@ async def log_with_silent_first_host(address: str) -> AsyncIterator[Log]:
 
 
 @pytest.mark.rule("CO-16")
-async def test_silent_host_does_not_block_the_next_one(address: str) -> None:
+async def test_silent_host_does_not_block_the_next_host(address: str) -> None:
     async with log_with_silent_first_host(address) as log:
         assert place(await log.submit(event(1))) == 1
 
 
 @pytest.mark.rule("CO-16")
-async def test_refused_host_is_tried_again_while_another_is_silent(
+async def test_refused_host_is_retried_while_a_second_host_is_silent(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a standby becomes the primary while the old one is frozen."""
+    """This happens when a standby becomes the primary while the old primary is frozen."""
     monkeypatch.setattr(session_factory, "RETRY_S", 0.05)
     async with PostgresProxy(address) as proxy, log_with_silent_first_host(proxy.address) as log:
         proxy.is_unreachable = True

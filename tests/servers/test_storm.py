@@ -1,4 +1,4 @@
-"""Several servers on one database in a storm: servers are killed, and sessions cut, mostly in the middle of COMMIT."""
+"""Several servers on one database under faults: servers are killed, and sessions are cut, mostly during COMMIT."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ from scripts import read_line, start_script, write_line
 from servers import storm_worker
 from servers.checker import COMMITTED, UNKNOWN, History, violations
 from servers.server_processes import running_servers
-from servers.shared_logs import fetched
-from servers.storm_worker import planned
+from servers.shared_logs import fetch_rows
+from servers.storm_worker import plan_event
 
 LOADS = 2
 HEAD = "SELECT position FROM oncelog_lanes WHERE lane = 0"
@@ -30,9 +30,9 @@ HEAD = "SELECT position FROM oncelog_lanes WHERE lane = 0"
 class Size:
     servers: int
     clients: int
-    """Of each load."""
+    """Per load process."""
     events: int
-    """Of each client."""
+    """Per client."""
     kills: int
     faults: PostgresFaults
 
@@ -41,18 +41,18 @@ SMALL = Size(3, 8, 12, 2, PostgresFaults(refuse_rate=0.05, commit_rate=0.05, cut
 SOAK = Size(4, 32, 300, 60, PostgresFaults(refuse_rate=0.05, commit_rate=0.12, cut_rate=0.004))
 
 
-def wanted(seed: int, size: Size) -> set[str]:
-    """Return all ids that are submitted."""
+def expected_ids(seed: int, size: Size) -> set[str]:
+    """Return all submitted ids."""
     return {
-        planned(seed, f"load{load}", client, step)[0]
+        plan_event(seed, f"load{load}", client, step)[0]
         for load in range(LOADS)
         for client in range(size.clients)
         for step in range(size.events)
     }
 
 
-async def head_of(address: str) -> int:
-    ((position,),) = await fetched(address, HEAD)
+async def read_head(address: str) -> int:
+    ((position,),) = await fetch_rows(address, HEAD)
     return int(position)
 
 
@@ -61,9 +61,9 @@ async def has_reached(connection: Any, position: int) -> bool:
 
 
 async def dump(address: str, directory: Path) -> None:
-    rows = await fetched(address, "SELECT position, key, body FROM oncelog_records WHERE lane = 0 ORDER BY position")
+    rows = await fetch_rows(address, "SELECT position, key, body FROM oncelog_records WHERE lane = 0 ORDER BY position")
     records = [(position, _uuid(key), json.loads(body)["content"]) for position, key, body in rows]
-    (directory / "dump.json").write_text(json.dumps({"head": await head_of(address), "records": records}))
+    (directory / "dump.json").write_text(json.dumps({"head": await read_head(address), "records": records}))
 
 
 def _uuid(key: bytes) -> str:
@@ -71,8 +71,8 @@ def _uuid(key: bytes) -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-async def kill_some(found: list[ServerProcess], address: str, chance: Random, size: Size, total: int) -> None:
-    """Kill and restart servers. The victims and the positions of the log follow from the seed."""
+async def kill_servers(found: list[ServerProcess], address: str, chance: Random, size: Size, total: int) -> None:
+    """Kill and restart servers. The seed determines the servers, and the log positions at which they are killed."""
     moments = sorted(chance.randint(1, total * 8 // 10) for _ in range(size.kills))
     connection = await asyncpg.connect(address)
     try:
@@ -85,8 +85,8 @@ async def kill_some(found: list[ServerProcess], address: str, chance: Random, si
         await connection.close()
 
 
-async def cut_once(proxies: list[PostgresProxy]) -> None:
-    """If chance has cut no session outside of COMMIT, cut the next one that sends a message."""
+async def ensure_one_cut(proxies: list[PostgresProxy]) -> None:
+    """Ensure that at least one session was cut outside COMMIT."""
     if not any(proxy.done[Incident.CUT] for proxy in proxies):
         proxies[0].faults = PostgresFaults(cut_rate=1)
         await until(lambda: proxies[0].done[Incident.CUT])
@@ -110,13 +110,13 @@ async def storm(database: str, directory: Path, seed: int, size: Size) -> list[P
             stack.enter_context(start_script(storm_worker.__file__, directory, f"load{load}", *rest))
             for load in range(LOADS)
         ]
-        killing = asyncio.create_task(kill_some(found, database, chance, size, len(wanted(seed, size))))
+        kill_task = asyncio.create_task(kill_servers(found, database, chance, size, len(expected_ids(seed, size))))
         assert [await asyncio.to_thread(read_line, load) for load in loads] == ["done"] * LOADS
-        await killing
-        await cut_once(proxies)
+        await kill_task
+        await ensure_one_cut(proxies)
         for proxy in proxies:
             proxy.calm()
-        head = await head_of(database)
+        head = await read_head(database)
         for load in loads:
             write_line(load, str(head))
         assert [await asyncio.to_thread(read_line, load) for load in loads] == ["end"] * LOADS
@@ -124,7 +124,7 @@ async def storm(database: str, directory: Path, seed: int, size: Size) -> list[P
 
 
 @pytest.mark.rule("CO-10", "CO-11", "CO-12", "CO-13", "CO-14", "CO-16", "EV-3", "EV-4")
-async def test_servers_killed_and_cut_off_keep_every_acknowledged_event_once(
+async def test_every_acknowledged_event_is_stored_once_despite_kills_and_cuts(
     database: str, tmp_path: Path, seed: int, is_soak: bool
 ) -> None:
     size = SOAK if is_soak else SMALL
@@ -136,9 +136,9 @@ async def test_servers_killed_and_cut_off_keep_every_acknowledged_event_once(
     history = History.load(tmp_path)
     say(f"{len(history.calls)} calls, {sum(call.answer == UNKNOWN for call in history.calls)} without an answer")
     assert violations(history) == []
-    assert {record.id for record in history.records} == wanted(seed, size)
-    assert len(history.readings) == LOADS * (size.servers + storm_worker.WANDERERS + 1)
-    assert len(history.looks) >= LOADS * storm_worker.LOOKS_MIN
-    places = {(call.id, call.gateway) for call in history.calls if call.answer == COMMITTED}
+    assert {record.id for record in history.records} == expected_ids(seed, size)
+    assert len(history.readings) == LOADS * (size.servers + storm_worker.ROAMING_READERS + 1)
+    assert len(history.head_queries) >= LOADS * storm_worker.HEAD_QUERIES_MIN
+    places = {(call.id, call.server) for call in history.calls if call.answer == COMMITTED}
     assert {server for _, server in places} == set(range(size.servers))
-    assert len(places) > len(history.records)  # several servers have acknowledged the same event
+    assert len(places) > len(history.records)  # several servers acknowledged the same events

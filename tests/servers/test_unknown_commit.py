@@ -1,4 +1,4 @@
-"""A COMMIT without an answer: the log finds out its outcome, and all callers get the same one."""
+"""After a COMMIT without an answer, the log finds out the outcome and gives it to all callers."""
 
 import asyncio
 import logging
@@ -18,16 +18,25 @@ from oncelog.core.values import Applied, Claim, Committed, Granted, Item, Replay
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import CommitFault, Incident, PostgresFaults, PostgresProxy
-from servers.shared_logs import LONG_MS, event, fetched, insisted, limits, place, positions, proxied
+from servers.shared_logs import (
+    LONG_MS,
+    event,
+    fetch_rows,
+    limits,
+    open_proxied_log,
+    place,
+    positions,
+    retry_until_available,
+)
 
 CUTS = (CommitFault.CUT_BEFORE, CommitFault.CUT_AFTER, CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER)
-MADE = (CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER)
-"""Fates for which the server has certainly committed."""
+COMMITTED_FATES = (CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER)
+"""Faults after which the transaction is certainly committed."""
 
 
 @asynccontextmanager
-async def holding_lane(address: str) -> AsyncIterator[Any]:
-    """Lock lane 0 in another session."""
+async def lock_lane(address: str) -> AsyncIterator[Any]:
+    """Lock lane 0 in a separate session."""
     connection = await asyncpg.connect(address)
     try:
         transaction = connection.transaction()
@@ -41,14 +50,14 @@ async def holding_lane(address: str) -> AsyncIterator[Any]:
 
 @pytest.mark.rule("CO-10", "CO-12", "CO-16")
 @pytest.mark.parametrize("fate", CUTS)
-async def test_commit_with_lost_answer_is_made_once_and_acknowledged(database: str, fate: CommitFault) -> None:
-    async with proxied(database) as (proxy, log):
+async def test_commit_with_a_lost_answer_happens_once_and_is_acknowledged(database: str, fate: CommitFault) -> None:
+    async with open_proxied_log(database) as (proxy, log):
         passed = proxy.done[Incident.PASSED]
         proxy.commit_faults.append(fate)
         first = await log.submit(event(1))
         assert isinstance(first, Committed)
         assert proxy.done[fate] == 1
-        if fate in MADE:  # one COMMIT finds out the outcome, and the batch is not committed again
+        if fate in COMMITTED_FATES:  # one COMMIT queries the outcome; the batch is not repeated
             assert proxy.done[Incident.PASSED] == passed + 1
         if fate is CommitFault.CUT_BEFORE:
             assert proxy.done[Incident.PASSED] == passed + 2
@@ -61,8 +70,8 @@ async def test_commit_with_lost_answer_is_made_once_and_acknowledged(database: s
 
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("fate", CUTS)
-async def test_batch_of_many_lanes_with_lost_answer_is_made_once(database: str, fate: CommitFault) -> None:
-    async with proxied(database) as (proxy, log):
+async def test_multi_lane_batch_with_a_lost_answer_is_committed_once(database: str, fate: CommitFault) -> None:
+    async with open_proxied_log(database) as (proxy, log):
         await asyncio.gather(*[log.submit(member) for member in members()])
         for round_number in range(3):
             writes = list(round_of(round_number))
@@ -70,10 +79,10 @@ async def test_batch_of_many_lanes_with_lost_answer_is_made_once(database: str, 
             verdicts = await asyncio.gather(*[log.submit(one) for one in writes])
             assert all(isinstance(verdict, Committed) for verdict in verdicts)
         assert proxy.done[fate] == 3
-    rows = await fetched(database, "SELECT lane, position FROM oncelog_records ORDER BY lane, position")
-    heads = await fetched(database, "SELECT lane, position FROM oncelog_lanes ORDER BY lane")
+    rows = await fetch_rows(database, "SELECT lane, position FROM oncelog_records ORDER BY lane, position")
+    heads = await fetch_rows(database, "SELECT lane, position FROM oncelog_lanes ORDER BY lane")
     assert rows == [(lane, position) for lane, newest in heads for position in range(1, newest + 1)]
-    internal = await fetched(database, "SELECT count(*) FROM oncelog_records WHERE policy = $1", AUDIT_POLICY)
+    internal = await fetch_rows(database, "SELECT count(*) FROM oncelog_records WHERE policy = $1", AUDIT_POLICY)
     assert len(rows) == 3 * len(list(round_of(0))) + internal[0][0]
 
 
@@ -83,28 +92,28 @@ def claim(holder: str) -> Claim:
 
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("fate", CUTS)
-async def test_side_state_with_lost_answer_is_written_as_if_once(database: str, fate: CommitFault) -> None:
-    """Side state has no block that identifies it, so it is written again, which must make no difference."""
+async def test_side_state_with_a_lost_answer_is_the_same_as_if_written_once(database: str, fate: CommitFault) -> None:
+    """No block identifies side state, so it is written again, which must not change the result."""
 
-    async def cut(proxy: PostgresProxy, log: Log, item: Item) -> Verdict:
+    async def submit_with_fault(proxy: PostgresProxy, log: Log, item: Item) -> Verdict:
         proxy.commit_faults.append(fate)
         return await log.submit(item)
 
-    async with proxied(database) as (proxy, log):
+    async with open_proxied_log(database) as (proxy, log):
         assert await log.submit(event(1))
-        granted = await cut(proxy, log, claim("ann"))
+        granted = await submit_with_fault(proxy, log, claim("ann"))
         assert isinstance(granted, Granted)
         assert granted.fence == 1
-        assert isinstance(await cut(proxy, log, SetCursor("reader", 1)), Applied)
+        assert isinstance(await submit_with_fault(proxy, log, SetCursor("reader", 1)), Applied)
         assert [(one.name, one.cursor) for one in await log.consumers()] == [("reader", 1)]
         assert proxy.done[fate] == 2
-    assert await fetched(database, "SELECT holder, fence FROM oncelog_leases") == [("ann", 1)]
+    assert await fetch_rows(database, "SELECT holder, fence FROM oncelog_leases") == [("ann", 1)]
 
 
 @pytest.mark.rule("CO-12", "CO-16")
-async def test_commit_is_made_once_when_finding_out_its_outcome_fails_repeatedly(database: str) -> None:
-    async with proxied(database) as (proxy, log):
-        for number, fates in enumerate([CUTS, CUTS[::-1], MADE * 2, (CommitFault.CUT_BEFORE,) * 4], 1):
+async def test_commit_happens_once_although_outcome_queries_fail_repeatedly(database: str) -> None:
+    async with open_proxied_log(database) as (proxy, log):
+        for number, fates in enumerate([CUTS, CUTS[::-1], COMMITTED_FATES * 2, (CommitFault.CUT_BEFORE,) * 4], 1):
             proxy.commit_faults.extend(fates)
             assert place(await log.submit(event(number))) == number
             assert not proxy.commit_faults
@@ -114,7 +123,7 @@ async def test_commit_is_made_once_when_finding_out_its_outcome_fails_repeatedly
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("fate", [CommitFault.CUT_BEFORE, CommitFault.CUT_AT_ANSWER])
 async def test_unreachable_database_is_a_retryable_error(database: str, fate: CommitFault) -> None:
-    async with proxied(database, postgres_patience_ms=300) as (proxy, log):
+    async with open_proxied_log(database, postgres_patience_ms=300) as (proxy, log):
         begins = proxy.hold("BEGIN")
         submitted = asyncio.create_task(log.submit(event(1)))
         await begins.wait_reached()
@@ -129,36 +138,36 @@ async def test_unreachable_database_is_a_retryable_error(database: str, fate: Co
             await log.submit(event(1))
         proxy.is_unreachable = False
         kind = Replayed if fate is CommitFault.CUT_AT_ANSWER else Committed
-        again = await insisted(partial(log.submit, event(1)))
+        again = await retry_until_available(partial(log.submit, event(1)))
         assert isinstance(again, kind)
-        assert isinstance(await insisted(partial(log.submit, event(1))), Replayed)
-        assert place(await insisted(partial(log.submit, event(2)))) == 2
+        assert isinstance(await retry_until_available(partial(log.submit, event(1))), Replayed)
+        assert place(await retry_until_available(partial(log.submit, event(2)))) == 2
     assert await positions(database) == {1: [1], 2: [2]}
 
 
 @pytest.mark.rule("CO-16")
 async def test_log_cut_at_every_commit_reports_unavailable(database: str) -> None:
-    async with proxied(database, postgres_patience_ms=300) as (proxy, log):
+    async with open_proxied_log(database, postgres_patience_ms=300) as (proxy, log):
         proxy.faults = PostgresFaults(commit_rate=1)
         proxy.commit_faults.extend([CommitFault.CUT_AT_ANSWER] * 100)
         with pytest.raises(StoreUnavailableError, match="submit again under the same identity"):
             await log.submit(event(1))
         proxy.calm()
-        assert isinstance(await insisted(partial(log.submit, event(1))), Replayed)
+        assert isinstance(await retry_until_available(partial(log.submit, event(1))), Replayed)
     assert await positions(database) == {1: [1]}
 
 
 @pytest.mark.rule("CO-16")
-@pytest.mark.parametrize("is_let_go", [False, True], ids=["never", "late"])
-async def test_commit_beyond_its_timeout_is_abandoned_and_found_out(
-    database: str, loop_clock: LoopClock, is_let_go: bool
+@pytest.mark.parametrize("is_released", [False, True], ids=["never", "late"])
+async def test_timed_out_commit_is_abandoned_and_its_outcome_queried(
+    database: str, loop_clock: LoopClock, is_released: bool
 ) -> None:
-    async with proxied(database) as (proxy, log):
+    async with open_proxied_log(database) as (proxy, log):
         answer = proxy.hold("COMMIT")
         submitted = asyncio.create_task(log.submit(event(1)))
         await answer.wait_reached()
         loop_clock.advance(LONG_MS / 1000)
-        if is_let_go:  # after the client has closed its socket
+        if is_released:  # released after the client closed its socket
             await asyncio.wait([submitted])
             answer.release()
         assert isinstance(await submitted, Committed)
@@ -170,7 +179,7 @@ async def test_commit_beyond_its_timeout_is_abandoned_and_found_out(
 @pytest.mark.rule("CO-11")
 @pytest.mark.parametrize("statement", ["BEGIN", "COMMIT"])
 async def test_cancelled_caller_does_not_cancel_the_statement(database: str, statement: str) -> None:
-    async with proxied(database) as (proxy, log):
+    async with open_proxied_log(database) as (proxy, log):
         answer = proxy.hold(statement)
         submitted = asyncio.create_task(log._store.commit([Request((event(1),))]))
         await answer.wait_reached()
@@ -178,7 +187,7 @@ async def test_cancelled_caller_does_not_cancel_the_statement(database: str, sta
         with pytest.raises(asyncio.CancelledError):
             await submitted
         answer.release()
-        assert place(await log.submit(event(2))) == 2  # behind the first one, which was committed
+        assert place(await log.submit(event(2))) == 2  # the first event was committed
         assert proxy.cancel_requests == 0
     assert proxy.cancel_requests == 0
     assert await positions(database) == {1: [1], 2: [2]}
@@ -202,26 +211,26 @@ async def test_close_during_a_commit_waits_for_it(database: str) -> None:
 
 
 @pytest.mark.rule("CO-16")
-async def test_lane_locked_for_too_long_is_an_error_until_it_is_free(database: str) -> None:
-    async with proxied(database, postgres_lane_ms=200) as (_, log):
-        async with holding_lane(database):
+async def test_lane_locked_for_too_long_raises_until_it_is_free(database: str) -> None:
+    async with open_proxied_log(database, postgres_lane_ms=200) as (_, log):
+        async with lock_lane(database):
             for number in (1, 2):
                 with pytest.raises(StoreUnavailableError):
                     await log.submit(event(number))
-        assert place(await insisted(partial(log.submit, event(1)))) == 1
+        assert place(await retry_until_available(partial(log.submit, event(1)))) == 1
 
 
 @pytest.mark.rule("CO-16")
-async def test_outcome_of_commit_is_found_out_after_its_lane_is_free(
+async def test_commit_outcome_is_queried_until_the_lane_is_free(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first queries fail: they wait for the lane in vain, and leave no failed transaction behind."""
+    """The first queries time out waiting for the lane, and must not leave a failed transaction behind."""
     caplog.set_level(logging.DEBUG, "oncelog.postgres")
-    async with proxied(database, postgres_lane_ms=200) as (proxy, log):
+    async with open_proxied_log(database, postgres_lane_ms=200) as (proxy, log):
         commits = proxy.hold("COMMIT")
         submitted = asyncio.create_task(log.submit(event(1)))
         await commits.wait_reached()
-        async with holding_lane(database):
+        async with lock_lane(database):
             proxy.cut_all()
             await until(lambda: caplog.text.count("retry on another session after LockNotAvailableError") >= 3)
         assert isinstance(await submitted, Committed)
@@ -232,11 +241,11 @@ async def test_outcome_of_commit_is_found_out_after_its_lane_is_free(
 @pytest.mark.rule("CO-16")
 async def test_session_without_answers_is_replaced(database: str) -> None:
     hurry = {"postgres_lane_ms": 100, "postgres_connect_ms": 500, "postgres_commit_ms": 5_000}
-    async with proxied(database, **hurry) as (proxy, log):
+    async with open_proxied_log(database, **hurry) as (proxy, log):
         assert place(await log.submit(event(1))) == 1
         assert len((await log.read()).records) == 1
         proxy.stall_all()
-        proxy.stalled_sessions = 2  # and the next sessions get no answers after they have begun
+        proxy.stalled_sessions = 2  # the next two sessions also stall after they begin
         submitted = asyncio.create_task(log.submit(event(2)))
         records = (await log.read()).records
         assert place(await submitted) == 2

@@ -1,4 +1,4 @@
-"""The simulated disk: what it keeps, what it loses, and how it fails."""
+"""The simulated disk: which writes survive, which are lost, and how it fails."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from oncelog.testing.disk_files import FileWrite
 NAME = "log.db"
 SEEDS: tuple[int | None, ...] = (None, *range(20))
 ROWS = 3
-"""Rows of each transaction, each on separate pages, so that a partial transaction is visible."""
+"""Rows per transaction. Each row is on separate pages, so that a partial transaction is visible."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def disk() -> Iterator[Disk]:
         yield disk
 
 
-def opened(disk: Disk) -> DiskConnection:
+def open_database(disk: Disk) -> DiskConnection:
     connection = disk.connect(NAME)
     assert connection.execute("PRAGMA journal_mode=WAL").fetchone() == ("wal",)
     connection.execute("PRAGMA synchronous=FULL")
@@ -39,7 +39,7 @@ def write(connection: DiskConnection, batch: int) -> None:
 
 
 def batches(disk: Disk) -> list[int]:
-    """The batches that are there; each must be whole, and the database sound."""
+    """Return the stored batches. Check that each batch is whole and the database is intact."""
     connection = disk.connect(NAME)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     if not connection.execute("SELECT 1 FROM sqlite_schema").fetchall():
@@ -51,9 +51,9 @@ def batches(disk: Disk) -> list[int]:
     return [row[0] for row in found]
 
 
-def work(disk: Disk, committed: list[int]) -> None:
-    """Three transactions with a checkpoint between; notes each that was said to be committed."""
-    connection = opened(disk)
+def run_transactions(disk: Disk, committed: list[int]) -> None:
+    """Commit three transactions with a checkpoint in between. Append each acknowledged batch to `committed`."""
+    connection = open_database(disk)
     for batch in (1, 2, 3):
         write(connection, batch)
         committed.append(batch)
@@ -62,9 +62,9 @@ def work(disk: Disk, committed: list[int]) -> None:
     connection.close()
 
 
-def how_many(counter: Callable[[Disk], int]) -> int:
+def count_during_run(counter: Callable[[Disk], int]) -> int:
     with Disk() as disk:
-        work(disk, [])
+        run_transactions(disk, [])
         return counter(disk)
 
 
@@ -74,32 +74,32 @@ def error_of(action: Callable[[], object]) -> sqlite3.Error:
     return caught.value
 
 
-def all_or_nothing(found: list[int], committed: list[int]) -> bool:
+def is_whole(found: list[int], committed: list[int]) -> bool:
     return found in (committed, [*committed, len(committed) + 1])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_committed_transactions_survive_power_loss_at_every_sync(seed: int | None) -> None:
-    syncs = how_many(lambda disk: disk.syncs)
+    syncs = count_during_run(lambda disk: disk.syncs)
     assert syncs > 8
     for number in range(1, syncs + 1):
         committed: list[int] = []
         with Disk() as disk:
             disk.lose_power_at_sync(number, seed)
-            # Losing power in the checkpoint of closing is nothing that closing tells.
+            # Closing does not report a power loss during its checkpoint.
             if number <= syncs - 2:
                 with pytest.raises(sqlite3.OperationalError):
-                    work(disk, committed)
+                    run_transactions(disk, committed)
             else:
-                work(disk, committed)
+                run_transactions(disk, committed)
             assert not disk.is_on
             disk.power_on()
-            assert all_or_nothing(batches(disk), committed)
+            assert is_whole(batches(disk), committed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_power_loss_after_the_commit_loses_nothing(disk: Disk, seed: int | None) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     write(connection, 2)
     disk.lose_power(seed)
@@ -107,9 +107,9 @@ def test_power_loss_after_the_commit_loses_nothing(disk: Disk, seed: int | None)
 
 
 def test_uncommitted_transaction_is_lost_at_power_loss(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
-    connection.execute("PRAGMA cache_size=1")  # so that pages are written before the commit
+    connection.execute("PRAGMA cache_size=1")  # writes pages before the commit
     connection.execute("BEGIN IMMEDIATE")
     before = disk.allocations
     connection.executemany("INSERT INTO entry VALUES (?, ?)", [(2, bytes(5000))] * 20)
@@ -122,7 +122,7 @@ def test_commits_without_syncs_are_lost() -> None:
     lost = []
     for seed in SEEDS:
         with Disk() as disk:
-            connection = opened(disk)
+            connection = open_database(disk)
             write(connection, 1)
             connection.execute("PRAGMA synchronous=OFF")
             write(connection, 2)
@@ -149,7 +149,7 @@ def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: b
             before = content(disk, tmp_path)
             connection.execute(f"PRAGMA synchronous={'FULL' if at_sync else 'OFF'}")
             if at_sync:
-                disk.lose_power_at_sync(3, seed)  # the first two make the journal durable, the third the database
+                disk.lose_power_at_sync(3, seed)  # the first two sync the journal, the third the database
                 with pytest.raises(sqlite3.OperationalError):
                     connection.execute("INSERT INTO entry VALUES (?)", (b"x" * 50000,))
             else:
@@ -179,7 +179,7 @@ def test_writes_are_torn_between_sectors() -> None:
 
 
 def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     rows = connection.execute("SELECT batch FROM entry")
     disk.lose_power()
@@ -187,7 +187,7 @@ def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:
         error = error_of(action)
         assert type(error) is sqlite3.OperationalError
         assert error.sqlite_errorname.startswith("SQLITE_IOERR")
-    again = opened(disk)
+    again = open_database(disk)
     write(again, 2)
     operations = disk.operations
     connection.close()
@@ -197,7 +197,7 @@ def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:
 
 
 def test_connect_without_power_fails(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     disk.lose_power_at_sync(1)
     error_of(lambda: write(connection, 1))
     assert not disk.is_on
@@ -207,7 +207,7 @@ def test_connect_without_power_fails(disk: Disk) -> None:
 
 
 def test_unsynced_deletion_is_undone_at_power_loss() -> None:
-    """With a rollback journal, deleting the journal is the commit. Only EXTRA syncs the directory after it."""
+    """With a rollback journal, deleting the journal is the commit. Only EXTRA syncs the directory afterwards."""
     for synchronous, survives in (("FULL", []), ("EXTRA", [1])):
         with Disk() as disk:
             connection = disk.connect(NAME)
@@ -222,7 +222,7 @@ def test_unsynced_deletion_is_undone_at_power_loss() -> None:
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("sticky", [False, True])
 def test_fault_at_any_operation_leaves_whole_transactions(fault: Fault, sticky: bool) -> None:
-    operations = how_many(lambda disk: disk.count(fault))
+    operations = count_during_run(lambda disk: disk.count(fault))
     assert operations > 30
     names = set()
     for number in range(1, operations + 1):
@@ -230,12 +230,12 @@ def test_fault_at_any_operation_leaves_whole_transactions(fault: Fault, sticky: 
         with Disk() as disk:
             disk.fail_at(number, fault, sticky=sticky)
             try:
-                work(disk, committed)
+                run_transactions(disk, committed)
             except sqlite3.OperationalError as error:
                 names.add(error.sqlite_errorname)
             disk.repair()
             disk.close()
-            assert all_or_nothing(batches(disk), committed)
+            assert is_whole(batches(disk), committed)
     if fault is Fault.FULL:
         assert names == {"SQLITE_FULL"}
     else:
@@ -245,19 +245,19 @@ def test_fault_at_any_operation_leaves_whole_transactions(fault: Fault, sticky: 
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_power_loss_after_a_fault_leaves_whole_transactions(seed: int | None) -> None:
-    for number in range(1, how_many(lambda disk: disk.operations) + 1, 3):
+    for number in range(1, count_during_run(lambda disk: disk.operations) + 1, 3):
         committed: list[int] = []
         with Disk() as disk:
             disk.fail_at(number, Fault.IO_ERROR)
             try:
-                work(disk, committed)
+                run_transactions(disk, committed)
             except sqlite3.OperationalError:
                 disk.lose_power(seed)
-            assert all_or_nothing(batches(disk), committed)
+            assert is_whole(batches(disk), committed)
 
 
 def test_fault_occurs_once_or_until_repair(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     disk.fail_at(1, Fault.FULL)
     error = error_of(lambda: write(connection, 1))
     assert (error.sqlite_errorcode, error.sqlite_errorname) == (sqlite3.SQLITE_FULL, "SQLITE_FULL")
@@ -277,7 +277,7 @@ def test_fault_occurs_once_or_until_repair(disk: Disk) -> None:
 
 
 def test_full_disk_can_truncate_and_delete(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     disk.fail_at(1, Fault.FULL, sticky=True)
@@ -296,7 +296,7 @@ def test_operation_numbers_start_at_one(disk: Disk) -> None:
 
 
 def test_failed_checkpoint_after_the_commit_is_not_reported(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     assert connection.execute("PRAGMA wal_autocheckpoint=1").fetchone() == ("1",)
     connection.execute("PRAGMA journal_size_limit=0").fetchall()
     before = disk.operations
@@ -318,7 +318,7 @@ def test_failed_checkpoint_after_the_commit_is_not_reported(disk: Disk) -> None:
 
 
 def test_rollback_succeeds_on_a_broken_disk(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     connection.execute("PRAGMA cache_size=1")
     for number in range(1, 10):
@@ -333,7 +333,7 @@ def test_rollback_succeeds_on_a_broken_disk(disk: Disk) -> None:
 
 
 def test_files_can_be_copied_out_and_loaded(disk: Disk, tmp_path: Path) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     disk.copy_to(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {NAME, f"{NAME}-wal"}
@@ -349,7 +349,7 @@ def test_files_can_be_copied_out_and_loaded(disk: Disk, tmp_path: Path) -> None:
 def test_disks_are_separate() -> None:
     names = apsw.vfs_names()
     with Disk() as first, Disk() as second:
-        connections = opened(first), opened(second)  # keeps a reference, so that Python does not free it
+        connections = open_database(first), open_database(second)  # the reference keeps the disk alive
         write(connections[0], 1)
         write(connections[1], 2)
         assert len(apsw.vfs_names()) == len(names) + 2
@@ -362,7 +362,7 @@ def test_disks_are_separate() -> None:
 
 
 def test_second_connection_is_locked_out(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     second = disk.connect(NAME)
     error = error_of(lambda: second.execute("SELECT * FROM entry"))
@@ -372,7 +372,7 @@ def test_second_connection_is_locked_out(disk: Disk) -> None:
     assert len(second.execute("SELECT * FROM entry").fetchall()) == ROWS
 
 
-def test_readers_and_a_writer_lock_each_other_as_sqlite_does(disk: Disk) -> None:
+def test_locks_between_readers_and_a_writer_match_sqlite(disk: Disk) -> None:
     first, second = disk.connect(NAME), disk.connect(NAME)
     for connection in (first, second):
         connection.execute("PRAGMA locking_mode=NORMAL").fetchall()
@@ -431,7 +431,7 @@ def test_connection_behaves_like_sqlite3() -> None:
         ("SELECT ?", ()),
     ],
 )
-def test_errors_are_those_of_sqlite3(sql: str, parameters: tuple[int, ...]) -> None:
+def test_errors_match_sqlite3(sql: str, parameters: tuple[int, ...]) -> None:
     seen = []
     for connection in both():
         connection.execute("CREATE TABLE t (a INTEGER UNIQUE NOT NULL)")
@@ -453,14 +453,14 @@ def test_file_that_is_not_a_database_is_reported(disk: Disk, tmp_path: Path) -> 
 
 
 def test_closed_connection_raises_programming_error(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     connection.close()
     connection.close()
     assert type(error_of(lambda: connection.execute("SELECT 1"))) is sqlite3.ProgrammingError
 
 
 def test_connection_may_be_used_in_another_thread(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     thread = Thread(target=write, args=(connection, 1))
     thread.start()
     thread.join()
@@ -469,7 +469,7 @@ def test_connection_may_be_used_in_another_thread(disk: Disk) -> None:
 
 
 def test_killed_process_keeps_written_data_but_not_across_power_loss(disk: Disk) -> None:
-    connection = opened(disk)
+    connection = open_database(disk)
     write(connection, 1)
     disk.kill_at_sync(1)
     error_of(lambda: write(connection, 2))
@@ -485,13 +485,13 @@ def test_killed_process_keeps_written_data_but_not_across_power_loss(disk: Disk)
 @pytest.mark.parametrize("forgets", [False, True])
 def test_data_of_a_failed_sync_is_readable_until_power_loss(forgets: bool) -> None:
     with Disk(forgets_failed_syncs=forgets) as disk:
-        connection = opened(disk)
+        connection = open_database(disk)
         write(connection, 1)
         disk.kill_at_sync(1)
         error_of(lambda: write(connection, 2))
         disk.power_on()
-        # Another commit behind it, whose sync succeeds; without closing, which would move the log into the file.
-        after = opened(disk)
+        # Commit again with a successful sync, but do not close: closing would checkpoint the log.
+        after = open_database(disk)
         write(after, 3)
         assert [row[0] for row in after.execute("SELECT DISTINCT batch FROM entry")] == [1, 2, 3]
         disk.lose_power()
@@ -500,5 +500,5 @@ def test_data_of_a_failed_sync_is_readable_until_power_loss(forgets: bool) -> No
 
 def test_first_bytes_of_a_file_can_be_read(disk: Disk) -> None:
     assert disk.head(NAME, 6) is None
-    opened(disk).close()
+    open_database(disk).close()
     assert disk.head(NAME, 6) == b"SQLite"

@@ -1,4 +1,4 @@
-"""The proxy for sessions with PostgreSQL does what it says, at the moment it says."""
+"""The PostgreSQL proxy injects the requested faults at the requested moments."""
 
 import asyncio
 from collections import Counter
@@ -9,13 +9,13 @@ import pytest
 
 from deadlines import until
 from oncelog.testing.postgres_proxy import CommitFault, Incident, MessageSplitter, PostgresFaults, PostgresProxy
-from servers.shared_logs import fetched
+from servers.shared_logs import fetch_rows
 
-MADE = "CREATE TABLE made (number integer)"
+CREATE_TABLE = "CREATE TABLE made (number integer)"
 
 
-async def begun(proxy: PostgresProxy, number: int) -> Any:
-    """A session that has written a number, and not committed it."""
+async def begin_and_insert(proxy: PostgresProxy, number: int) -> Any:
+    """Open a session with an uncommitted insert of a number."""
     connection = await asyncpg.connect(proxy.address)
     await connection.execute("BEGIN")
     await connection.execute("INSERT INTO made VALUES ($1)", number)
@@ -24,39 +24,39 @@ async def begun(proxy: PostgresProxy, number: int) -> Any:
 
 @pytest.mark.parametrize("fate", [CommitFault.CUT_BEFORE, CommitFault.CUT_AT_ANSWER, CommitFault.CUT_IN_ANSWER])
 async def test_commit_is_cut_before_or_at_or_in_the_answer(database: str, fate: CommitFault) -> None:
-    await fetched(database, MADE)
+    await fetch_rows(database, CREATE_TABLE)
     async with PostgresProxy(database) as proxy:
-        connection = await begun(proxy, 1)
+        connection = await begin_and_insert(proxy, 1)
         proxy.commit_faults.append(fate)
         with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
             await connection.execute("COMMIT")
         assert proxy.done[fate] == 1
-        connection = await begun(proxy, 2)
+        connection = await begin_and_insert(proxy, 2)
         assert await connection.execute("COMMIT") == "COMMIT"
         await connection.close()
         assert proxy.done[Incident.PASSED] == 1
         await until(lambda: proxy.open_count == 0)
     expected = [(2,)] if fate is CommitFault.CUT_BEFORE else [(1,), (2,)]
-    assert await fetched(database, "SELECT number FROM made ORDER BY number") == expected
+    assert await fetch_rows(database, "SELECT number FROM made ORDER BY number") == expected
 
 
 async def test_commit_cut_after_sending_is_committed(database: str) -> None:
-    await fetched(database, MADE)
+    await fetch_rows(database, CREATE_TABLE)
     async with PostgresProxy(database) as proxy:
-        connection = await begun(proxy, 1)
+        connection = await begin_and_insert(proxy, 1)
         proxy.commit_faults.append(CommitFault.CUT_AFTER)
         with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
             await connection.execute("COMMIT")
-        assert await until(lambda: fetched(database, "SELECT number FROM made")) == [(1,)]
+        assert await until(lambda: fetch_rows(database, "SELECT number FROM made")) == [(1,)]
 
 
 async def test_stalled_commit_is_committed_without_an_answer(database: str) -> None:
-    await fetched(database, MADE)
+    await fetch_rows(database, CREATE_TABLE)
     async with PostgresProxy(database) as proxy:
-        connection = await begun(proxy, 1)
+        connection = await begin_and_insert(proxy, 1)
         proxy.commit_faults.append(CommitFault.STALLED)
         committing = asyncio.create_task(connection.execute("COMMIT"))
-        assert await until(lambda: fetched(database, "SELECT number FROM made")) == [(1,)]
+        assert await until(lambda: fetch_rows(database, "SELECT number FROM made")) == [(1,)]
         assert not committing.done()
         assert not connection.is_closed()
         proxy.calm()
@@ -66,13 +66,13 @@ async def test_stalled_commit_is_committed_without_an_answer(database: str) -> N
 
 @pytest.mark.parametrize("is_query", [False, True])
 async def test_query_or_its_answer_can_be_held(database: str, is_query: bool) -> None:
-    await fetched(database, MADE)
+    await fetch_rows(database, CREATE_TABLE)
     async with PostgresProxy(database) as proxy:
-        connection = await begun(proxy, 1)
+        connection = await begin_and_insert(proxy, 1)
         held = proxy.hold("COMMIT", is_query=is_query)
         committing = asyncio.create_task(connection.execute("COMMIT"))
         await held.wait_reached()
-        assert len(await fetched(database, "SELECT number FROM made")) == (not is_query)
+        assert len(await fetch_rows(database, "SELECT number FROM made")) == (not is_query)
         assert not committing.done()
         held.release()
         assert await committing == "COMMIT"
@@ -104,16 +104,16 @@ async def test_server_can_be_unreachable_and_sessions_can_be_stalled(database: s
         proxy.stall_all()
         asked_too = asyncio.create_task(hearing.execute("SELECT 17"))
         answered = "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT 17' AND state = 'idle'"
-        await until(lambda: fetched(database, answered))
+        await until(lambda: fetch_rows(database, answered))
         proxy.cut_all()
         for task in (asked, asked_too):
             with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
                 await task
 
 
-async def test_incidents_follow_from_the_seed(database: str) -> None:
+async def test_incidents_are_determined_by_the_seed(database: str) -> None:
     async def fates(seed: int) -> list[Counter[str]]:
-        """Return the incidents after each of 20 transactions, each in a new session."""
+        """Run 20 transactions in new sessions, and return the incident counts after each."""
         faults = PostgresFaults(commit_rate=0.5)
         async with PostgresProxy(database, seed=seed, faults=faults) as proxy:
             found = []

@@ -1,4 +1,4 @@
-"""The PostgreSQL server for tests."""
+"""The PostgreSQL server that tests start."""
 
 from pathlib import Path
 

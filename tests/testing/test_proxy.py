@@ -1,4 +1,4 @@
-"""The proxy with real sockets: each fault has its effect, is counted, and follows from the seed."""
+"""The proxy with real sockets: each fault takes effect, is counted, and is determined by the seed."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ from oncelog.testing.proxy_frames import Unit
 
 LONG_MS: Final = 10**7
 """Longer than any test runs."""
-ASKED: Final = (
+UPGRADE_REQUEST: Final = (
     b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
@@ -32,14 +32,14 @@ CONNECT_ERRORS: Final = (aiohttp.ClientError, ConnectionError)
 
 
 class Echo:
-    """A server that echoes and records all messages."""
+    """Server that echoes and records all messages."""
 
     def __init__(self) -> None:
         self.received: list[str | bytes] = []
         self.sockets: list[web.WebSocketResponse] = []
         self.port = 0
 
-    async def socket(self, request: web.Request) -> web.WebSocketResponse:
+    async def open_socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(compress=False, max_msg_size=2**24)
         await socket.prepare(request)
         self.sockets.append(socket)
@@ -56,10 +56,10 @@ class Echo:
 
 
 @asynccontextmanager
-async def echoing() -> AsyncIterator[Echo]:
+async def run_echo_server() -> AsyncIterator[Echo]:
     echo = Echo()
     application = web.Application()
-    application.router.add_get("/ws", echo.socket)
+    application.router.add_get("/ws", echo.open_socket)
     application.router.add_route("*", "/{path:.*}", echo.plain)
     runner = web.AppRunner(application, shutdown_timeout=1)
     await runner.setup()
@@ -71,7 +71,7 @@ async def echoing() -> AsyncIterator[Echo]:
         await runner.cleanup()
 
 
-class Place:
+class ProxySetup:
     """An echo server, a proxy in front of it, and a client session."""
 
     def __init__(self, echo: Echo, proxy: FaultyProxy, session: aiohttp.ClientSession) -> None:
@@ -79,41 +79,41 @@ class Place:
         self.proxy = proxy
         self.session = session
 
-    async def socket(self) -> aiohttp.ClientWebSocketResponse:
+    async def open_socket(self) -> aiohttp.ClientWebSocketResponse:
         return await soon(self.session.ws_connect(self.proxy.url + "/ws", max_msg_size=2**24).__aenter__())
 
-    async def raw(self) -> tuple[StreamReader, StreamWriter]:
-        """A WebSocket by hand, after its upgrade."""
+    async def open_raw_socket(self) -> tuple[StreamReader, StreamWriter]:
+        """Open a raw socket and upgrade it to a WebSocket."""
         reader, writer = await soon(asyncio.open_connection("127.0.0.1", self.proxy.port))
-        writer.write(ASKED)
+        writer.write(UPGRADE_REQUEST)
         assert (await soon(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 101")
         return reader, writer
 
 
 @asynccontextmanager
-async def through(faults: Faults = CALM, seed: int = 0) -> AsyncIterator[Place]:
+async def open_proxy(faults: Faults = CALM, seed: int = 0) -> AsyncIterator[ProxySetup]:
     async with (
-        echoing() as echo,
+        run_echo_server() as echo,
         FaultyProxy("127.0.0.1", echo.port, seed=seed, faults=faults) as proxy,
         aiohttp.ClientSession() as session,
     ):
-        yield Place(echo, proxy, session)
+        yield ProxySetup(echo, proxy, session)
 
 
-async def ended(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Check that the next message is the end of the connection."""
+async def expect_closed(socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Check that the next message closes the connection."""
     message = await soon(socket.receive())
     assert message.type in CLOSED, message
     await socket.close()
 
 
-def masked(text: bytes) -> bytes:
-    """A client's text frame, with a mask that changes nothing."""
+def masked_frame(text: bytes) -> bytes:
+    """Return a client's text frame with an all-zero mask."""
     return bytes([0x81, 0x80 | len(text)]) + bytes(4) + text
 
 
 def seed_where(wanted: Callable[[Break], bool], faults: Faults, direction: Direction = Direction.TO_SERVER) -> int:
-    """A seed by which that happens to the first frame of the first connection, once the upgrade is through."""
+    """Return a seed for which `wanted` is true of the first frame after the first connection's upgrade."""
     for seed in range(10_000):
         chance = FaultSampler(seed, 1, direction)
         chance.decide(Unit(100, is_head=True), CALM)
@@ -127,29 +127,29 @@ def seed_where(wanted: Callable[[Break], bool], faults: Faults, direction: Direc
 
 
 async def test_calm_proxy_is_transparent() -> None:
-    async with through() as place:
-        socket = await place.socket()
+    async with open_proxy() as setup:
+        socket = await setup.open_socket()
         for text in ("", "x", "é" * 100, "x" * 70_000, "x" * 2_000_000):
             await socket.send_str(text)
             assert await soon(socket.receive_str()) == text
         await socket.send_bytes(b"\x81\x00" * 50_000)
         assert await soon(socket.receive_bytes()) == b"\x81\x00" * 50_000
-        assert (place.proxy.accepted_count, place.proxy.open_count) == (1, 1)
+        assert (setup.proxy.accepted_count, setup.proxy.open_count) == (1, 1)
         await socket.close(code=4001)
-        await until(lambda: place.proxy.open_count == 0)
-        assert place.echo.sockets[0].close_code == 4001
-        assert not place.proxy.done
+        await until(lambda: setup.proxy.open_count == 0)
+        assert setup.echo.sockets[0].close_code == 4001
+        assert not setup.proxy.done
 
 
 async def test_other_traffic_than_websockets_passes_unchanged() -> None:
-    async with through(replace(CALM, duplicate_rate=1)) as place:
+    async with open_proxy(replace(CALM, duplicate_rate=1)) as setup:
         for path in ("/plain", "/forbidden"):
-            body = masked(b"looks like a frame") * 1000
-            async with place.session.post(place.proxy.url + path, data=body) as response:
+            body = masked_frame(b"looks like a frame") * 1000
+            async with setup.session.post(setup.proxy.url + path, data=body) as response:
                 assert await response.read() == body
         with pytest.raises(aiohttp.WSServerHandshakeError):
-            await place.session.ws_connect(place.proxy.url + "/forbidden")
-        assert not place.proxy.done
+            await setup.session.ws_connect(setup.proxy.url + "/forbidden")
+        assert not setup.proxy.done
 
 
 async def test_half_closed_connection_is_still_answered() -> None:
@@ -187,7 +187,7 @@ async def test_server_that_does_not_read_applies_backpressure() -> None:
         FaultyProxy(*server.sockets[0].getsockname(), faults=CALM) as proxy,
     ):
         _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        writer.write(ASKED)
+        writer.write(UPGRADE_REQUEST)
         writer.write(b"\x82\x7f" + (size - 10).to_bytes(8, "big") + bytes(size - 10))
         await until(lambda: proxy.open_count == 1)
         (connection,) = proxy._connections
@@ -200,21 +200,21 @@ async def test_server_that_does_not_read_applies_backpressure() -> None:
         may_read.set()
         await soon(writer.drain())
         writer.close()
-        assert await soon(received) == size + len(ASKED)
+        assert await soon(received) == size + len(UPGRADE_REQUEST)
 
 
 # --- each fault alone ------------------------------------------------------------------------------------
 
 
 async def test_connections_are_refused_at_the_refuse_rate() -> None:
-    async with through(replace(CALM, refuse_rate=1)) as place:
+    async with open_proxy(replace(CALM, refuse_rate=1)) as setup:
         for _ in range(3):
             with pytest.raises(CONNECT_ERRORS):
-                await place.socket()
-        assert place.proxy.done == {Incident.REFUSED: place.proxy.accepted_count}
-        assert not place.echo.sockets
-        place.proxy.calm()
-        await (await place.socket()).close()
+                await setup.open_socket()
+        assert setup.proxy.done == {Incident.REFUSED: setup.proxy.accepted_count}
+        assert not setup.echo.sockets
+        setup.proxy.calm()
+        await (await setup.open_socket()).close()
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
@@ -222,42 +222,42 @@ async def test_connections_are_refused_at_the_refuse_rate() -> None:
 async def test_connection_is_cut_at_a_client_frame(incident: str, is_reset: bool) -> None:
     cutting = replace(CALM, cut_rate=1, answer_ms_max=LONG_MS)
     seed = seed_where(lambda cut: (cut.incident, cut.is_reset) == (incident, is_reset), cutting)
-    async with through(seed=seed) as place:
-        reader, writer = await place.raw()
-        place.proxy.faults = cutting
-        writer.write(masked(b"x" * 94))
+    async with open_proxy(seed=seed) as setup:
+        reader, writer = await setup.open_raw_socket()
+        setup.proxy.faults = cutting
+        writer.write(masked_frame(b"x" * 94))
         if is_reset:
             with pytest.raises(ConnectionResetError):
                 await soon(reader.read())
         else:
             assert await soon(reader.read()) == b""
         writer.close()
-        await until(lambda: place.proxy.open_count == 0)
-        assert place.proxy.done == {incident: 1}
-        await until(lambda: place.echo.sockets[0].closed)
-        assert place.echo.received == ([] if incident == "cut_in_frame" else ["x" * 94])
+        await until(lambda: setup.proxy.open_count == 0)
+        assert setup.proxy.done == {incident: 1}
+        await until(lambda: setup.echo.sockets[0].closed)
+        assert setup.echo.received == ([] if incident == "cut_in_frame" else ["x" * 94])
 
 
-async def test_cut_at_answer_waits_for_a_limited_time() -> None:
+async def test_cut_at_answer_has_a_timeout() -> None:
     cutting = replace(CALM, cut_rate=1, answer_ms_max=1)
     seed = seed_where(lambda cut: cut.incident is Incident.CUT_AT_ANSWER, cutting)
-    async with through(seed=seed) as place:
-        socket = await place.socket()
-        place.proxy.faults = cutting
+    async with open_proxy(seed=seed) as setup:
+        socket = await setup.open_socket()
+        setup.proxy.faults = cutting
         await socket.pong()
-        await ended(socket)
-        assert place.proxy.done == {Incident.CUT_AFTER_FRAME: 1}
+        await expect_closed(socket)
+        assert setup.proxy.done == {Incident.CUT_AFTER_FRAME: 1}
 
 
 @pytest.mark.parametrize("incident", ["cut_in_frame", "cut_after_frame"])
 async def test_connection_is_cut_at_a_server_frame(incident: str) -> None:
     cutting = replace(CALM, cut_rate=1)
     seed = seed_where(lambda cut: cut.incident == incident and cut.at > 50, cutting, Direction.TO_CLIENT)
-    async with through(seed=seed) as place:
-        reader, writer = await place.raw()
-        place.proxy.faults = cutting
-        await until(lambda: bool(place.echo.sockets))
-        await place.echo.sockets[0].send_str("x" * 98)
+    async with open_proxy(seed=seed) as setup:
+        reader, writer = await setup.open_raw_socket()
+        setup.proxy.faults = cutting
+        await until(lambda: bool(setup.echo.sockets))
+        await setup.echo.sockets[0].send_str("x" * 98)
         received = b""
         try:
             while data := await soon(reader.read(1)):
@@ -266,7 +266,7 @@ async def test_connection_is_cut_at_a_server_frame(incident: str) -> None:
             assert incident == "cut_in_frame"
         assert received == (b"\x81\x62" + b"x" * 98)[: len(received)]
         assert (len(received) == 100) == (incident == "cut_after_frame")
-        assert place.proxy.done == {incident: 1}
+        assert setup.proxy.done == {incident: 1}
         writer.close()
 
 
@@ -274,16 +274,16 @@ async def test_upgrade_is_cut_at_every_stage() -> None:
     done: Counter[str] = Counter()
     for seed in range(40):
         cut_rate = 1 if seed % 2 else 0.5  # at half the rate some requests pass, and answers are cut
-        async with through(replace(CALM, cut_rate=cut_rate), seed) as place:
+        async with open_proxy(replace(CALM, cut_rate=cut_rate), seed) as setup:
             for _ in range(3):
                 try:
-                    await (await place.socket()).close()
+                    await (await setup.open_socket()).close()
                 except CONNECT_ERRORS:
                     continue
                 else:
                     assert cut_rate < 1
-            assert cut_rate < 1 or place.proxy.done.total() == place.proxy.accepted_count
-            done += place.proxy.done
+            assert cut_rate < 1 or setup.proxy.done.total() == setup.proxy.accepted_count
+            done += setup.proxy.done
     assert min(done[name] for name in ("cut_in_head", "cut_after_frame", "cut_at_answer")) > 5
 
 
@@ -292,79 +292,79 @@ async def test_upgrade_is_cut_at_every_stage() -> None:
 async def test_stalled_connection_is_cut(direction: Direction, both_ways: bool) -> None:
     stalling = replace(CALM, stall_rate=1, stall_ms_max=20)
     seed = seed_where(lambda stall: stall.both_ways is both_ways, stalling, direction)
-    async with through(seed=seed) as place:
-        socket = await place.socket()
-        await until(lambda: bool(place.echo.sockets))
-        place.proxy.faults = stalling
+    async with open_proxy(seed=seed) as setup:
+        socket = await setup.open_socket()
+        await until(lambda: bool(setup.echo.sockets))
+        setup.proxy.faults = stalling
         if direction is Direction.TO_SERVER:
             await socket.send_str("x")
         else:
-            await place.echo.sockets[0].send_str("x")
-        await ended(socket)
-        assert place.proxy.done == {Incident.STALLED: 1}
-        assert place.echo.received == []
+            await setup.echo.sockets[0].send_str("x")
+        await expect_closed(socket)
+        assert setup.proxy.done == {Incident.STALLED: 1}
+        assert setup.echo.received == []
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
 async def test_stalled_connection_discards_bytes_until_it_is_closed(both_ways: bool) -> None:
     stalling = replace(CALM, stall_rate=1, stall_ms_max=LONG_MS)
     seed = seed_where(lambda stall: stall.both_ways is both_ways, stalling)
-    async with through(seed=seed) as place:
-        reader, writer = await place.raw()
-        await until(lambda: bool(place.echo.sockets))
-        place.proxy.faults = stalling
-        writer.write(masked(b"lost"))
-        await until(lambda: place.proxy.done[Incident.STALLED] == 1)
-        place.proxy.faults = CALM
-        # More than all buffers on the way can hold, so the proxy must read it.
+    async with open_proxy(seed=seed) as setup:
+        reader, writer = await setup.open_raw_socket()
+        await until(lambda: bool(setup.echo.sockets))
+        setup.proxy.faults = stalling
+        writer.write(masked_frame(b"lost"))
+        await until(lambda: setup.proxy.done[Incident.STALLED] == 1)
+        setup.proxy.faults = CALM
+        # More than all buffers on the path can hold, so the proxy must read the data.
         for _ in range(20):
-            writer.write(masked(b"lost too") * 100_000)
+            writer.write(masked_frame(b"lost too") * 100_000)
             await soon(writer.drain())
-        await place.echo.sockets[0].send_str("not awaited")
+        await setup.echo.sockets[0].send_str("not awaited")
         if not both_ways:
             assert await soon(reader.readexactly(13)) == b"\x81\x0bnot awaited"
-        assert place.proxy.open_count == 1
+        assert setup.proxy.open_count == 1
         writer.close()
-        await until(lambda: place.proxy.open_count == 0 and place.echo.sockets[0].closed)
-        assert place.echo.received == []
+        await until(lambda: setup.proxy.open_count == 0 and setup.echo.sockets[0].closed)
+        assert setup.echo.received == []
         if both_ways:
             assert await soon(reader.read()) == b""
 
 
 async def test_delayed_frames_stay_in_order() -> None:
-    async with through(replace(CALM, delay_rate=1, delay_ms_max=3)) as place:
-        socket = await place.socket()
+    async with open_proxy(replace(CALM, delay_rate=1, delay_ms_max=3)) as setup:
+        socket = await setup.open_socket()
         for number in range(200):
             await socket.send_str(str(number))
         assert [await soon(socket.receive_str()) for _ in range(200)] == [str(number) for number in range(200)]
-        assert place.proxy.done == {Incident.DELAYED: 2 * (1 + 200)}
+        assert setup.proxy.done == {Incident.DELAYED: 2 * (1 + 200)}
         await socket.close()
 
 
 async def test_only_text_messages_are_duplicated() -> None:
-    async with through(replace(CALM, duplicate_rate=1)) as place:
-        socket = await place.socket()
+    async with open_proxy(replace(CALM, duplicate_rate=1)) as setup:
+        socket = await setup.open_socket()
         for text in ("a", "b" * 70_000):
             await socket.send_str(text)
             assert [await soon(socket.receive_str()) for _ in range(4)] == [text] * 4
-        assert place.echo.received == ["a", "a", "b" * 70_000, "b" * 70_000]
-        assert place.proxy.done == {Incident.DUPLICATED: 2 * (1 + 2)}
+        assert setup.echo.received == ["a", "a", "b" * 70_000, "b" * 70_000]
+        assert setup.proxy.done == {Incident.DUPLICATED: 2 * (1 + 2)}
         await socket.send_bytes(b"c")
         assert await soon(socket.receive_bytes()) == b"c"
         await socket.ping()
         await socket.close(code=4001)
-        assert place.echo.received[4:] == [b"c"]
-        assert place.proxy.done == {Incident.DUPLICATED: 6}
+        assert setup.echo.received[4:] == [b"c"]
+        assert setup.proxy.done == {Incident.DUPLICATED: 6}
 
 
-# --- all of it -------------------------------------------------------------------------------------------
+# --- all faults together ---------------------------------------------------------------------------------
 
 
-async def test_many_frames_stay_in_order_and_follow_from_the_seed() -> None:
+async def test_frames_stay_in_order_and_faults_are_determined_by_the_seed() -> None:
     async def exchange() -> tuple[list[str | bytes], Counter[str]]:
         faults = replace(CALM, delay_rate=0.03, delay_ms_max=2, duplicate_rate=0.2)
-        async with through(faults, seed=11) as place:
-            socket = await place.socket()
+        async with open_proxy(faults, seed=11) as setup:
+            socket = await setup.open_socket()
             got: list[str] = []
 
             async def receive() -> None:
@@ -376,10 +376,10 @@ async def test_many_frames_stay_in_order_and_follow_from_the_seed() -> None:
             for text in [*sent, "end"]:
                 await socket.send_str(text)
             await receiving
-            for texts in (place.echo.received, got):
+            for texts in (setup.echo.received, got):
                 assert [text for text, _ in groupby(texts)] == [*sent, "end"]
             await socket.close()
-            return place.echo.received, place.proxy.done
+            return setup.echo.received, setup.proxy.done
 
     received, done = await exchange()
     assert done[Incident.DUPLICATED] > FRAMES * 0.2
@@ -392,31 +392,31 @@ async def test_many_frames_stay_in_order_and_follow_from_the_seed() -> None:
 async def test_faults_of_a_connection_do_not_depend_on_other_connections() -> None:
     faults = replace(CALM, refuse_rate=0.1, cut_rate=0.1, stall_rate=0.05, stall_ms_max=2, duplicate_rate=0.3)
 
-    async def fate(place: Place) -> int:
-        """Return the number of answered frames. On a raw socket, because aiohttp tries an upgrade twice."""
+    async def fate(setup: ProxySetup) -> int:
+        """Return how many frames were answered on a raw socket. (aiohttp would try an upgrade twice.)"""
         answered = 0
-        reader, writer = await soon(asyncio.open_connection("127.0.0.1", place.proxy.port))
+        reader, writer = await soon(asyncio.open_connection("127.0.0.1", setup.proxy.port))
         with suppress(ConnectionError, EOFError):
-            writer.write(ASKED)
+            writer.write(UPGRADE_REQUEST)
             await soon(reader.readuntil(b"\r\n\r\n"))
             for number in range(30):
-                writer.write(masked(b"%02d" % number))
+                writer.write(masked_frame(b"%02d" % number))
                 while await soon(reader.readexactly(4)) != b"\x81\x02%02d" % number:
-                    pass  # a duplicate of an earlier answer
+                    pass  # skip duplicates of earlier answers
                 answered += 1
         writer.close()
         return answered
 
     async def fates_beside(others: int) -> list[int]:
         fates = []
-        async with through(faults, seed=5) as place:
+        async with open_proxy(faults, seed=5) as setup:
             for number in range(0, 2000, 100):
-                place.proxy._accepted = number
-                watched = asyncio.create_task(fate(place))
-                await until(lambda before=number: place.proxy.accepted_count > before)  # type: ignore[misc]
-                await asyncio.gather(*(fate(place) for _ in range(others)))
+                setup.proxy._accepted = number
+                watched = asyncio.create_task(fate(setup))
+                await until(lambda before=number: setup.proxy.accepted_count > before)  # type: ignore[misc]
+                await asyncio.gather(*(fate(setup) for _ in range(others)))
                 fates.append(await watched)
-            assert place.proxy.done.total() > 20
+            assert setup.proxy.done.total() > 20
         return fates
 
     alone = await fates_beside(0)
@@ -426,94 +426,94 @@ async def test_faults_of_a_connection_do_not_depend_on_other_connections() -> No
 
 async def test_retrying_clients_get_all_answers_under_all_faults() -> None:
     faults = Faults(cut_rate=0.1, stall_rate=0.05, stall_ms_max=20, answer_ms_max=20, delay_ms_max=2)
-    async with through(faults, seed=3) as place:
+    async with open_proxy(faults, seed=3) as setup:
         waiting = [f"{client} {number}" for client in range(8) for number in range(20)]
         more = count()
         answered: set[str] = set()
 
         def missing() -> set[Incident]:
-            """Return the incidents that have not happened. An answer may be too late for the wait of a cut."""
-            return set(Incident) - set(place.proxy.done)
+            """Return the incidents that have not happened yet. An answer may come too late to be cut."""
+            return set(Incident) - set(setup.proxy.done)
 
         async def client() -> None:
             while waiting or missing() != {Incident.UNREACHABLE}:
                 text = waiting.pop() if waiting else f"one more: {next(more)}"
                 try:
-                    async with place.session.ws_connect(place.proxy.url + "/ws") as socket:
+                    async with setup.session.ws_connect(setup.proxy.url + "/ws") as socket:
                         await socket.send_str(text)
                         answered.add(await soon(socket.receive_str()))
                 except (*CONNECT_ERRORS, aiohttp.WSMessageTypeError):
                     waiting.append(text)
 
         await asyncio.gather(*(client() for _ in range(8)))
-        assert answered == set(place.echo.received)
+        assert answered == set(setup.echo.received)
         assert len(answered) >= 160
         assert missing() == {Incident.UNREACHABLE}
 
 
-# --- by hand ---------------------------------------------------------------------------------------------
+# --- manual control --------------------------------------------------------------------------------------
 
 
-async def test_calm_cuts_connections_that_lost_bytes_and_no_others() -> None:
+async def test_calm_cuts_only_connections_that_lost_bytes() -> None:
     storm = replace(CALM, stall_rate=1, stall_ms_max=LONG_MS)
-    async with through() as place:
-        stalled, spared = await place.socket(), await place.socket()
-        place.proxy.faults = storm
+    async with open_proxy() as setup:
+        stalled, spared = await setup.open_socket(), await setup.open_socket()
+        setup.proxy.faults = storm
         await stalled.send_str("lost")
-        await until(lambda: place.proxy.done[Incident.STALLED] == 1)
-        place.proxy.calm()
-        assert place.proxy.faults == CALM
-        await ended(stalled)
+        await until(lambda: setup.proxy.done[Incident.STALLED] == 1)
+        setup.proxy.calm()
+        assert setup.proxy.faults == CALM
+        await expect_closed(stalled)
         await spared.send_str("x")
         assert await soon(spared.receive_str()) == "x"
-        assert place.echo.received == ["x"]
+        assert setup.echo.received == ["x"]
         await spared.close()
 
 
 async def test_calm_cuts_connections_that_wait_for_an_answer() -> None:
     cutting = replace(CALM, cut_rate=1, answer_ms_max=LONG_MS)
     seed = seed_where(lambda cut: cut.incident is Incident.CUT_AT_ANSWER, cutting)
-    async with through(seed=seed) as place:
-        socket = await place.socket()
-        place.proxy.faults = cutting
+    async with open_proxy(seed=seed) as setup:
+        socket = await setup.open_socket()
+        setup.proxy.faults = cutting
         await socket.pong()
-        (connection,) = place.proxy._connections
+        (connection,) = setup.proxy._connections
         await until(lambda: connection._is_breaking)
-        place.proxy.calm()
-        await ended(socket)
+        setup.proxy.calm()
+        await expect_closed(socket)
 
 
 async def test_cut_all_cuts_every_connection() -> None:
-    async with through() as place:
-        sockets = [await place.socket() for _ in range(5)]
-        place.proxy.cut_all()
+    async with open_proxy() as setup:
+        sockets = [await setup.open_socket() for _ in range(5)]
+        setup.proxy.cut_all()
         for socket in sockets:
-            await ended(socket)
-        await until(lambda: place.proxy.open_count == 0)
-        assert not place.proxy.done
-        await (await place.socket()).close()
+            await expect_closed(socket)
+        await until(lambda: setup.proxy.open_count == 0)
+        assert not setup.proxy.done
+        await (await setup.open_socket()).close()
 
 
 async def test_target_of_the_proxy_can_change() -> None:
-    async with through() as place:
-        async with echoing() as gone:
-            place.proxy.target = ("127.0.0.1", gone.port)
-            socket = await place.socket()
+    async with open_proxy() as setup:
+        async with run_echo_server() as gone:
+            setup.proxy.target = ("127.0.0.1", gone.port)
+            socket = await setup.open_socket()
             assert len(gone.sockets) == 1
-            place.proxy.cut_all()
-            await ended(socket)
+            setup.proxy.cut_all()
+            await expect_closed(socket)
         with pytest.raises(CONNECT_ERRORS):
-            await place.socket()
-        assert place.proxy.done == {Incident.UNREACHABLE: place.proxy.accepted_count - 1}
-        place.proxy.target = ("127.0.0.1", place.echo.port)
-        socket = await place.socket()
+            await setup.open_socket()
+        assert setup.proxy.done == {Incident.UNREACHABLE: setup.proxy.accepted_count - 1}
+        setup.proxy.target = ("127.0.0.1", setup.echo.port)
+        socket = await setup.open_socket()
         await socket.send_str("x")
         assert await soon(socket.receive_str()) == "x"
         await socket.close()
 
 
 async def test_close_ends_all_connections_and_tasks() -> None:
-    async with echoing() as echo, aiohttp.ClientSession() as session:
+    async with run_echo_server() as echo, aiohttp.ClientSession() as session:
         proxy = FaultyProxy("127.0.0.1", echo.port, faults=replace(CALM, delay_rate=1, delay_ms_max=LONG_MS))
         for _ in range(2):
             with pytest.raises(RuntimeError):
@@ -523,16 +523,16 @@ async def test_close_ends_all_connections_and_tasks() -> None:
             with pytest.raises(RuntimeError):
                 await proxy.start()
             attempts = [asyncio.create_task(session.ws_connect(proxy.url + "/ws").__aenter__()) for _ in range(5)]
-            held_back = proxy.done[Incident.DELAYED] + 5
-            await until(lambda wanted=held_back: proxy.done[Incident.DELAYED] == wanted)  # type: ignore[misc]
+            delayed = proxy.done[Incident.DELAYED] + 5
+            await until(lambda wanted=delayed: proxy.done[Incident.DELAYED] == wanted)  # type: ignore[misc]
             await proxy.close()
             await proxy.close()
             for attempt in attempts:
                 with pytest.raises(CONNECT_ERRORS):
                     await soon(attempt)
             assert proxy.open_count == 0
-            left = {task for task in asyncio.all_tasks() - before if "proxy" in repr(task)}
-            assert not left
+            remaining = {task for task in asyncio.all_tasks() - before if "proxy" in repr(task)}
+            assert not remaining
     gc.collect()
 
 

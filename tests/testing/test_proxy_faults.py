@@ -1,4 +1,4 @@
-"""The chance of the proxy: it follows from the seed alone."""
+"""The random decisions of the proxy depend only on the seed."""
 
 from collections import Counter
 from dataclasses import replace
@@ -46,7 +46,7 @@ def test_decisions_depend_on_seed_connection_and_direction() -> None:
 
 
 def test_decisions_of_a_seed_never_change() -> None:
-    """A seed in a report of last year is worth nothing if not."""
+    """Otherwise the seed of an old failure report could not be replayed."""
     first = [one.breaks for one in decisions(seed=7, count=6)]
     assert [(one.incident.name, one.at) if one else None for one in first] == [
         ("CUT_AT_ANSWER", 100),
@@ -58,7 +58,7 @@ def test_decisions_of_a_seed_never_change() -> None:
     ]
 
 
-def test_changing_one_rate_does_not_move_other_faults() -> None:
+def test_changing_one_rate_does_not_affect_other_faults() -> None:
     without = decisions(faults=replace(FREQUENT, cut_rate=0, stall_rate=0))
     assert [one.delay_s for one in without] == [one.delay_s for one in decisions()]
 
@@ -84,7 +84,7 @@ def test_calm_has_no_faults() -> None:
     assert not any(should_refuse(1, number, CALM) for number in range(1000))
 
 
-def test_cut_at_answer_is_for_clients_and_cut_in_head_for_heads() -> None:
+def test_cut_at_answer_applies_to_clients_and_cut_in_head_to_heads() -> None:
     assert Incident.CUT_AT_ANSWER not in incidents(decisions(direction=Direction.TO_CLIENT))
     heads = incidents(decisions(unit=HEAD))
     assert heads[Incident.CUT_IN_HEAD] > 0
@@ -99,7 +99,7 @@ def test_only_whole_texts_up_to_a_size_are_duplicated() -> None:
         assert set(decisions(faults=always, unit=unit)) == {Decision(is_duplicated=True)}
 
 
-def test_refusals_follow_from_the_connection_number() -> None:
+def test_refusals_are_determined_by_the_connection_number() -> None:
     refused = [number for number in range(1000) if should_refuse(3, number, replace(CALM, refuse_rate=0.2))]
     assert len(refused) == pytest.approx(200, rel=0.2)
     assert refused == [number for number in range(1000) if should_refuse(3, number, replace(CALM, refuse_rate=0.2))]

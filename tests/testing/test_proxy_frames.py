@@ -1,4 +1,4 @@
-"""The splitter of the proxy: frames are found wherever the chunks of TCP end, and no byte is changed."""
+"""The proxy's splitter finds frames for any TCP chunk boundaries, and changes no byte."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from oncelog.testing.proxy_frames import ANSWER, HEAD_BYTES_MAX, REQUEST, Piece, Splitter, Unit
 
-ASKED = b"GET /v1/events HTTP/1.1\r\nHost: x\r\nUPGRADE: WebSocket\r\nConnection: Upgrade\r\n\r\n"
-ANSWERED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
+UPGRADE_REQUEST = b"GET /v1/events HTTP/1.1\r\nHost: x\r\nUPGRADE: WebSocket\r\nConnection: Upgrade\r\n\r\n"
+UPGRADE_ANSWER = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
 LENGTHS = (0, 1, 2, 125, 126, 127, 300, 65_535, 65_536, 70_000)
 TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
 
 
 def frame(content: bytes, *, opcode: int = TEXT, final: bool = True, reserved: int = 0, mask: bytes = b"") -> bytes:
-    """A frame as RFC 6455 has it in 5.2; with a mask, the content is one that was masked already."""
+    """Return a frame as in RFC 6455, section 5.2. With a mask, the content must already be masked."""
     masked = 0x80 if mask else 0
     if len(content) < 126:
         length = bytes([masked | len(content)])
@@ -34,7 +34,7 @@ def split(opening: bytes, chunks: list[bytes]) -> list[Piece]:
 
 
 def units(pieces: list[Piece]) -> list[Unit]:
-    """The units, each of which must be there from its first byte to its last, without a gap."""
+    """Return the units of the pieces. Check that each unit is complete and without gaps."""
     found: list[Unit] = []
     end = 0
     for piece in pieces:
@@ -57,14 +57,14 @@ def joined(pieces: list[Piece]) -> bytes:
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[list[bytes], list[bool]]:
-    """The frames of some messages, and which of them are texts in one frame."""
+    """Draw the frames of some messages, and whether each frame is a whole text message."""
     frames: list[bytes] = []
     whole: list[bool] = []
 
     def add(is_whole_text: bool = False, **options: Any) -> None:
         length = draw(st.sampled_from(LENGTHS[:4] if options["opcode"] >= CLOSE else LENGTHS))
         mask = draw(st.sampled_from([b"", b"\x00\xff\x81\x05"]))
-        # Content that looks like headers: a splitter that has lost its place does not find it again.
+        # The content looks like headers, so that a splitter that has lost sync does not recover by chance.
         frames.append(frame((b"\x81\x7e\x00\x05" * (length // 4 + 1))[:length], mask=mask, **options))
         whole.append(is_whole_text)
 
@@ -88,9 +88,9 @@ def messages(draw: st.DrawFn) -> tuple[list[bytes], list[bool]]:
 @given(messages(), st.data())
 def test_frames_are_split_for_any_chunks(made: tuple[list[bytes], list[bool]], data: st.DataObject) -> None:
     frames, whole = made
-    opening, head = data.draw(st.sampled_from([(REQUEST, ASKED), (ANSWER, ANSWERED)]))
+    opening, head = data.draw(st.sampled_from([(REQUEST, UPGRADE_REQUEST), (ANSWER, UPGRADE_ANSWER)]))
     stream = head + b"".join(frames)
-    # Around the headers is where it matters; anywhere is where the rest is.
+    # Cut near the headers, where it matters most, and at arbitrary places.
     near = {len(head) + sum(map(len, frames[:count])) + offset for count in range(len(frames)) for offset in range(16)}
     places = st.sampled_from(sorted(near)) | st.integers(0, len(stream)) if near else st.integers(0, len(stream))
     cuts = sorted({0, len(stream), *(at for at in data.draw(st.lists(places, max_size=20)) if at <= len(stream))})
@@ -103,7 +103,7 @@ def test_frames_are_split_for_any_chunks(made: tuple[list[bytes], list[bool]], d
 
 def test_frames_are_split_byte_by_byte() -> None:
     frames = [frame(b"x" * length, mask=b"mask") for length in (0, 125, 126, 65_536)]
-    stream = ASKED + b"".join(frames)
+    stream = UPGRADE_REQUEST + b"".join(frames)
     pieces = split(REQUEST, [stream[at : at + 1] for at in range(len(stream))])
     assert joined(pieces) == stream
     assert [unit.size for unit in units(pieces)[1:]] == [len(one) for one in frames]
@@ -111,7 +111,7 @@ def test_frames_are_split_byte_by_byte() -> None:
 
 def test_frame_content_is_passed_on_in_parts() -> None:
     splitter = Splitter(ANSWER)
-    splitter.feed(ANSWERED)
+    splitter.feed(UPGRADE_ANSWER)
     begun = frame(b"x" * 100_000)[:20]
     assert splitter.feed(begun[:9]) == []
     (piece,) = splitter.feed(begun[9:])
@@ -121,14 +121,14 @@ def test_frame_content_is_passed_on_in_parts() -> None:
 
 def test_text_frame_within_a_fragmented_message_is_not_whole() -> None:
     stream = frame(b"a", final=False) + frame(b"b") + frame(b"c")
-    found = units(split(ANSWER, [ANSWERED + stream]))
+    found = units(split(ANSWER, [UPGRADE_ANSWER + stream]))
     assert [unit.is_whole_text for unit in found[1:]] == [False, False, True]
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_no_byte_of_any_stream_is_lost(stream: bytes, cut: int) -> None:
     for opening in (REQUEST, ANSWER):
-        for head in (b"", opening, ASKED, ANSWERED):
+        for head in (b"", opening, UPGRADE_REQUEST, UPGRADE_ANSWER):
             sent = head + stream
             assert joined(split(opening, [sent[:cut], sent[cut:]])) == sent
 
@@ -154,13 +154,13 @@ def test_other_traffic_than_websockets_is_not_buffered(opening: bytes, stream: b
 
 def test_head_is_buffered_until_complete() -> None:
     splitter = Splitter(REQUEST)
-    assert splitter.feed(ASKED[:-1]) == []
-    assert splitter.feed(ASKED[-1:]) == [Piece(ASKED, Unit(len(ASKED), is_head=True))]
+    assert splitter.feed(UPGRADE_REQUEST[:-1]) == []
+    assert splitter.feed(UPGRADE_REQUEST[-1:]) == [Piece(UPGRADE_REQUEST, Unit(len(UPGRADE_REQUEST), is_head=True))]
 
 
 def test_refused_upgrade_makes_the_stream_plain() -> None:
     splitter = Splitter(REQUEST)
-    splitter.feed(ASKED)
+    splitter.feed(UPGRADE_REQUEST)
     assert not splitter.is_plain
     splitter.switch_to_plain()
     assert splitter.feed(frame(b"x")) == [Piece(frame(b"x"))]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import model
-from insieme.clients import component
+from insieme.clients import find_program
 from oncelog.client import Event
 
 PAGE: Final = Path(model.__file__).parent / "page"
@@ -164,7 +164,7 @@ def test_page_and_python_model_produce_the_same_list(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     given_cases = [{"log": shuffled(as_shown(log)), "waiting": waiting} for log, waiting in cases]
     done = subprocess.run(  # noqa: S603
-        [component("node", "nodejs"), str(script), str(PAGE / "model.mjs")],
+        [find_program("node", "nodejs"), str(script), str(PAGE / "model.mjs")],
         input=json.dumps(given_cases),
         capture_output=True,
         text=True,

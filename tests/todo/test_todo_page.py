@@ -18,7 +18,7 @@ import pytest
 
 from browser import Tab
 from deadlines import WAIT_S, until
-from insieme.clients import installed
+from insieme.clients import npm_packages
 from serve_page import build_page_url, create_page_server
 from server.running_server import serving
 from server.web_chat.chromium import Chromium
@@ -110,7 +110,7 @@ class Web:
 @pytest.fixture
 def page_port() -> Iterator[int]:
     """The port of the server that serves the page."""
-    installed()
+    npm_packages()
     server = create_page_server(0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

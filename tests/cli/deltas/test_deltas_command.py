@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from cli.gateway_reader import newest, rows_of
+from cli.gateway_reader import newest_sequence, rows_of
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
+from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _format_line
@@ -29,7 +29,7 @@ from oncelog.cli import main, remote
 remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=3_600_000, pause_ms_max=3_600_000)
 main()
 """
-"""The pause before the second attempt is longer than the deadline, so that a command gives up at once."""
+"""`oncelog` with a retry pause longer than its deadline, so that a command gives up after the first attempt."""
 PUSHED = re.compile(r"(committed|duplicate) (\d+) ([0-9a-f]{64})")
 
 
@@ -82,7 +82,7 @@ def test_push_stamps_changes_and_later_lines_win(server: ServerProcess) -> None:
     assert [one["deltaId"] for one in whole] == [line.split()[2] for line in lines]
 
 
-def test_output_of_pull_can_be_pushed_again_and_elsewhere(server: ServerProcess) -> None:
+def test_output_of_pull_can_be_pushed_to_the_same_and_other_gateways(server: ServerProcess) -> None:
     push(server.url, "from", 1, 2, 3)
     _, pulled, _ = deltas("pull", server.url, "from")
     given = "\n".join(pulled)
@@ -126,7 +126,7 @@ def test_stamped_deltas_are_saved_before_they_are_sent(tmp_path: Path) -> None:
         assert deltas("push", url, *command, given=changes(range(5)))[0] == 2
         assert len(received) == 1
         lines = seen[0].splitlines()
-        assert len(lines) == 5  # including those of later requests
+        assert len(lines) == 5  # includes the deltas of later requests
         assert received[0]["deltas"] == [json.loads(line) for line in lines[:2]]
         status, _, [error] = deltas("push", url, *command, given=changes(range(5)))
         assert (status, len(received)) == (2, 1)
@@ -174,7 +174,7 @@ def test_refused_push_names_the_line_and_writes_nothing_of_the_request(tmp_path:
         assert (status, len(lines)) == (1, 2)
         assert errors[0].startswith("oncelog: line 4: invalid: deltas[1].")
         assert errors[1:] == ["oncelog: no delta from line 3 on was written"]
-        assert newest(served.url, "shop") == 2
+        assert newest_sequence(served.url, "shop") == 2
 
 
 def test_push_retries_with_the_same_ids_until_it_is_answered() -> None:
@@ -182,7 +182,7 @@ def test_push_retries_with_the_same_ids_until_it_is_answered() -> None:
         if attempt == 1:
             answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY", "retryAfterMs": 1})
         elif attempt == 2:
-            handler.close_connection = True  # without an answer
+            handler.close_connection = True  # close without an answer
         elif attempt == 3:
             answer(handler, 429, {"error": "slowly", "code": "RATE_LIMITED", "retryAfterMs": 1})
         elif attempt == 4:
@@ -209,7 +209,7 @@ def test_push_does_not_wait_for_a_clock_far_ahead() -> None:
     assert errors[0] == "oncelog: line 1: clock_drift: deltas[0].hlc: ahead"
 
 
-async def test_attempt_cut_off_by_the_deadline_does_not_hide_the_earlier_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempt_stopped_by_the_deadline_does_not_hide_the_earlier_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, errors = (
         iter([0, 60]),
         iter([LostError("http://there cannot be reached: Connection refused"), TimeoutError()]),
@@ -223,7 +223,7 @@ async def test_attempt_cut_off_by_the_deadline_does_not_hide_the_earlier_error(m
         await remote.Retrier(remote.Remote("http://there"), 30).run(attempt)
 
 
-def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> None:
+def test_push_prints_unconfirmed_deltas_when_it_gives_up_or_is_interrupted() -> None:
     later: dict[str, int] = {"retryAfterMs": 60_000}
 
     def busy(handler: BaseHTTPRequestHandler, _: int) -> None:
@@ -236,8 +236,8 @@ def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> 
             "oncelog: gave up after 30 s: server_busy: busy",
             "oncelog: the outcome is unknown from line 1 to line 2; push these deltas again unchanged",
         ]
-        told = [json.loads(error.split(": ", 2)[2]) for error in errors[2:]]
-        assert told == received[0]["deltas"]
+        printed = [json.loads(error.split(": ", 2)[2]) for error in errors[2:]]
+        assert printed == received[0]["deltas"]
         later.clear()
         for ending in (signal.SIGINT, signal.SIGTERM):
             received.clear()
@@ -248,8 +248,8 @@ def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> 
                 process.stdin.flush()
                 assert process.stderr.readline() == "oncelog: server_busy: busy; retrying\n"
                 process.send_signal(ending)
-                status, said, rest = ended(process)
-            assert (status, said) == (130, "")
+                status, output, rest = wait_for_exit(process)
+            assert (status, output) == (130, "")
             assert received[0]["deltas"][0]["deltaId"] in rest
             assert "Traceback" not in rest
 
@@ -277,7 +277,7 @@ def test_pull_follows_new_deltas(server: ServerProcess) -> None:
         for number in (600, 601, 602):
             push(server.url, "live", number)
             assert numbers_of([process.stdout.readline()]) == [number]
-        assert ended(process) == (0, "", "")
+        assert wait_for_exit(process) == (0, "", "")
 
 
 @BOTH_STORES
@@ -292,8 +292,8 @@ def test_pull_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
             assert process.stderr.readline().endswith("; retrying\n")
             served.start()
             push(served.url, "a", 3, 4, 5)
-            status, said, errors = ended(process)
-        assert (status, numbers_of(said)) == (0, [3, 4, 5])
+            status, output, errors = wait_for_exit(process)
+        assert (status, numbers_of(output)) == (0, [3, 4, 5])
         assert "connected again; continuing after 2" in errors
 
 
@@ -306,8 +306,8 @@ def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
             served.kill()
             assert oncelog("epoch", served.store, "--renew").returncode == 0
             served.start()
-            status, said, errors = ended(process)
-    assert (status, said) == (2, "")
+            status, output, errors = wait_for_exit(process)
+    assert (status, output) == (2, "")
     assert "the cursor 1 belongs to a different history: history_changed: epoch: " in errors.splitlines()[-1]
 
 
@@ -318,7 +318,7 @@ def test_interrupted_pull_exits_with_130(server: ServerProcess, ending: signal.S
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(ending)
-        assert ended(process) == (130, "", "")
+        assert wait_for_exit(process) == (130, "", "")
 
 
 def test_pull_ends_when_its_output_pipe_is_closed(server: ServerProcess) -> None:
@@ -328,7 +328,7 @@ def test_pull_ends_when_its_output_pipe_is_closed(server: ServerProcess) -> None
         process.stdout.readline()
         process.stdout.close()
         process.stdout = None
-        assert ended(process)[0] == 141
+        assert wait_for_exit(process)[0] == 141
 
 
 def test_unreachable_server_is_reported(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_names_with_reserved_url_characters_are_quoted(server: ServerProcess) ->
 
 @BOTH_STORES
 def test_compaction_sends_requests_until_everything_is_compacted(tmp_path: Path) -> None:
-    count = 10_500  # more than one request compacts
+    count = 10_500  # more than one request can compact
     with serving(tmp_path) as served:
         given = changes(range(count))
         status, lines, _ = deltas("push", served.url, "g", "--client-id", "c", "--batch", "5000", given=given)
@@ -464,8 +464,8 @@ def test_interrupted_compaction_prints_how_to_resume() -> None:
             assert process.stderr is not None
             assert process.stderr.readline() == "oncelog: server_busy: busy; retrying\n"
             process.send_signal(ending)
-            status, said, errors = ended(process)
-        assert (status, said) == (130, "")
+            status, output, errors = wait_for_exit(process)
+        assert (status, output) == (130, "")
         assert errors == "oncelog: interrupted; 20 deltas are compacted. Run the same command again to continue.\n"
 
 

@@ -1,4 +1,4 @@
-"""`oncelog deltas` on gateways that drop deleted rows (DE-13)."""
+"""`oncelog deltas` with gateways that drop the tombstones of deleted rows (DE-13)."""
 
 import json
 from http.server import BaseHTTPRequestHandler
@@ -14,7 +14,7 @@ from databases import BOTH_STORES
 
 @BOTH_STORES
 @pytest.mark.rule("DE-13")
-def test_compaction_drops_deleted_rows_and_readers_are_told(tmp_path: Path) -> None:
+def test_compaction_drops_deleted_rows_and_notifies_readers(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         push(served.url, "g", 0, 1, 2)
         status, _, errors = deltas("push", served.url, "g", "--client-id", "c", given=change("r0", "DELETE") + "\n")
@@ -35,18 +35,18 @@ def test_compaction_drops_deleted_rows_and_readers_are_told(tmp_path: Path) -> N
 
 
 @pytest.mark.rule("DE-13")
-def test_compaction_reads_all_rows_and_names_the_consumer_that_holds_it_back() -> None:
+def test_compaction_reads_all_rows_and_names_the_consumer_that_blocks_it() -> None:
     held = {"consumer": "mail", "cursor": 3, "lag": 4}
 
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         following, by = ("page 2", held) if attempt == 1 else ("", None)
-        told = {"compacted": 0, "upto": 7, "hasMore": False, "droppedRows": 2, "next": following, "heldBy": by}
-        answer(handler, 200, told)
+        reply = {"compacted": 0, "upto": 7, "hasMore": False, "droppedRows": 2, "next": following, "heldBy": by}
+        answer(handler, 200, reply)
 
     with scripted(handle) as (url, received):
         status, lines, _ = deltas("compact", url, "g", "--keep", "0", "--tombstone-age-days", "1.5")
-    asked = {"keep": 0, "tombstoneAgeMs": 129_600_000}
-    assert (status, received) == (0, [asked, {**asked, "page": "page 2"}])
+    get_json = {"keep": 0, "tombstoneAgeMs": 129_600_000}
+    assert (status, received) == (0, [get_json, {**get_json, "page": "page 2"}])
     assert lines[1:] == [
         "4 deleted rows dropped",
         "other deleted rows are kept until the consumer mail, which is 4 deltas behind, has read them",
@@ -54,7 +54,7 @@ def test_compaction_reads_all_rows_and_names_the_consumer_that_holds_it_back() -
 
 
 @pytest.mark.rule("DE-13")
-def test_snapshot_command_asks_to_be_run_again_when_rows_are_dropped_meanwhile() -> None:
+def test_snapshot_command_asks_for_a_retry_if_rows_are_dropped_meanwhile() -> None:
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt == 1:
             answer(handler, 200, {"rows": [{"rowId": "r"}], "cursor": 3, "next": "page 2", "epoch": "e"})

@@ -1,4 +1,4 @@
-"""`oncelog deltas import`: every line of a CSV file once, also across crashes, and malformed files."""
+"""`oncelog deltas import` writes every line of a CSV file once, even after crashes, and refuses malformed files."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cli.gateway_reader import asked, newest, rows_of, wait_for
+from cli.gateway_reader import get_json, newest_sequence, rows_of, wait_for
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ServerProcess, ended, oncelog, serving, start_command
+from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from deadlines import WAIT_S
 from oncelog.cli.deltas.column_types import TypeGuess, get_encoder
@@ -37,7 +37,7 @@ async def push_held(gateway, *arguments, **options):
 Gateway.push = push_held
 main()
 """
-"""An import that sends some pushes, the number of which comes first, and then waits for a line on standard input."""
+"""`oncelog` with an import that waits for a line of input after N pushes. N is the first argument."""
 OPTIONS = ["--row-id", "id", "--client-id", "loader"]
 
 
@@ -62,8 +62,8 @@ def write_many(file: Path, count: int) -> None:
     file.write_text("id,n,name\n" + "".join(f"r{number},{number},row {number}\n" for number in range(count)))
 
 
-def left(file: Path) -> list[str]:
-    """Return the names of the files that an import has left next to the CSV file."""
+def leftovers(file: Path) -> list[str]:
+    """Return the names of files that an import left next to the CSV file."""
     return sorted(one.name for one in file.parent.iterdir() if one.name.startswith(f"{file.name}."))
 
 
@@ -82,20 +82,20 @@ def test_lines_become_rows_and_later_lines_win(server: ServerProcess, file: Path
     options = ["--rename", "Price (EUR)=price", "--delimiter", ";", *types]
     status, [line], errors = run_import(server.url, "rows", file, *options, "--json")
     assert (status, errors) == (0, [])
-    told = json.loads(line)
-    assert (told["rows"], told["committed"], told["duplicates"]) == (3, 3, 0)
+    report = json.loads(line)
+    assert (report["rows"], report["committed"], report["duplicates"]) == (3, 3, 0)
     assert rows_of(server.url, "rows", "t") == {
         "a": {"price": 3, "n": 8, "ok": False, "tags": [], "note": "again"},
         "x;y": {"price": 1000, "n": -7, "ok": False, "tags": None, "note": 'two\nlines "quoted"'},
     }
-    assert left(file) == []
-    pulled = asked(server.url, "rows/pull")["deltas"]
+    assert leftovers(file) == []
+    pulled = get_json(server.url, "rows/pull")["deltas"]
     start = int(pulled[0]["hlc"])
     assert [int(one["hlc"]) - start for one in pulled] == [0, 1, 2]
     row = {"price": 2.5, "n": 7, "ok": True, "tags": [1, {"b": 0}], "note": ""}
-    made = extract(None, row, client_id="loader", hlc=start, table="t", row_id="a")
-    assert made is not None
-    assert (pulled[0]["deltaId"], pulled[0]["op"]) == (made.delta_id.hex(), "INSERT")
+    expected = extract(None, row, client_id="loader", hlc=start, table="t", row_id="a")
+    assert expected is not None
+    assert (pulled[0]["deltaId"], pulled[0]["op"]) == (expected.delta_id.hex(), "INSERT")
 
 
 def test_empty_cells_and_inferred_types(server: ServerProcess, file: Path) -> None:
@@ -149,7 +149,7 @@ def test_inferred_type_changes_no_value(texts: list[str], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "made"),
+    ("kind", "text", "expected"),
     [
         ("integer", "-0", b"0"),
         ("number", "1e21", b"1e+21"),
@@ -180,9 +180,9 @@ def test_inferred_type_changes_no_value(texts: list[str], name: str) -> None:
         ("date", "x", None),
     ],
 )
-def test_cell_is_converted_to_its_type(kind: str, text: str, made: bytes | None) -> None:
-    if made is not None:
-        assert get_encoder(kind)(text) == made
+def test_cell_is_converted_to_its_type(kind: str, text: str, expected: bytes | None) -> None:
+    if expected is not None:
+        assert get_encoder(kind)(text) == expected
         return
     with pytest.raises(ValueError):
         get_encoder(kind)(text)
@@ -212,15 +212,15 @@ def test_import_killed_and_repeated_writes_every_row_once(tmp_path: Path, file: 
                 wait_for(served.url, "g", 50 * pushes)
                 process.send_signal(signal.SIGKILL)
                 assert process.wait(WAIT_S) == -signal.SIGKILL
-            assert left(file) == [f"{file.name}.oncelog-import"]
-        assert newest(served.url, "g") == 1500
+            assert leftovers(file) == [f"{file.name}.oncelog-import"]
+        assert newest_sequence(served.url, "g") == 1500
         status, [line], [error] = run_import(served.url, "g", file, "--infer", "--json")
-        assert (status, left(file)) == (0, [])
+        assert (status, leftovers(file)) == (0, [])
         assert error.startswith("oncelog: continuing the import that was started at ")
-        told = json.loads(line)
-        assert told["committed"] + told["duplicates"] == told["rows"] == count
-        assert told["duplicates"] == 1500
-        assert newest(served.url, "g") == count
+        report = json.loads(line)
+        assert report["committed"] + report["duplicates"] == report["rows"] == count
+        assert report["duplicates"] == 1500
+        assert newest_sequence(served.url, "g") == count
         rows = rows_of(served.url, "g", "t")
         assert len(rows) == count
         assert rows["r2999"] == {"n": 2999, "name": "row 2999"}
@@ -241,10 +241,10 @@ def test_import_survives_a_restart_of_the_server(tmp_path: Path, file: Path) -> 
             process.stdin.flush()
             assert process.stderr.readline().endswith("; retrying\n")
             served.start()
-            status, said, errors = ended(process)
-        assert (status, errors, left(file)) == (0, "", [])
-        assert said.startswith(f"{count} rows of {file} are in t: ")
-        assert newest(served.url, "g") == count
+            status, output, errors = wait_for_exit(process)
+        assert (status, errors, leftovers(file)) == (0, "", [])
+        assert output.startswith(f"{count} rows of {file} are in t: ")
+        assert newest_sequence(served.url, "g") == count
         assert len(rows_of(served.url, "g", "t")) == count
 
 
@@ -266,19 +266,19 @@ def test_interrupted_import_prints_how_to_resume(ending: signal.Signals, file: P
             assert process.stderr is not None
             assert process.stderr.readline() == "oncelog: server_busy: busy; retrying\n"
             process.send_signal(ending)
-            status, said, errors = ended(process)
-        assert (status, said) == (130, "")
+            status, output, errors = wait_for_exit(process)
+        assert (status, output) == (130, "")
         assert errors == (
             "oncelog: interrupted; 10 of 25 rows are in the table. "
             "Run the same command again to continue; no row is written twice.\n"
         )
-        assert left(file) == [f"{file.name}.oncelog-import"]
+        assert leftovers(file) == [f"{file.name}.oncelog-import"]
         first = received[0]["deltas"]
         received.clear()
         later["retryAfterMs"] = 60_000
         status, _, errors_again = run_import(url, "g", file, "--batch", "10")
         assert status == 2
-        assert received[0]["deltas"] == first  # from the beginning, with the same ids
+        assert received[0]["deltas"] == first  # from the start, with the same ids
         assert "Run the same command again to continue" in errors_again[-1]
 
 
@@ -286,12 +286,12 @@ def test_import_with_a_given_time_can_be_repeated(server: ServerProcess, file: P
     write_many(file, 10)
     for committed in (10, 0, 0):
         status, [line], _ = run_import(server.url, "at", file, "--at", "2026-01-31T12:00:00.5+01:00", "--json")
-        told = json.loads(line)
-        assert (status, told["committed"], told["at"]) == (0, committed, "2026-01-31T11:00:00.500Z")
-    assert newest(server.url, "at") == 10
-    first = asked(server.url, "at/pull")["deltas"][0]
+        report = json.loads(line)
+        assert (status, report["committed"], report["at"]) == (0, committed, "2026-01-31T11:00:00.500Z")
+    assert newest_sequence(server.url, "at") == 10
+    first = get_json(server.url, "at/pull")["deltas"][0]
     assert wall_ms(int(first["hlc"])) == 1_769_857_200_500
-    assert left(file) == []
+    assert leftovers(file) == []
 
 
 def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProcess, file: Path) -> None:
@@ -331,15 +331,15 @@ def test_refused_row_is_named_by_its_line(tmp_path: Path, file: Path) -> None:
     options = ["--types", "n=json", "--batch"]
     with serving(tmp_path, "--development", "--quiet", "--set", f"deltas_schemas={schemas}") as served:
         status, lines, errors = run_import(served.url, "shop", file, *options, "10")
-        assert (status, lines, left(file)) == (1, [], [])  # nothing was written, so there is nothing to resume
+        assert (status, lines, leftovers(file)) == (1, [], [])  # nothing was written, so no state is kept
         assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[2].")
         assert errors[1:] == ["oncelog: 0 of 4 rows are in the table"]
-        assert newest(served.url, "shop") == 0
+        assert newest_sequence(served.url, "shop") == 0
         status, lines, errors = run_import(served.url, "shop", file, *options, "2")
-        assert (status, lines, left(file)) == (1, [], [f"{file.name}.oncelog-import"])
+        assert (status, lines, leftovers(file)) == (1, [], [f"{file.name}.oncelog-import"])
         assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[0].")
         assert errors[1].startswith("oncelog: 2 of 4 rows are in the table; to change the file, remove ")
-        assert newest(served.url, "shop") == 2
+        assert newest_sequence(served.url, "shop") == 2
 
 
 def test_unauthorized_import_leaves_no_file(tmp_path: Path, file: Path) -> None:
@@ -349,17 +349,17 @@ def test_unauthorized_import_leaves_no_file(tmp_path: Path, file: Path) -> None:
     key = oncelog(*create, "--write", "deltas/mine", "--read", "deltas/mine").stdout.strip()
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
         status, _, errors = run_import(served.url, "other", file, "--token", key)
-        assert (status, left(file)) == (2, [])
+        assert (status, leftovers(file)) == (2, [])
         assert errors[-1] == "oncelog: forbidden: gateway: may not be written"
         assert run_import(served.url, "mine", file, "--token", key)[0] == 0
 
 
-def limited(retry_after_ms: int) -> dict[str, Any]:
+def rate_limited(retry_after_ms: int) -> dict[str, Any]:
     return {"error": "used up", "code": "RATE_LIMITED", "retryAfterMs": retry_after_ms}
 
 
-def taken(received: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer to a push whose deltas are all committed."""
+def accept_all(received: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer that commits all deltas of the last push."""
     results = [{"deltaId": "0" * 64, "sequence": 1, "duplicate": False} for _ in received[-1]["deltas"]]
     return {"results": results}
 
@@ -369,9 +369,9 @@ def test_rate_limited_batches_are_divided_after_a_long_delay(file: Path) -> None
 
     def handle(handler: BaseHTTPRequestHandler, _: int) -> None:
         if len(received[-1]["deltas"]) > 25:
-            answer(handler, 429, limited(40_000))
+            answer(handler, 429, rate_limited(40_000))
         else:
-            answer(handler, 200, taken(received))
+            answer(handler, 200, accept_all(received))
 
     with scripted(handle) as (url, received):
         status, [line], errors = run_import(url, "g", file, "--json")
@@ -385,9 +385,9 @@ def test_rate_limited_batches_are_retried(file: Path) -> None:
 
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt % 2:
-            answer(handler, 429, limited(10))
+            answer(handler, 429, rate_limited(10))
         else:
-            answer(handler, 200, taken(received))
+            answer(handler, 200, accept_all(received))
 
     with scripted(handle) as (url, received):
         status, _, errors = run_import(url, "g", file, "--batch", "10")
@@ -399,7 +399,7 @@ def test_too_large_batches_are_divided(tmp_path: Path, file: Path) -> None:
     write_many(file, 100)
     with serving(tmp_path, "--development", "--quiet", "--set", "limits.frame_bytes_max=3000") as served:
         assert run_import(served.url, "g", file)[0] == 0
-        assert newest(served.url, "g") == 100
+        assert newest_sequence(served.url, "g") == 100
 
 
 def test_file_changed_during_the_import_is_reported(file: Path) -> None:
@@ -425,7 +425,7 @@ def peak_kib(url: str, gateway: str, file: Path) -> int:
     program = (
         "import re\nfrom pathlib import Path\nfrom oncelog.cli import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        # Not `ru_maxrss`: it includes the process that has started this one.
+        # Not `ru_maxrss`, which includes the memory of the parent process.
         "print(re.search(r'VmHWM:\\s*(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )
     options = ["--infer", "--batch", "200", "--url", url]
@@ -444,7 +444,7 @@ def test_import_memory_does_not_grow_with_the_file(server: ServerProcess, file: 
     write(20_000)
     assert file.stat().st_size > 20_000_000
     large = peak_kib(server.url, "large", file)
-    assert newest(server.url, "large") == 20_000
+    assert newest_sequence(server.url, "large") == 20_000
     assert large - small < 8 * 1024, (small, large)
 
 
@@ -454,12 +454,12 @@ def test_import_shows_its_progress_on_a_terminal(server: ServerProcess, file: Pa
     command = ["deltas", "import", "shown", "t", str(file), *OPTIONS, "--batch", "1000", "--url", server.url]
     try:
         with Command(*command, stdin=None, stderr=theirs) as process:
-            said, _ = process.communicate(timeout=WAIT_S)  # the output fits into the buffer of the terminal
+            output, _ = process.communicate(timeout=WAIT_S)  # the output fits into the terminal's buffer
         shown = os.read(ours, 65_536).decode()
     finally:
         os.close(theirs)
         os.close(ours)
-    assert (process.returncode, said.startswith("3000 rows of ")) == (0, True)
+    assert (process.returncode, output.startswith("3000 rows of ")) == (0, True)
     assert "checking" in shown
     assert re.search(r"importing 3,000 \([0-9,]+/s\)", shown)
 
@@ -468,7 +468,7 @@ def test_import_shows_its_progress_on_a_terminal(server: ServerProcess, file: Pa
 
 
 def run_dry(file: Path, *options: str) -> tuple[int, str, list[str]]:
-    """Run a dry run in this process."""
+    """Run `import --dry-run` in this process."""
     done = RUNNER.invoke(COMMAND, ["deltas", "import", "g", "t", str(file), *OPTIONS, *options, "--dry-run"])
     assert done.exception is None or isinstance(done.exception, SystemExit)
     return done.exit_code, done.stdout, done.stderr.splitlines()
@@ -477,9 +477,9 @@ def run_dry(file: Path, *options: str) -> tuple[int, str, list[str]]:
 def test_dry_run_prints_the_number_of_rows_and_the_types(file: Path) -> None:
     file.write_text("id,a,b\n1,2,x\n2,,y\n")
     assert run_dry(file, "--infer") == (0, f"2 rows of {file} can be imported\n  a: integer?\n  b: text\n", [])
-    status, said, _ = run_dry(file, "--infer", "--json")
-    assert (status, json.loads(said)) == (0, {"rows": 2, "types": {"a": "integer?", "b": "text"}})
-    assert left(file) == []
+    status, output, _ = run_dry(file, "--infer", "--json")
+    assert (status, json.loads(output)) == (0, {"rows": 2, "types": {"a": "integer?", "b": "text"}})
+    assert leftovers(file) == []
     file.write_text("id\n")
     assert run_dry(file) == (0, f"0 rows of {file} can be imported\n", [])
 
@@ -516,8 +516,8 @@ def test_dry_run_prints_the_number_of_rows_and_the_types(file: Path) -> None:
 )
 def test_malformed_file_is_refused(file: Path, text: bytes, sentence: str) -> None:
     file.write_bytes(text)
-    status, said, errors = run_dry(file, *(["--types", "n=integer"] if b"id,n" in text else []))
-    assert (status, said) == (2, "")
+    status, output, errors = run_dry(file, *(["--types", "n=integer"] if b"id,n" in text else []))
+    assert (status, output) == (2, "")
     assert re.match(re.escape(f"oncelog: {file}: ") + sentence, errors[0])
     assert errors[-1].endswith("; nothing was sent")
 
@@ -541,7 +541,7 @@ def test_malformed_last_line_prevents_the_whole_import(server: ServerProcess, fi
     with file.open("a") as more:
         more.write("r3000,1\n")
     status, lines, errors = run_import(server.url, "wrong", file)
-    assert (status, lines, newest(server.url, "wrong"), left(file)) == (2, [], 0, [])
+    assert (status, lines, newest_sequence(server.url, "wrong"), leftovers(file)) == (2, [], 0, [])
     assert errors[0] == f"oncelog: {file}: line 3002: has 2 fields, and line 1 has 3"
 
 
@@ -563,8 +563,8 @@ def test_malformed_last_line_prevents_the_whole_import(server: ServerProcess, fi
 )
 def test_invalid_options_are_refused(file: Path, options: list[str], sentence: str) -> None:
     write_many(file, 1)
-    status, said, [error] = run_dry(file, *options)
-    assert (status, said) == (2, "")
+    status, output, [error] = run_dry(file, *options)
+    assert (status, output) == (2, "")
     assert error.startswith(f"oncelog: {sentence}")
 
 
@@ -579,8 +579,8 @@ def test_invalid_options_are_refused(file: Path, options: list[str], sentence: s
 )
 def test_options_that_do_not_fit_the_file_are_refused(file: Path, options: list[str], sentence: str) -> None:
     write_many(file, 1)
-    status, said, [error] = run_dry(file, *options)
-    assert (status, said) == (2, "")
+    status, output, [error] = run_dry(file, *options)
+    assert (status, output) == (2, "")
     assert error.startswith(f"oncelog: {file}: {sentence}")
 
 

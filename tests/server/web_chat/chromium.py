@@ -18,7 +18,7 @@ import pytest
 
 from browser import Tab
 from deadlines import wait_until
-from insieme.clients import component
+from insieme.clients import find_program
 
 OPTIONS: Final = (
     "--headless=new",
@@ -77,7 +77,7 @@ def running_chromium() -> Iterator[Chromium]:
         profile = Path(name)
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
         process = subprocess.Popen(  # noqa: S603
-            [component("chromium", "chromium"), *OPTIONS, f"--user-data-dir={profile}", *sandbox, "about:blank"],
+            [find_program("chromium", "chromium"), *OPTIONS, f"--user-data-dir={profile}", *sandbox, "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a separate process group, which can be killed as a whole

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from insieme.clients import component
+from insieme.clients import find_program
 from oncelog.server.web_chat.endpoints import STATIC_DIRECTORY
 
 HERE: Final = Path(__file__).parent
@@ -16,7 +16,7 @@ SOAK_STORIES: Final = 2000
 
 
 def node_test(name: str, **environment: str) -> None:
-    command = [component("node", "nodejs"), "--test", "--test-reporter=tap", str(HERE / name)]
+    command = [find_program("node", "nodejs"), "--test", "--test-reporter=tap", str(HERE / name)]
     done = subprocess.run(  # noqa: S603
         command,
         env={**os.environ, "CHAT_PAGE": STATIC_DIRECTORY.as_uri(), **environment},

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oncelog
-from cli.sample_log import HOUR_MS, NOTES, START_MS, SetClock, batches, full_event, make_log, note, opened
+from cli.sample_log import HOUR_MS, NOTES, START_MS, SetClock, batches, full_event, make_log, note, open_store
 from cli.server_process import oncelog as run_command
 from core.item_builders import key
 from databases import POSTGRES, address_of, query
@@ -96,7 +96,7 @@ def test_moved_log_decides_like_the_file(log: Path, database: str) -> None:
 def test_moved_log_forgets_keys_at_the_same_time(tmp_path: Path, database: str) -> None:
     path = tmp_path / "log.db"
     clock = SetClock()
-    with driven(lambda _: opened(path, clock)) as log:
+    with driven(lambda _: open_store(path, clock)) as log:
         log.run(log.store.declare([NOTES]))
         first = log(note(1, "notes/1"))
     assert isinstance(first, oncelog.Committed)
