@@ -25,6 +25,7 @@ from oncelog.storage.verify.findings import (
     InconsistencyError,
     StepProgress,
     VerificationSummary,
+    require,
 )
 from oncelog.storage.verify.source import LogState, RecordCollector, VerificationSource
 
@@ -88,14 +89,12 @@ class ChainVerifier:
     def _check_lanes(self) -> None:
         newest = self._state.settings.lanes
         for lane in self._state.heads:
-            if not 0 <= lane <= newest:
-                raise InconsistencyError(f"the log has lanes 0 to {newest} only", lane)
+            require(0 <= lane <= newest, f"the log has lanes 0 to {newest} only", lane)
 
     # --- blocks
 
     def _verify_block(self, block: Block, rows: Iterator[RowTuple], total: int) -> Iterator[StepProgress]:
-        if block.lane not in self._state.heads:
-            raise InconsistencyError(f"has a block of height {block.height}, but no head", block.lane)
+        require(block.lane in self._state.heads, f"has a block of height {block.height}, but no head", block.lane)
         tail = self._tails[block.lane]
         is_leap = block.first_position - 1 in self._state.leaps
         _check_header(block, tail, is_leap=is_leap)
@@ -128,36 +127,36 @@ class ChainVerifier:
         if mark is None or mark.height != block.height:
             return
         self._lanes_at_export.add(block.lane)
-        if bytes.fromhex(mark.block_hash) != tail.hash:
-            raise InconsistencyError(
-                f"the hash of the block of height {block.height} differs from the exported head: the history up to "
-                f"position {tail.position} has been rewritten since the export",
-                block.lane,
-                tail.position,
-            )
-        if mark.position != tail.position:
-            raise InconsistencyError(
-                f"the block of height {block.height} ends at position {tail.position}, and at {mark.position} in the "
-                "exported head",
-                block.lane,
-                tail.position,
-            )
+        require(
+            bytes.fromhex(mark.block_hash) == tail.hash,
+            f"the hash of the block of height {block.height} differs from the exported head: the history up to "
+            f"position {tail.position} has been rewritten since the export",
+            block.lane,
+            tail.position,
+        )
+        require(
+            mark.position == tail.position,
+            f"the block of height {block.height} ends at position {tail.position}, and at {mark.position} in the "
+            "exported head",
+            block.lane,
+            tail.position,
+        )
 
     def _check_export_present(self, mark: ExportedLane, tail: LaneTail) -> None:
-        if mark.height < tail.height and mark.height and mark.lane not in self._lanes_at_export:
-            raise InconsistencyError(
-                f"has no block of height {mark.height}, which the exported head has (position {mark.position}): "
-                "the newest records are missing. The log was restored from an older backup, and continued above",
-                mark.lane,
-                mark.position,
-            )
-        if mark.height > tail.height:
-            raise InconsistencyError(
-                f"ends at position {tail.position}, height {tail.height}; the exported head has position "
-                f"{mark.position}, height {mark.height}: the newest records are missing",
-                mark.lane,
-                tail.position,
-            )
+        require(
+            not mark.height or mark.height >= tail.height or mark.lane in self._lanes_at_export,
+            f"has no block of height {mark.height}, which the exported head has (position {mark.position}): "
+            "the newest records are missing. The log was restored from an older backup, and continued above",
+            mark.lane,
+            mark.position,
+        )
+        require(
+            mark.height <= tail.height,
+            f"ends at position {tail.position}, height {tail.height}; the exported head has position "
+            f"{mark.position}, height {mark.height}: the newest records are missing",
+            mark.lane,
+            tail.position,
+        )
 
     # --- records
 
@@ -220,17 +219,13 @@ class ChainVerifier:
         leaps = self._state.leaps
         for lane in range(self._state.settings.lanes + 1) if leaps else ():
             found = self._tails[lane].leaps
-            if found != len(leaps):
-                raise InconsistencyError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
+            require(found == len(leaps), f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
 
     def _check_internal(self) -> None:
         """Check that the index for `oncelog audit` has all audit and restore records."""
         wanted = self._summary.audit_records + self._summary.restore_records
         [(found,)] = self._source.view.iterate_rows("count_internal")
-        if found != wanted:
-            raise InconsistencyError(
-                f"the log has {wanted} audit and restore records, and the index of them has {found}"
-            )
+        require(found == wanted, f"the log has {wanted} audit and restore records, and the index of them has {found}")
 
     def _check_head(self, lane: int, head: LaneHead, tail: LaneTail) -> None:
         for name, stored, found in (
@@ -239,18 +234,16 @@ class ChainVerifier:
             ("hash", head.block_hash.hex(), tail.hash.hex()),
             ("time of the last eviction", head.eviction_time_ms, tail.eviction_time_ms),
         ):
-            if stored != found:
-                raise InconsistencyError(
-                    f"the head's {name} is {stored}, and {found} by the records", lane, tail.position
-                )
-        if head.log_time_ms < tail.log_time_ms:
-            raise InconsistencyError(
-                f"the head's log time {head.log_time_ms} is before the newest record's {tail.log_time_ms}",
-                lane,
-                tail.position,
-            )
-        if head.revision < head.height:
-            raise InconsistencyError(f"the head's revision {head.revision} is below its height {head.height}", lane)
+            require(stored == found, f"the head's {name} is {stored}, and {found} by the records", lane, tail.position)
+        require(
+            head.log_time_ms >= tail.log_time_ms,
+            f"the head's log time {head.log_time_ms} is before the newest record's {tail.log_time_ms}",
+            lane,
+            tail.position,
+        )
+        require(
+            head.revision >= head.height, f"the head's revision {head.revision} is below its height {head.height}", lane
+        )
 
 
 def _find_leap_fault(record: Record, block: Block, *, is_leap: bool) -> str | None:
@@ -266,12 +259,12 @@ def _find_leap_fault(record: Record, block: Block, *, is_leap: bool) -> str | No
 def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
     if is_leap and block.height == block.first_position > max(tail.position, tail.height):
         tail = LaneTail(block.first_position - 1, block.height - 1, tail.log_time_ms, tail.hash)  # a gap is valid here
-    if block.height != tail.height + 1:
-        raise InconsistencyError(
-            f"the block of height {tail.height + 1} is missing (the next one has height {block.height})",
-            block.lane,
-            tail.position + 1,
-        )
+    require(
+        block.height == tail.height + 1,
+        f"the block of height {tail.height + 1} is missing (the next one has height {block.height})",
+        block.lane,
+        tail.position + 1,
+    )
     for is_fault, problem in (
         (not len(block.previous) == len(block.root) == HASH_BYTES, f"has hashes that are not of {HASH_BYTES} bytes"),
         (
@@ -288,22 +281,21 @@ def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
             f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back",
         ),
     ):
-        if is_fault:
-            raise InconsistencyError(f"the block of height {block.height} {problem}", block.lane, tail.position + 1)
+        require(not is_fault, f"the block of height {block.height} {problem}", block.lane, tail.position + 1)
 
 
 def _check_columns(row: RowTuple, lane: int, position: int) -> None:
     """Check that a record has either a salt and a body, or the hash of an erased body."""
     *columns, body, salt, body_hash = row
-    if tuple(map(type, columns)) != _COLUMN_TYPES:
-        raise InconsistencyError("a column has a value of another type", lane, position)
+    require(tuple(map(type, columns)) == _COLUMN_TYPES, "a column has a value of another type", lane, position)
     if body is None:
-        if salt is not None:
-            raise InconsistencyError("the record has a salt and no body, which no erasure leaves", lane, position)
-        if not isinstance(body_hash, bytes) or len(body_hash) != HASH_BYTES:
-            raise InconsistencyError(
-                f"the record is erased, and has no hash of its body with {HASH_BYTES} bytes", lane, position
-            )
+        require(salt is None, "the record has a salt and no body, which no erasure leaves", lane, position)
+        require(
+            isinstance(body_hash, bytes) and len(body_hash) == HASH_BYTES,
+            f"the record is erased, and has no hash of its body with {HASH_BYTES} bytes",
+            lane,
+            position,
+        )
     elif not isinstance(body, bytes) or not isinstance(salt, bytes) or len(salt) != SALT_BYTES:
         raise InconsistencyError(f"the record has a body, and no salt of {SALT_BYTES} bytes", lane, position)
     elif body_hash is not None:

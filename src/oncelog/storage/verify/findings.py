@@ -86,6 +86,12 @@ class InconsistencyError(CorruptError):
         self.findings_total = findings_total
 
 
+def require(is_consistent: bool, finding: str, lane: int | None = None, position: int | None = None) -> None:
+    """Raise InconsistencyError with the finding unless a condition holds."""
+    if not is_consistent:
+        raise InconsistencyError(finding, lane, position)
+
+
 @contextmanager
 def translate_damage() -> Iterator[None]:
     """Raise InconsistencyError for a stored value that cannot be decoded."""

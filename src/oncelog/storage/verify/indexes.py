@@ -20,7 +20,7 @@ from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.metadata import NO_GAPS
 from oncelog.storage.side_state import FLOORS, STREAMS, lane_of_scope
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, require
 from oncelog.storage.verify.source import LogState, VerificationSource, check_order, pair_rows
 
 REPORT_ROWS: Final = 10_000
@@ -99,8 +99,9 @@ def _follow_streams(source: VerificationSource, state: LogState, found: RowCheck
     """
     rows = check_order(source.view.iterate_rows("all_stream_records"), 3, "the index of streams")
     for (lane, scope), stream_rows in groupby(rows, itemgetter(0, 1)):
-        if lane_of_scope(scope, state.settings.lanes) != lane:
-            raise InconsistencyError(f"the stream {scope!r} belongs in another lane", lane)
+        require(
+            lane_of_scope(scope, state.settings.lanes) == lane, f"the stream {scope!r} belongs in another lane", lane
+        )
         sequence = position = 0
         for _, _, number, place in stream_rows:
             found.add(lane, scope, number, place)
@@ -120,14 +121,16 @@ def _check_newest(source: VerificationSource, ends: Iterator[RowTuple]) -> Itera
         sequence, position = end or (0, 0)
         if stored is None:
             raise InconsistencyError(f"the stream {scope!r} has records, but is not in the table of streams", lane)
-        if end is None and stored[0]:
-            raise InconsistencyError(
-                f"the stream {scope!r} has {stored[0]} records in the table of streams, and none in the index", lane
-            )
-        if stored[0] != sequence:
-            raise InconsistencyError(
-                f"the stream {scope!r} ends at {sequence}, and at {stored[0]} in the table of streams", lane
-            )
+        require(
+            end is not None or not stored[0],
+            f"the stream {scope!r} has {stored[0]} records in the table of streams, and none in the index",
+            lane,
+        )
+        require(
+            stored[0] == sequence,
+            f"the stream {scope!r} ends at {sequence}, and at {stored[0]} in the table of streams",
+            lane,
+        )
         yield lane, scope, position
 
 

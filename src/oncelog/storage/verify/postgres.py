@@ -14,7 +14,7 @@ from oncelog.storage.postgres.side_state_tables import compute_digest
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.record_rows import decode_record
 from oncelog.storage.side_state import SideStateTable
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary, require
 from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqueness
 from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
@@ -77,8 +77,7 @@ class DatabaseSource(VerificationSource):
         check_schema(self.view)
         found = {lane for lane, *_ in self.view.iterate_rows("all_lanes")}
         for lane in range(self.view.metadata.settings.lanes + 1):
-            if lane not in found:  # writers lock the head of a lane even if it has no records
-                raise InconsistencyError("has no head", lane)
+            require(lane in found, "has no head", lane)  # writers lock the head of a lane even if it has no records
         return iter(())
 
     def iterate_table(self, table: SideStateTable) -> Iterator[RowTuple]:
@@ -147,7 +146,7 @@ class DatabaseSource(VerificationSource):
             found.add(stored_hash)
             if found.rows % REPORT_ROWS == 0:
                 yield StepProgress("keys", found.rows, wanted.rows)
-        if found != wanted:
-            raise InconsistencyError(
-                f"the index of {name} does not match the records: REINDEX TABLE oncelog_records rebuilds it"
-            )
+        require(
+            found == wanted,
+            f"the index of {name} does not match the records: REINDEX TABLE oncelog_records rebuilds it",
+        )

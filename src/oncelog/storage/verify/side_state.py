@@ -11,7 +11,7 @@ from oncelog.core.rules.quotas import FULL_AFTER_US_MAX
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.queries.records import list_consumers
 from oncelog.storage.side_state import HORIZONS, STORED_TABLES, USAGE_TABLE, SideStateTable, lane_of_scope
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress
+from oncelog.storage.verify.findings import InconsistencyError, StepProgress, require
 from oncelog.storage.verify.indexes import REPORT_ROWS
 from oncelog.storage.verify.source import LogState, VerificationSource
 
@@ -24,8 +24,7 @@ def decode_policies(declarations: Iterable[RowTuple]) -> dict[str, Policy]:
             policy = msgspec.json.decode(declaration, type=Policy)
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise InconsistencyError(f"the declaration of the policy {name!r} cannot be read: {error}") from error
-        if policy.name != name:
-            raise InconsistencyError(f"the policy {name!r} is declared with the name {policy.name!r}")
+        require(policy.name == name, f"the policy {name!r} is declared with the name {policy.name!r}")
         policies[name] = policy
     return policies
 
@@ -82,12 +81,11 @@ def _check_horizons(source: VerificationSource, state: LogState) -> None:
     """Check tombstone horizons: each must be just above the clock of a DELETE, which was not far ahead of log time."""
     for lane, scope, hlc in source.iterate_table(HORIZONS):
         log_time_ms = state.heads[lane].log_time_ms
-        if not 0 < int(hlc) <= HLC_MAX or check_drift(int(hlc) - 1, log_time_ms) is not None:
-            raise InconsistencyError(
-                f"the tombstone horizon {hlc} of {scope!r} is not a clock reading of the log, which is at "
-                f"{log_time_ms} ms",
-                lane,
-            )
+        require(
+            0 < int(hlc) <= HLC_MAX and check_drift(int(hlc) - 1, log_time_ms) is None,
+            f"the tombstone horizon {hlc} of {scope!r} is not a clock reading of the log, which is at {log_time_ms} ms",
+            lane,
+        )
 
 
 def _check_table(source: VerificationSource, table: SideStateTable, state: LogState) -> Iterator[StepProgress]:

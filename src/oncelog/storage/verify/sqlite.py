@@ -21,7 +21,13 @@ from oncelog.storage.sqlite.key_index.key_run import find_in_segment, unpack_run
 from oncelog.storage.sqlite.key_index.segments import IndexJob, Segment, decode_job
 from oncelog.storage.sqlite.query_driver import run_query
 from oncelog.storage.sqlite.statements import SQL, load_migrations
-from oncelog.storage.verify.findings import InconsistencyError, StepProgress, VerificationSummary, translate_damage
+from oncelog.storage.verify.findings import (
+    InconsistencyError,
+    StepProgress,
+    VerificationSummary,
+    require,
+    translate_damage,
+)
 from oncelog.storage.verify.indexes import REPORT_ROWS, RowChecksum, check_uniqueness
 from oncelog.storage.verify.source import LogState, VerificationSource, check_definitions
 
@@ -49,8 +55,10 @@ def check_indexes(connection: Any) -> Iterator[StepProgress]:
 
 def _check_by_sqlite(connection: Any, pragma: str) -> None:
     found = connection.execute(pragma).fetchone()
-    if found is None or found[0] != "ok":
-        raise InconsistencyError("SQLite finds the file damaged: " + " ".join(str(found and found[0]).split()))
+    require(
+        found is not None and found[0] == "ok",
+        "SQLite finds the file damaged: " + " ".join(str(found and found[0]).split()),
+    )
 
 
 @cache
@@ -87,11 +95,19 @@ def _check_newest(connection: Any) -> None:
             continue
         if block is None or len(rows) > 1 or block.height != head.height:
             raise InconsistencyError(f"the head has height {head.height}, and the blocks do not end there", lane)
-        if block.hash != head.block_hash or block.first_position + block.count - 1 != head.position:
-            raise InconsistencyError("the head does not match the newest block", lane, head.position)
+        require(
+            block.hash == head.block_hash and block.first_position + block.count - 1 == head.position,
+            "the head does not match the newest block",
+            lane,
+            head.position,
+        )
         last = connection.execute(SQL["last_place"], (encode_place(lane, (1 << POSITION_BITS) - 1),)).fetchone()[0]
-        if last != encode_place(lane, head.position):
-            raise InconsistencyError("the newest record does not have the position of the head", lane, head.position)
+        require(
+            last == encode_place(lane, head.position),
+            "the newest record does not have the position of the head",
+            lane,
+            head.position,
+        )
 
 
 class FileSource(VerificationSource):
@@ -181,19 +197,23 @@ class FileSource(VerificationSource):
     def _check_sealing(self) -> None:
         """Check that segments, jobs and lanes are consistent."""
         for number, lane in self._lanes.items():
-            if not 0 <= lane.sealed_position <= lane.position or not 0 <= lane.sealing_position <= lane.position:
-                raise InconsistencyError("the key index has more sealed keys than the lane has records", number)
-            if lane.sealing_position and 0 not in self._jobs:
-                raise InconsistencyError(
-                    "the lane has keys that are being sealed, and the key index has no such job", number
-                )
+            require(
+                0 <= lane.sealed_position <= lane.position and 0 <= lane.sealing_position <= lane.position,
+                "the key index has more sealed keys than the lane has records",
+                number,
+            )
+            require(
+                not lane.sealing_position or 0 in self._jobs,
+                "the lane has keys that are being sealed, and the key index has no such job",
+                number,
+            )
         segments = {segment.segment: segment for segment in self._segments}
         for job in self._jobs.values():
             levels = [segments[number].level if number in segments else None for number in (job.target, *job.sources)]
-            if levels != [job.level, *[job.level - 1] * len(job.sources)]:
-                raise InconsistencyError(
-                    f"a job of the key index on level {job.level} names segments that do not exist"
-                )
+            require(
+                levels == [job.level, *[job.level - 1] * len(job.sources)],
+                f"a job of the key index on level {job.level} names segments that do not exist",
+            )
             is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != segments[job.target].keys
             if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
                 raise InconsistencyError(f"a job of the key index on level {job.level} is inconsistent")
@@ -208,8 +228,7 @@ class FileSource(VerificationSource):
         listed = {segment.segment for segment in self._segments}
         segment = -(2**63)
         while (segment := self._connection.execute(SQL["next_segment"], (segment,)).fetchone()[0]) is not None:
-            if segment not in listed:
-                raise InconsistencyError(f"the key index has keys in segment {segment}, which is not listed")
+            require(segment in listed, f"the key index has keys in segment {segment}, which is not listed")
 
     def _iterate_segment(self, segment: Segment, found: RowChecksum) -> Iterator[tuple[int, int, bool]]:
         """Yield each key's hash and place, and whether it is left over from a merge, so that lookups skip it here."""
@@ -234,8 +253,10 @@ class FileSource(VerificationSource):
             if not is_left:
                 found.add(key_hash, place)
             yield key_hash, place, is_left
-        if not filling and not draining and keys != segment.keys:
-            raise InconsistencyError(f"{where} has {keys} keys, and {segment.keys} in the list of segments")
+        require(
+            filling is not None or draining is not None or keys == segment.keys,
+            f"{where} has {keys} keys, and {segment.keys} in the list of segments",
+        )
 
     def _iterate_keys(self, segment: Segment) -> Iterator[tuple[int, int]]:
         """Yield the hash and place of each key in the runs of a segment."""
@@ -246,8 +267,7 @@ class FileSource(VerificationSource):
                 hashes, places = unpack_run(packed, last)
             except CorruptError as error:
                 raise InconsistencyError(f"{where}: {error}") from error
-            if hashes[0] <= before:
-                raise InconsistencyError(f"{where} has two runs for one hash")
+            require(hashes[0] > before, f"{where} has two runs for one hash")
             before = last
             yield from zip(hashes, places, strict=True)
 

@@ -29,6 +29,7 @@ from oncelog.storage.verify.findings import (
     StepProgress,
     VerificationSummary,
     VerifyOptions,
+    require,
     translate_damage,
 )
 from oncelog.storage.verify.indexes import IndexCollector, check_partitions, check_streams
@@ -83,12 +84,13 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
     view, metadata = source.view, source.view.metadata
     yield StepProgress("structure")
     yield from source.check_structure()
-    if len(metadata.index_secret) != SECRET_BYTES:
-        raise InconsistencyError(f"the secret of the key index does not have {SECRET_BYTES} bytes")
+    require(
+        len(metadata.index_secret) == SECRET_BYTES,
+        f"the secret of the key index does not have {SECRET_BYTES} bytes",
+    )
     policies = decode_policies(view.iterate_rows("policies"))
     leaps = view.run_query(load_leaps)
-    if list(leaps) != sorted(set(leaps)):
-        raise InconsistencyError(f"the log's leaps are not in ascending order: {list(leaps)}")
+    require(list(leaps) == sorted(set(leaps)), f"the log's leaps are not in ascending order: {list(leaps)}")
     heads = {lane: LaneHead(*columns) for lane, *columns in view.iterate_rows("all_lanes")}
     state = LogState(metadata.settings, policies, leaps, view.run_query(load_gaps), heads)
     summary = VerificationSummary(epoch=metadata.epoch)
