@@ -8,7 +8,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from typing import ClassVar, Final, TypeVar
 
@@ -27,6 +27,7 @@ from oncelog.errors import (
 )
 from oncelog.file_modes import create_or_report, open_or_create
 from oncelog.sql_files import parse_statements, split_script
+from oncelog.sqlite_files import get_file_id, transaction
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ class StoreFile:
                 self._resources.callback(self._connection.close)
                 version = self._check_version(self._connection)
                 self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                self._file_identity = None if self.path == MEMORY else _get_file_identity(self.path)
+                self._file_identity = None if self.path == MEMORY else get_file_id(self.path)
                 with self.transaction(is_durable=True) as connection:
                     self._migrate(connection, version)
                     yield connection, version == 0
@@ -182,18 +183,11 @@ class StoreFile:
         """Run a transaction. A power failure may lose a commit that is not durable."""
         with self.translate_errors():
             connection = self.connection
-            if self._file_identity is not None and self._file_identity != _get_file_identity(self.path):
+            if self._file_identity is not None and self._file_identity != get_file_id(self.path):
                 raise StoreUnavailableError(f"{self.path} was removed or replaced while the client had it open")
             connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
-                raise
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -242,11 +236,3 @@ def create_store_file(path: str) -> None:
         create_or_report(path)
     except OSError as error:
         raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
-
-
-def _get_file_identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - runs in every transaction
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

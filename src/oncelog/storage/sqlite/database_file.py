@@ -25,11 +25,12 @@ from oncelog.errors import (
 )
 from oncelog.file_modes import OWNER_ONLY, create_or_report, describe_creation_error
 from oncelog.sql_files import split_script
+from oncelog.sqlite_files import get_file_id, transaction
 from oncelog.storage.key_hash import SECRET_BYTES
 from oncelog.storage.metadata import LogMetadata, check_schema_version, check_settings, new_epoch, new_settings
 from oncelog.storage.sqlite.key_index.key_run import RUN_KEYS, KeyPairs, write_runs
 from oncelog.storage.sqlite.moved_marker import check_not_moved
-from oncelog.storage.sqlite.statements import SQL, load_migrations, transaction
+from oncelog.storage.sqlite.statements import SQL, load_migrations
 
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
 SCHEMA_VERSION: Final = load_migrations()[-1][0]
@@ -135,11 +136,7 @@ class SqliteDriver:
 
     def get_file_id(self, path: str) -> object:
         """See `Driver`."""
-        try:
-            found = os.stat(path)  # noqa: PTH116 - runs in every commit, and takes half the time
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+        return get_file_id(path)
 
     def connect(self, path: str) -> sqlite3.Connection:
         """See `Driver`."""

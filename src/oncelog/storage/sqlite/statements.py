@@ -1,17 +1,12 @@
-"""SQLite statements by name, migrations in order, and transactions."""
+"""SQLite statements by name, and migrations in order."""
 
-import logging
-import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.resources import files
 from itertools import chain, islice
 from typing import Any, Final
 
 from oncelog.sql_files import list_scripts
 from oncelog.storage.queries.statement import load_statements
-
-logger: Final = logging.getLogger("oncelog.sqlite")
 
 _SQL: Final = files("oncelog.storage.sqlite") / "sql"
 SQL: Final = load_statements(_SQL, parameter_prefix="?")
@@ -23,29 +18,6 @@ rows. Larger statements save nothing more."""
 def load_migrations() -> list[tuple[int, str]]:
     """Return the number and script of each schema version, oldest first."""
     return list_scripts(_SQL / "migrations")
-
-
-@contextmanager
-def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Run the block in a transaction. An error in the block or in COMMIT rolls the transaction back."""
-    connection.execute(begin)
-    try:
-        yield
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            roll_back(connection)
-
-
-def roll_back(connection: Any) -> None:
-    """Roll back the open transaction.
-
-    A failure is only logged, because the caller raises the error that caused the rollback.
-    """
-    try:
-        connection.execute("ROLLBACK")
-    except sqlite3.Error:
-        logger.debug("ROLLBACK failed; the connection will be closed", exc_info=True)
 
 
 class BulkInsert:

@@ -15,6 +15,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, Remembered, Request, RequestedSettings, Settings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
+from oncelog.sqlite_files import roll_back, transaction
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.metadata import (
     NO_OPERATOR,
@@ -38,7 +39,7 @@ from oncelog.storage.sqlite.database_file import (
 from oncelog.storage.sqlite.key_index.index import KeyIndex
 from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.query_driver import run_steps
-from oncelog.storage.sqlite.statements import SQL, roll_back, transaction
+from oncelog.storage.sqlite.statements import SQL
 from oncelog.storage.sqlite.transaction import StoreTransaction, TransactionOptions, TransactionState, load_key_status
 from oncelog.storage.store import BatchResult, KeyStatus
 

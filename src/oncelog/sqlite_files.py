@@ -1,0 +1,45 @@
+"""SQLite files of logs and of clients: the identity of an open file, and transactions."""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+logger: Final = logging.getLogger("oncelog.sqlite")
+
+
+def get_file_id(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the current file, or None if the file is missing.
+
+    A different identity reveals that an open file was removed or replaced, so that writes to it would be lost.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - runs in every commit, and takes half the time
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def transaction(connection: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Run the block in a transaction. An error in the block or in COMMIT rolls the transaction back."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            roll_back(connection)
+
+
+def roll_back(connection: Any) -> None:
+    """Roll back the open transaction.
+
+    A failure is only logged, because the caller raises the error that caused the rollback.
+    """
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        logger.debug("ROLLBACK failed; the connection will be closed", exc_info=True)
