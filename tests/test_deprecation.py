@@ -47,7 +47,7 @@ def test_deprecated_module_path_has_the_public_names() -> None:
     assert warnings[0].filename == __file__
     new = importlib.import_module("oncelog.server.auth.authenticator")
     assert old.Tokens is new.Tokens
-    assert old.Authenticates is new.CredentialVerifier
+    assert old.Authenticates is new.Authenticator
     assert old.granted is new.parse_grants
 
 

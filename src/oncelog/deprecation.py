@@ -21,7 +21,7 @@ _RENAMED_MODULES: Final = {
     "oncelog.doors.identity": (
         "oncelog.server.auth.authenticator",
         {
-            "Authenticates": "CredentialVerifier",
+            "Authenticates": "Authenticator",
             "Created": "CreatedKey",
             "granted": "parse_grants",
             "grants_of_claim": "decode_grants",

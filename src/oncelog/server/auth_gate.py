@@ -6,7 +6,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from oncelog.error_codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED, SERVER_BUSY
 from oncelog.errors import AuthError, CanonicalError
 from oncelog.server import logger
-from oncelog.server.auth.authenticator import CredentialVerifier
+from oncelog.server.auth.authenticator import Authenticator
 from oncelog.server.auth.principal import Principal
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import ApiError, credential_ended_error, field_error, shutdown_error
@@ -39,7 +39,7 @@ C = TypeVar("C", bound=OpenConnection)
 class AuthGate:
     """Authentication of one server: verifies credentials and limits attempts and requests."""
 
-    def __init__(self, authenticator: CredentialVerifier, clock: Clock, limits: ApiLimits) -> None:
+    def __init__(self, authenticator: Authenticator, clock: Clock, limits: ApiLimits) -> None:
         self._authenticator = authenticator
         self.counts = Counts()
         self.clock = clock

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from oncelog.errors import AuthError, OncelogError, SettingsError
-from oncelog.server.auth.authenticator import ApiKeys, Authenticator, CredentialVerifier, DevelopmentAuthenticator
+from oncelog.server.auth.authenticator import ApiKeys, Authenticator, DevelopmentAuthenticator
 from oncelog.server.auth.principal import parse_grants
 from server.auth import auth_material
 from server.auth.auth_material import NOW_MS, SetClock, token
@@ -19,7 +19,7 @@ def api_keys(tmp_path: Path) -> ApiKeys:
 @pytest.mark.rule("CO-20", "CO-21")
 def test_prefix_of_a_credential_selects_token_or_api_key(tmp_path: Path, api_keys: ApiKeys) -> None:
     key = api_keys.create("billing", "bills", parse_grants(["a"]))
-    both: CredentialVerifier = Authenticator(auth_material.tokens(tmp_path), api_keys)
+    both = Authenticator(auth_material.tokens(tmp_path), api_keys)
     assert not both.is_open
     assert both.authenticate(token()).actor == "user:ada"
     assert both.authenticate(key.text).actor == "client:billing"
@@ -110,7 +110,7 @@ def test_bad_file_keeps_its_loaded_content_and_the_other_is_reloaded(tmp_path: P
 
 @pytest.mark.rule("CO-21")
 def test_development_mode_accepts_any_credential() -> None:
-    open_to_all: CredentialVerifier = DevelopmentAuthenticator()
+    open_to_all = DevelopmentAuthenticator()
     assert open_to_all.is_open
     open_to_all.reload()
     named = {None: "developer", "": "developer", "anything": "anything", token(exp=1): "developer", "a b": "developer"}

@@ -13,7 +13,7 @@ from engine.observable_store import WatchedLog
 from oncelog.core.builders import event
 from oncelog.core.values import Submission
 from oncelog.errors import AuthError
-from oncelog.server.auth.authenticator import CredentialVerifier
+from oncelog.server.auth.authenticator import Authenticator, DevelopmentAuthenticator
 from oncelog.server.auth.principal import EVERYTHING, Grants, Principal
 from oncelog.server.auth_gate import AuthGate
 from oncelog.server.connection_limiter import Caller
@@ -50,12 +50,13 @@ def code_of(reply: Json) -> str:
     return code
 
 
-class Tokens:
+class Tokens(DevelopmentAuthenticator):
     """Authenticates the names that a test adds."""
 
     is_open: ClassVar = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.known: dict[str, Principal] = {}
 
     def add(self, name: str, grants: Grants = EVERYTHING, **fields: Any) -> None:
@@ -71,9 +72,6 @@ class Tokens:
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
         found = self.known.get(principal.actor.removeprefix("user:"))
         return None if found is None or found.has_expired(now_ms) else found
-
-    def reload(self) -> None:
-        pass
 
 
 class MemoryWire:
@@ -216,7 +214,7 @@ class Peer:
 class SessionServer:
     """The Events API and its log, with the sessions that a test opens."""
 
-    def __init__(self, log: WatchedLog, authenticator: CredentialVerifier, **limits: int) -> None:
+    def __init__(self, log: WatchedLog, authenticator: Authenticator, **limits: int) -> None:
         self.log = log
         rates = {"auth_failures_per_minute_max": 3, "requests_per_second_max": 0}
         entrance = AuthGate(authenticator, log.clock, ApiLimits(**{**rates, **limits}))

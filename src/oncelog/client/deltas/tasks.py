@@ -95,7 +95,7 @@ class Pusher(SyncTask):
             return None
         if protocol.discards != discards:
             return None
-        self._backoff.clear_skip()
+        self._backoff.skip_event.clear()
         answer: PushReply | ClientError
         try:
             answer = await self._push(batch)
@@ -220,12 +220,12 @@ class Puller(SyncTask):
     async def _receive_page(self, live: LiveStream) -> DeltaPage[RowDelta] | None:
         if self._receive_task is None:
             self._receive_task = asyncio.create_task(live.receive(), name="oncelog deltas: live")
-        skipped = asyncio.create_task(self._backoff.wait_for_skip())
+        skipped = asyncio.create_task(self._backoff.skip_event.wait())
         try:
             await asyncio.wait((self._receive_task, skipped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             skipped.cancel()
-        self._backoff.clear_skip()
+        self._backoff.skip_event.clear()
         if not self._receive_task.done():
             return None
         receive_task, self._receive_task = self._receive_task, None

@@ -60,38 +60,27 @@ class Pauses:
 
 
 class Backoff(Pauses):
-    """Sleeps through the pauses of one task. `skip` cuts a pause short."""
+    """Sleeps through the pauses of one task. `skip_event` cuts a pause short."""
 
     def __init__(self, limits: BaseLimits, random_source: random.Random) -> None:
         super().__init__(limits, random_source)
-        self._skip_event = asyncio.Event()
+        self.skip_event = asyncio.Event()
+        """Set to end the current pause or, between pauses, the next one."""
 
     async def wait(self, pause: RetryPause) -> None:
-        """Wait before the next attempt, or until `skip` is called."""
+        """Wait before the next attempt, or until `skip_event` is set."""
         await self.sleep(self.next_pause_s(pause))
 
     async def sleep(self, seconds: float | None) -> bool:
-        """Wait for `seconds` (None for no limit) or until `skip` is called. Return whether `skip` ended the wait."""
+        """Wait for `seconds` (None for no limit) or until `skip_event` is set. Return whether it was set."""
         try:
             async with asyncio.timeout(seconds):
-                await self._skip_event.wait()
+                await self.skip_event.wait()
         except TimeoutError:
             return False
         finally:
-            self._skip_event.clear()
+            self.skip_event.clear()
         return True
-
-    def skip(self) -> None:
-        """End the current pause or, between pauses, the next one."""
-        self._skip_event.set()
-
-    async def wait_for_skip(self) -> None:
-        """Wait until `skip` is called."""
-        await self._skip_event.wait()
-
-    def clear_skip(self) -> None:
-        """Discard a `skip` that was called between pauses."""
-        self._skip_event.clear()
 
 
 async def run_until_first_ends(work: Iterable[Awaitable[object]]) -> None:
@@ -126,7 +115,7 @@ class RetryTask(ABC, Generic[Runtime]):
 
     def skip_pause(self) -> None:
         """Make the next attempt immediately."""
-        self._backoff.skip()
+        self._backoff.skip_event.set()
 
     async def run(self) -> None:
         """Repeat the step until cancelled."""

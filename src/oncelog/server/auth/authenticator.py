@@ -6,7 +6,7 @@ before it reads the log (CO-22). The client receives the text of an `AuthError`;
 """
 
 import re
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from oncelog.errors import AuthError, SettingsError
 from oncelog.server.auth.api_keys import KEY_PREFIX, ApiKey, ApiKeys, CreatedKey
@@ -23,7 +23,6 @@ __all__ = [
     "CreatedKey",
     "CredentialEvent",
     "CredentialListener",
-    "CredentialVerifier",
     "DevelopmentAuthenticator",
     "Grants",
     "KeyFile",
@@ -36,29 +35,11 @@ __all__ = [
 ]
 
 
-class CredentialVerifier(Protocol):
-    """Verifies the credentials of callers."""
-
-    is_open: ClassVar[bool]
-    """Whether every caller is accepted. Such a server binds to loopback addresses only and logs a warning (CO-21)."""
-
-    def authenticate(self, credential: str | None) -> Principal:
-        """Return the principal of a credential. Raises AuthError if the credential is invalid."""
-
-    def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """Return the principal with its current rights, or None if its connections must be closed."""
-
-    def reload(self) -> None:
-        """Load every credential file.
-
-        Raises SettingsError at the end if any file is invalid. An invalid file keeps its previous content.
-        """
-
-
 class Authenticator:
     """Verifies tokens, API keys or both. Call `reload` before the first use and after the files have changed."""
 
-    is_open: ClassVar = False
+    is_open: ClassVar[bool] = False
+    """Whether every caller is accepted. Such a server binds to loopback addresses only and logs a warning (CO-21)."""
 
     def __init__(self, tokens: Tokens | None = None, api_keys: ApiKeys | None = None) -> None:
         if tokens is None and api_keys is None:
@@ -69,7 +50,10 @@ class Authenticator:
         self.files = CredentialFiles(file for user in self._users for file in user.list_files())
 
     def authenticate(self, credential: str | None) -> Principal:
-        """See `CredentialVerifier`. The prefix of API keys distinguishes them from tokens."""
+        """Return the principal of a credential. Raises AuthError if the credential is invalid.
+
+        The prefix of API keys distinguishes them from tokens.
+        """
         if not credential:
             raise AuthError("no credential")
         known = self._api_keys if credential.startswith(KEY_PREFIX) else self._tokens
@@ -78,7 +62,10 @@ class Authenticator:
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:
-        """See `CredentialVerifier`. Connections are closed once the credential expires or is revoked or removed."""
+        """Return the principal with its current rights, or None if its connections must be closed.
+
+        Connections are closed once the credential expires or is revoked or removed.
+        """
         if principal.key_id is None:
             has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
             return principal if has_key and not principal.has_expired(now_ms) else None
@@ -86,7 +73,10 @@ class Authenticator:
         return current if current is not None and current.actor == principal.actor else None
 
     def reload(self) -> None:
-        """See `CredentialVerifier`."""
+        """Load every credential file.
+
+        Raises SettingsError at the end if any file is invalid. An invalid file keeps its previous content.
+        """
         self.files.reload()
 
     def report_expired(self) -> None:
