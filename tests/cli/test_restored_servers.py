@@ -15,7 +15,7 @@ from databases import BOTH_STORES, POSTGRES, log_at, query
 from oncelog.client.ledger import BlockingLedgerClient, LedgerBlock, UnverifiedError, Written, set_entity
 from oncelog.client.ledger.scope import _check_next_block
 from oncelog.core.proof import Block
-from server.chat.chat_servers import opened, sequences
+from server.chat.chat_servers import run_server, sequences
 from server.cli_commands import oncelog as run_command
 
 ABOVE = 1000
@@ -24,24 +24,26 @@ ABOVE = 1000
 @BOTH_STORES
 @pytest.mark.rule("CO-12", "CH-2", "CH-8")
 async def test_chat_pages_over_a_leap_and_acknowledges_messages_only(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door:
-        await door.create("tea", "ann", "bob")
-        ann = await door.device("ann")
+    async with run_server(tmp_path) as chat_server:
+        await chat_server.create("tea", "ann", "bob")
+        ann = await chat_server.device("ann")
         assert [await ann.sent("tea", number) for number in range(1, 4)] == [1, 2, 3]
     renewed = await run_command("epoch", log_at(tmp_path / "events.db"), "--renew", f"--above={ABOVE}")
     assert renewed.exit_code == 0, renewed.output
-    async with opened(tmp_path) as door:
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path) as chat_server:
+        ann, bob = await chat_server.device("ann"), await chat_server.device("bob")
         assert await bob.refused("ack", chat_id="tea", last_acked_sequence=4) == "INVALID_ACK"
         assert await ann.sent("tea", 3) == 3
         assert [await ann.sent("tea", number) for number in (4, 5)] == [ABOVE + 1, ABOVE + 2]
         assert sequences(await bob.takes(2, "message")) == [ABOVE + 1, ABOVE + 2]
         assert sequences(await bob.synced("tea", 1, limit=1)) == [2, 3, ABOVE + 1, ABOVE + 2]
         await bob.acknowledge("tea", ABOVE + 2)
-        await door.watermark("tea", "bob", ABOVE + 2)
-        page = (await door.http("GET", "/v1/chats/tea/messages?limit=3", "ann")).json
+        await chat_server.watermark("tea", "bob", ABOVE + 2)
+        page = (await chat_server.http("GET", "/v1/chats/tea/messages?limit=3", "ann")).json
         assert (sequences(page["messages"]), page["has_more"]) == ([3, ABOVE + 1, ABOVE + 2], True)
-        page = (await door.http("GET", f"/v1/chats/tea/messages?limit=3&before={page['next_before']}", "ann")).json
+        page = (
+            await chat_server.http("GET", f"/v1/chats/tea/messages?limit=3&before={page['next_before']}", "ann")
+        ).json
         assert (sequences(page["messages"]), page["has_more"]) == ([1, 2], False)
     verified = await run_command("verify", log_at(tmp_path / "events.db"))
     assert verified.exit_code == 0, verified.output

@@ -9,7 +9,7 @@ import pytest
 from deadlines import soon
 from server.auth import auth_material
 from server.auth.auth_material import encoded, key_of, token
-from server.ledger.ledger_servers import opened
+from server.ledger.ledger_servers import run_server
 from server.ledger.ledger_transports import GRPC, HTTP, refused
 from server.running_server import item
 
@@ -40,8 +40,8 @@ FORGED = {
 @pytest.mark.parametrize("forgery", FORGED)
 async def test_every_api_refuses_forged_tokens(tmp_path: Path, forgery: str) -> None:
     forged = FORGED[forgery]
-    async with opened(tmp_path, GRPC, tokens=True, auth_failures_per_minute_max=0) as door:
-        served = door.served
+    async with run_server(tmp_path, GRPC, tokens=True, auth_failures_per_minute_max=0) as server:
+        served = server.served
         for method, path in (
             ("GET", "/v1/events?partition=a"),
             ("POST", "/v1/events"),
@@ -55,8 +55,8 @@ async def test_every_api_refuses_forged_tokens(tmp_path: Path, forgery: str) -> 
         socket = await served.socket()
         assert (await socket.connect("laptop", forged))["code"] == "auth_failed"
         for wire in (GRPC, HTTP):
-            door.kind = wire
-            error = await refused(door.ledger(credential=forged).get_entity("a"))
+            server.kind = wire
+            error = await refused(server.ledger(credential=forged).get_entity("a"))
             assert error.status == "UNAUTHENTICATED"
         chat = await soon(served.session.ws_connect(f"{served.url}/v1/chat"))
         await chat.send_json({"type": "connect", "token": forged})

@@ -10,7 +10,7 @@ import pytest
 from deadlines import soon
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1 import ledger_pb2_grpc
-from server.ledger.ledger_servers import opened, token
+from server.ledger.ledger_servers import run_server, token
 from server.ledger.ledger_transports import GRPC
 from server.raw_http import post, raw_connection, write
 from server.running_server import serving
@@ -59,8 +59,8 @@ async def test_repeated_header_is_refused_over_http(tmp_path: Path, pair: tuple[
 async def test_repeated_metadata_is_refused_over_grpc(tmp_path: Path, credentials: tuple[str, str]) -> None:
     texts = {"good": token(), "bad": "forged"}
     async with (
-        opened(tmp_path, GRPC, tokens=True) as door,
-        grpc.aio.insecure_channel(f"127.0.0.1:{door.rpc_port}") as channel,
+        run_server(tmp_path, GRPC, tokens=True) as server,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel,
     ):
         stub: Any = ledger_pb2_grpc.LedgerStub(channel)
         request = pb.GetEntityRequest(organization="acme", key="a")

@@ -6,7 +6,7 @@ import pytest
 
 from oncelog.server.limits import ApiLimits
 from oncelog.testing.clock import ManualClock
-from server.chat.chat_servers import opened
+from server.chat.chat_servers import run_server
 from server.running_server import item, serving
 
 
@@ -15,16 +15,16 @@ async def test_requests_per_actor_are_limited_by_default(tmp_path: Path) -> None
     limits = ApiLimits()
     assert (limits.requests_per_second_max, limits.frames_per_second_max) == (2000, 5000)
     clock = ManualClock()
-    async with opened(tmp_path, clock=clock, requests_per_second_max=2) as door:
+    async with run_server(tmp_path, clock=clock, requests_per_second_max=2) as server:
         for _ in range(10):  # the burst is five seconds' worth of requests
-            assert (await door.http("GET", "/v1/chats", "ann")).status == 200
-        late = await door.http("GET", "/v1/chats", "ann")
+            assert (await server.http("GET", "/v1/chats", "ann")).status == 200
+        late = await server.http("GET", "/v1/chats", "ann")
         assert (late.status, late.json["error"]["code"]) == (429, "RATE_LIMITED")
         assert late.headers["Retry-After"] == "1"
-        assert (await door.http("GET", "/v1/chats", "bob")).status == 200, "another actor is not affected"
+        assert (await server.http("GET", "/v1/chats", "bob")).status == 200, "another actor is not affected"
         clock.advance(500)
-        assert (await door.http("GET", "/v1/chats", "ann")).status == 200
-        assert (await door.http("GET", "/v1/chats", "ann")).status == 429
+        assert (await server.http("GET", "/v1/chats", "ann")).status == 200
+        assert (await server.http("GET", "/v1/chats", "ann")).status == 429
 
 
 @pytest.mark.rule("CO-25", "CO-30")

@@ -19,7 +19,7 @@ from oncelog.server.auth.principal import parse_grants
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.auth.auth_material import NOW_S, token, written
-from server.ledger.ledger_servers import opened
+from server.ledger.ledger_servers import run_server
 from server.ledger.ledger_transports import GRPC
 from server.running_server import Serving, SocketClient, item, numbers, serving
 
@@ -81,13 +81,13 @@ async def test_revoked_key_closes_its_websocket_and_stream_without_a_signal(tmp_
 
 
 async def test_revoked_key_closes_its_grpc_stream_without_a_signal(tmp_path: Path) -> None:
-    async with opened(tmp_path, GRPC, api_keys=True) as door:
-        key = await create(door.served, "gone")
-        watching = await door.ledger(credential=key.text).watch_blocks()
-        await until(lambda: door.server._reader_count == 1)
-        assert door.served.api_keys is not None
-        door.served.api_keys.revoke(key.key.id)
-        await until(lambda: door.server._reader_count == 0)
+    async with run_server(tmp_path, GRPC, api_keys=True) as server:
+        key = await create(server.served, "gone")
+        watching = await server.ledger(credential=key.text).watch_blocks()
+        await until(lambda: server.server._reader_count == 1)
+        assert server.served.api_keys is not None
+        server.served.api_keys.revoke(key.key.id)
+        await until(lambda: server.server._reader_count == 0)
         await watching.close()
 
 

@@ -27,7 +27,7 @@ from oncelog.storage.clock import Clock, SystemClock
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 
-_DOOR_LIMITS: Final = frozenset(ApiLimits.__struct_fields__)
+_API_LIMITS: Final = frozenset(ApiLimits.__struct_fields__)
 _ENGINE_LIMITS: Final = frozenset(Limits.__struct_fields__)
 
 
@@ -385,7 +385,7 @@ def _settings(
     token_settings: Mapping[str, Any],
     settings: dict[str, Any],
 ) -> tuple[ServerSettings, ApiKeys | None, Clock]:
-    door = {name: settings.pop(name) for name in _DOOR_LIMITS & settings.keys()}
+    api = {name: settings.pop(name) for name in _API_LIMITS & settings.keys()}
     engine = {name: settings.pop(name) for name in _ENGINE_LIMITS & settings.keys()}
     chosen: Clock = clock or (ManualClock(auth_material.NOW_MS) if tokens else SystemClock())
     keys = None
@@ -402,7 +402,7 @@ def _settings(
     settings.setdefault("store", log_at(directory / "events.db"))
     settings.setdefault("port", 0)
     settings.setdefault("grpc_port", 0)  # the default port, 100 above `port`, may be in use
-    made = ServerSettings(api_limits=ApiLimits(**door), engine_limits=Limits(**engine), **settings)
+    made = ServerSettings(api_limits=ApiLimits(**api), engine_limits=Limits(**engine), **settings)
     return made, keys, chosen
 
 

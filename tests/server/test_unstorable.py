@@ -14,7 +14,7 @@ from oncelog.errors import StoreUnavailableError
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
 from server.deltas.delta_servers import Gateway, change
-from server.ledger.ledger_servers import key, opened
+from server.ledger.ledger_servers import key, run_server
 from server.ledger.ledger_transports import WIRES, CallError
 from server.rejecting_store import MARK, reject_marked_bodies
 from server.running_server import item, serving
@@ -90,8 +90,8 @@ async def test_split_request_that_exceeds_a_limit_is_retryable_and_its_retry_suc
 @pytest.mark.rule("CO-34")
 async def test_ledger_write_that_the_store_rejects_is_an_invalid_argument(tmp_path: Path, wire: str) -> None:
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         with pytest.raises(CallError) as caught:
             await ledger.write(1, {"set_entity": {"key": MARK, "value": b"1"}}, key=key(1))
         assert caught.value.status == "INVALID_ARGUMENT"

@@ -27,10 +27,9 @@ from oncelog.engine.write_gate import RETRY_AFTER_MS
 from oncelog.server.settings import DISK_DEFAULTS
 from oncelog.storage.sqlite.database_file import SqliteDriver
 from oncelog.testing.clock import ManualClock
-from server.chat.chat_servers import Door as ChatDoor
-from server.chat.chat_servers import message_uuid
+from server.chat.chat_servers import ChatServer, message_uuid
 from server.deltas.delta_servers import Gateway, change, refusal
-from server.ledger.ledger_servers import Door
+from server.ledger.ledger_servers import LedgerServer
 from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, put, success
 from server.running_server import Serving, item, serving
 
@@ -47,8 +46,8 @@ MIB: Final = 2**20
 async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C901 - one function per API
     """Return a write function for each of the server's APIs."""
     socket = await served.connected()
-    ledger = Door(served, GRPC)
-    chats = ChatDoor(served)
+    ledger = LedgerServer(served, GRPC)
+    chats = ChatServer(served)
     await chats.create("acme", "ann")
     device = await chats.device("ann")
     gateway = Gateway(served.session, served.url, "acme")
@@ -111,12 +110,12 @@ async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C90
 @BOTH_STORES
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
 async def test_read_only_server_refuses_new_writes_in_every_api_and_answers_retries(tmp_path: Path) -> None:
-    async with serving(tmp_path, cache_entries_max=0) as served, ways(served) as doors:
-        assert list(doors) == list(WAYS)
-        for number, write in enumerate(doors.values(), 1):
+    async with serving(tmp_path, cache_entries_max=0) as served, ways(served) as write_functions:
+        assert list(write_functions) == list(WAYS)
+        for number, write in enumerate(write_functions.values(), 1):
             assert await write(number) is None
         served.server.log.set_read_only()
-        for number, write in enumerate(doors.values(), 1):
+        for number, write in enumerate(write_functions.values(), 1):
             word, details = (await write(number + 100)) or ("", {})
             assert word == "read_only"
             assert str(details.get("retry_after_ms", details.get("retryAfterMs"))) == str(RETRY_AFTER_MS)
@@ -131,7 +130,7 @@ async def test_read_only_server_refuses_new_writes_in_every_api_and_answers_retr
         assert (ready.status, ready.json["read_only"]) == (200, "an operator has set it so")
         assert metric(await measured(served), "oncelog_read_only", reason="operator") == 1
         served.server.log.set_read_only(False)
-        for number, write in enumerate(doors.values(), 1):
+        for number, write in enumerate(write_functions.values(), 1):
             assert await write(number + 100) is None
         assert "read_only" not in (await served.get("/readyz")).json
         assert metric(await measured(served), "oncelog_read_only", reason="operator") == 0
@@ -143,20 +142,22 @@ async def test_server_is_read_only_while_the_disk_is_nearly_full(
     free = 300 * MIB
     monkeypatch.setattr(SqliteDriver, "get_free_bytes", lambda *_: free)
     disk = replace(DISK_DEFAULTS, look_ms=1)
-    async with serving(tmp_path, disk=disk) as served, ways(served) as doors:
-        for number, write in enumerate(doors.values(), 1):
+    async with serving(tmp_path, disk=disk) as served, ways(served) as write_functions:
+        for number, write in enumerate(write_functions.values(), 1):
             assert await write(number) is None
         free = 256 * MIB - 1
-        for number, write in enumerate(doors.values(), 1):
+        for number, write in enumerate(write_functions.values(), 1):
             assert ((await write(number + 100)) or ("",))[0] == "read_only"
             assert await write(number) is None
         found = await measured(served)
         assert metric(found, "oncelog_read_only", reason="free") == 1
         assert free - MIB < metric(found, "oncelog_disk_free_bytes") <= free
         free = 270 * MIB
-        assert ((await doors["events ws"](101)) or ("",))[0] == "read_only", "writes resume at a tenth more free space"
+        assert ((await write_functions["events ws"](101)) or ("",))[0] == "read_only", (
+            "writes resume at a tenth more free space"
+        )
         free = 300 * MIB
-        for number, write in enumerate(doors.values(), 1):
+        for number, write in enumerate(write_functions.values(), 1):
             assert await write(number + 100) is None
 
 
@@ -176,21 +177,21 @@ def tenant_of(way: str) -> str:
 @pytest.mark.parametrize("limit", ["records_max", "bytes_max", "new_writes_per_second_max"])
 async def test_every_api_reports_tenant_limit_and_usage_for_an_exceeded_quota(tmp_path: Path, limit: str) -> None:
     # The clock stands still, so the rate allows no further write as time passes.
-    async with serving(tmp_path, clock=ManualClock(), cache_entries_max=0) as served, ways(served) as doors:
+    async with serving(tmp_path, clock=ManualClock(), cache_entries_max=0) as served, ways(served) as write_functions:
         log = served.server.log
         await log.set_tenants([Tenant(prefix) for prefix in TENANTS])
-        for number, write in enumerate(doors.values(), 1):
+        for number, write in enumerate(write_functions.values(), 1):
             assert await write(number) is None
         has = {tenant.prefix: usage for tenant, usage in await log.usage()}
         assert {prefix: usage.records for prefix, usage in has.items()} == dict(zip(TENANTS, (2, 2, 1, 4), strict=True))
         if limit == "new_writes_per_second_max":
             await log.set_tenants([Tenant(prefix, new_writes_per_second_max=1) for prefix in TENANTS])
             for way in ("events http", "ledger http", "deltas", "chat http"):
-                assert await doors[way](50) is None
+                assert await write_functions[way](50) is None
         else:
             field = limit.removesuffix("_max")
             await log.set_tenants([Tenant(prefix, **{limit: getattr(has[prefix], field)}) for prefix in TENANTS])
-        for number, (way, write) in enumerate(doors.items(), 1):
+        for number, (way, write) in enumerate(write_functions.items(), 1):
             assert await write(number) is None, "a retry"
             word, details = (await write(number + 100)) or ("", {})
             wait_ms = int(details["retry_after_ms"] if "retry_after_ms" in details else details["retryAfterMs"])

@@ -128,7 +128,7 @@ class Device:
         await soon(self.socket.close())
 
 
-class Door:
+class ChatServer:
     """A server and the devices connected to it."""
 
     def __init__(self, served: Serving) -> None:
@@ -187,28 +187,28 @@ async def device_at(session: aiohttp.ClientSession, url: str, name: str) -> Devi
 
 
 @asynccontextmanager
-async def opened(directory: Path, **settings: Any) -> AsyncIterator[Door]:
+async def run_server(directory: Path, **settings: Any) -> AsyncIterator[ChatServer]:
     """Run a server on the log in the directory."""
     connector = aiohttp.TCPConnector(limit=0)
     async with serving(directory, connector=connector, **{"grpc": False, **settings}) as served:
-        door = Door(served)
+        chat_server = ChatServer(served)
         try:
-            yield door
+            yield chat_server
         finally:
-            await door.close()
+            await chat_server.close()
 
 
 class SharedServer:
     """A running server that many tests share. Each test uses separate chats."""
 
-    def __init__(self, door: Door, name: str) -> None:
-        self.door = door
+    def __init__(self, chat_server: ChatServer, name: str) -> None:
+        self.server = chat_server
         self.name = name
 
     async def wait_until_idle(self) -> None:
         """Disconnect the test's devices and wait until their acknowledgements are delivered."""
-        await self.door.close()
-        server = self.door.served.server
+        await self.server.close()
+        server = self.server.served.server
         await until(lambda: not server.log.queue_length and server.apis.chat_hub._delivery_timer is None)
 
     def chat(self, suffix: object = "") -> str:

@@ -27,13 +27,13 @@ from oncelog.core.values import Committed, Replayed
 from oncelog.testing.proxy import CALM, FaultyProxy
 from scripts import read_line, start_script
 from server.chat.chat_servers import (
+    ChatServer,
     Device,
-    Door,
     Json,
     device_at,
     message_uuid,
-    opened,
     people,
+    run_server,
     sequences,
 )
 from server.cli_commands import oncelog
@@ -177,9 +177,9 @@ async def test_retry_after_a_client_crash_before_the_ack_is_a_duplicate(
 @pytest.mark.rule("CH-14", "CH-1", "CO-10", "CO-11")
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_server_crash_around_the_commit_stores_the_message_or_nothing(tmp_path: Path, moment: str) -> None:
-    async with opened(tmp_path) as door:
-        await door.create("c", "ann", "bob")
-        await (await door.device("ann")).sent("c", 1)
+    async with run_server(tmp_path) as chat_server:
+        await chat_server.create("c", "ann", "bob")
+        await (await chat_server.device("ann")).sent("c", 1)
     with start_script(WITHHELD, log_at(tmp_path / "events.db"), moment) as process:
         url, _ = (await asyncio.to_thread(read_line, process)).split()
         async with people_at(url) as place:
@@ -191,8 +191,8 @@ async def test_server_crash_around_the_commit_stores_the_message_or_nothing(tmp_
             assert await _live(ann) == ann.frames == []  # the server received no confirmation of the commit
             # The server may have read the committed message from its log.
             assert sequences(await _live(bob)) in ([[], [2]] if moment == "after" else [[]])
-    async with opened(tmp_path) as door:
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path) as chat_server:
+        ann, bob = await chat_server.device("ann"), await chat_server.device("bob")
         is_there = moment == "after"
         assert sequences(await bob.synced("c")) == ([1, 2] if is_there else [1])
         answer = await ann.send("c", 2)
@@ -287,14 +287,14 @@ async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, i
     assert 0 < sum(reached) < len(names)
     for messages in seen:
         assert sequences(messages) == list(range(1, len(messages) + 1))
-    async with opened(tmp_path) as door:
-        sender = await door.device("sender", live=False)
+    async with run_server(tmp_path) as chat_server:
+        sender = await chat_server.device("sender", live=False)
         for number in range(BEFORE + 1, BEFORE + 4):
             await sender.sent("c", number, "the end")
         whole = await sender.synced("c")
         assert sequences(whole) == list(range(1, BEFORE + 4))
         for name, messages in zip(names, seen, strict=True):
-            device = await door.device(name)
+            device = await chat_server.device(name)
             live = [{key: one[key] for key in one if key != "type"} for one in messages]
             assert live + await device.synced("c", len(live)) == whole
             await device.close()
@@ -360,15 +360,15 @@ class Writer:
 
 @pytest.mark.rule("CH-1", "CH-2", "CH-3", "CH-4", "CH-13", "CO-10", "CO-14")
 async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Path, seed: int, is_soak: bool) -> None:
-    async with opened(tmp_path) as door:
+    async with run_server(tmp_path) as chat_server:
         count, each = (20, 15) if is_soak else (12, 8)
         names = [f"w{number}" for number in range(count)]
-        direct = Place(door.served.session, door.served.url)
+        direct = Place(chat_server.served.session, chat_server.served.url)
         chats = ["hot", *(f"c{number}" for number in range(200 if is_soak else 40))]
         await asyncio.gather(*[direct.create(chat, "w0", *names) for chat in chats])
-        host, _, port = door.served.url.removeprefix("http://").partition(":")
+        host, _, port = chat_server.served.url.removeprefix("http://").partition(":")
         async with FaultyProxy(host, int(port), seed=seed) as proxy:
-            place = Place(door.served.session, proxy.url)
+            place = Place(chat_server.served.session, proxy.url)
             writers = [Writer(name, seed, place, chats[1:]) for name in names]
             numbers = iter(range(1, 10**6))
             await asyncio.gather(*[writer.run(numbers, each) for writer in writers])
@@ -376,7 +376,7 @@ async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Pat
         acked = [one for writer in writers for one in writer.acked]
         assert len({uuid for _, uuid, _, _ in acked}) == count * each
         assert sum(writer.retries for writer in writers) > count // 2
-        reader = await door.device("w0", live=False)
+        reader = await chat_server.device("w0", live=False)
         stored: dict[tuple[str, str], int] = {}
         syncs = []
         for chat in chats:
@@ -385,12 +385,12 @@ async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Pat
             stored.update({(chat, one["client_message_id"]): one["sequence"] for one in messages})
             syncs.append(ObservedSync("w0", f"chat/{chat}", 0, len(messages), sequences(messages)))
         assert stored == {(chat, uuid): sequence for chat, uuid, sequence, _ in acked}
-        await _check_invariants(door, writers, syncs)
+        await _check_invariants(chat_server, writers, syncs)
 
 
-async def _check_invariants(door: Door, writers: list[Writer], syncs: list[ObservedSync]) -> None:
+async def _check_invariants(chat_server: ChatServer, writers: list[Writer], syncs: list[ObservedSync]) -> None:
     """Check the invariants of the specification and of commits on the stored and answered messages (CH-13)."""
-    log = door.served.server.log
+    log = chat_server.served.server.log
     records = []
     for lane in await log.heads():
         after = 0
@@ -406,7 +406,7 @@ async def _check_invariants(door: Door, writers: list[Writer], syncs: list[Obser
             verdict = Replayed(record.receipt) if is_duplicate else Committed(record.receipt)
             identity = (CHAT.name, f"chat/{chat}", "", UUID(uuid).bytes)
             answers.append(Answer(identity, message_fingerprint(f"user:{writer.name}", body), verdict))
-    acknowledged = {("chat/hot", name): mark for name, mark in (await door.watermarks("hot", "w0")).items()}
+    acknowledged = {("chat/hot", name): mark for name, mark in (await chat_server.watermarks("hot", "w0")).items()}
     assert max(acknowledged.values()) > 0
     history = History(records, settings=log.settings, answers=answers, syncs=syncs, acknowledged=acknowledged)
     assert find_violations(history) == []

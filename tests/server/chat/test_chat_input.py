@@ -55,8 +55,8 @@ async def test_invalid_message_is_refused_with_its_field_and_not_stored(
     shared_server: SharedServer, members: dict[str, Any], code: str, field: str
 ) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann")
-    ann = await shared_server.door.device("ann")
+    await shared_server.server.create(chat, "ann")
+    ann = await shared_server.server.device("ann")
     good = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id": chat, "content": "a"}
     for frame in ({**good, **members}, {**good, **members, "content_type": "text/plain", **members}):
         await ann.socket.send_str(json.dumps(frame))
@@ -64,7 +64,7 @@ async def test_invalid_message_is_refused_with_its_field_and_not_stored(
         assert (error["type"], error["code"], error["field"]) == ("error", code, field), error
     over_http = {name: value for name, value in {**good, **members}.items() if name not in ("type", "chat_id")}
     if members.keys() & {"client_message_id", "content", "content_type"}:
-        answer = await shared_server.door.http("POST", f"/v1/chats/{chat}/messages", "ann", over_http)
+        answer = await shared_server.server.http("POST", f"/v1/chats/{chat}/messages", "ann", over_http)
         assert answer.json["error"]["code"] == code
         assert answer.status == (413 if code == "MESSAGE_TOO_LARGE" else 400)
     assert await ann.synced(chat) == []
@@ -77,7 +77,7 @@ async def test_invalid_message_is_refused_with_its_field_and_not_stored(
 async def test_malformed_frame_is_refused_and_keeps_the_connection_open(
     shared_server: SharedServer, frame: bytes
 ) -> None:
-    ann = await shared_server.door.device("ann")
+    ann = await shared_server.server.device("ann")
     if frame != b"\xff":  # aiohttp closes the connection, as RFC 6455 requires
         await ann.socket.send_str(frame.decode())
         assert (await ann.receive())["code"] == "INVALID_REQUEST"
@@ -104,8 +104,8 @@ async def test_malformed_frame_is_refused_and_keeps_the_connection_open(
 )
 async def test_invalid_sync_is_refused(shared_server: SharedServer, members: dict[str, Any]) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "bob")
-    bob = await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "bob")
+    bob = await shared_server.server.device("bob")
     assert await bob.refused("sync_request", **{"chat_id": chat, **members}) == "INVALID_REQUEST"
 
 
@@ -132,7 +132,7 @@ async def test_invalid_sync_is_refused(shared_server: SharedServer, members: dic
     ],
 )
 async def test_invalid_chat_is_refused_with_its_field(shared_server: SharedServer, body: Any, field: str) -> None:
-    answer = await shared_server.door.http("POST", "/v1/chats", "ann", body)
+    answer = await shared_server.server.http("POST", "/v1/chats", "ann", body)
     error = answer.json["error"]
     assert (answer.status, error["code"], error["field"]) == (400, "INVALID_REQUEST", field)
 

@@ -19,7 +19,7 @@ from oncelog.core.values import Record, Settings
 from oncelog.storage.verify.findings import InconsistencyError
 from oncelog.storage.verify.indexes import check_uniqueness
 from oncelog.storage.verify.source import LogState
-from server.chat.chat_servers import message_uuid, opened
+from server.chat.chat_servers import message_uuid, run_server
 from server.cli_commands import oncelog
 from storage.older_schema import WITHOUT_ROLES, downgrade_to_schema_4
 
@@ -38,18 +38,18 @@ def execute(path: Path, statement: str) -> None:
 
 
 async def fill(directory: Path) -> None:
-    async with opened(directory) as door:
+    async with run_server(directory) as server:
         for chat in ("a", "b"):
-            await door.create(chat, "ann", "bob")
-            ann, bob = await door.device("ann"), await door.device("bob")
+            await server.create(chat, "ann", "bob")
+            ann, bob = await server.device("ann"), await server.device("bob")
             for number in range(1, 6):
                 await ann.sent(chat, number)
                 await bob.sent(chat, number)  # a duplicate
             await bob.acknowledge(chat, 3)
-            await door.watermark(chat, "bob", 3)
-            await door.set_member(chat, "ann", "eve")
-            await door.set_member(chat, "ann", "eve", present=False)
-        await door.create("empty", "ann")
+            await server.watermark(chat, "bob", 3)
+            await server.set_member(chat, "ann", "eve")
+            await server.set_member(chat, "ann", "eve", present=False)
+        await server.create("empty", "ann")
 
 
 class FilledStores(dict[str, Path]):
@@ -168,16 +168,16 @@ def test_id_may_be_stored_again_only_after_it_has_expired() -> None:
 @pytest.mark.rule("CH-13", "CH-9")
 async def test_members_of_an_older_schema_version_are_migrated(tmp_path: Path) -> None:
     """The older schema has no table of member changes and no rows for empty streams."""
-    async with opened(tmp_path) as door:
-        await door.create("old", "ann", "bob")
+    async with run_server(tmp_path) as server:
+        await server.create("old", "ann", "bob")
     await asyncio.to_thread(_downgrade, tmp_path / "events.db")
-    async with opened(tmp_path) as door:
-        taken = await door.http("POST", "/v1/chats", "eve", {"chat_id": "old"})
+    async with run_server(tmp_path) as server:
+        taken = await server.http("POST", "/v1/chats", "eve", {"chat_id": "old"})
         assert taken.status == 403
-        ann, bob = await door.device("ann"), await door.device("bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
         await ann.sent("old", 1)
         assert (await bob.take(type="message"))["sequence"] == 1
-        assert (await door.http("GET", "/v1/chats", "bob")).json["chats"][0]["chat_id"] == "old"
+        assert (await server.http("GET", "/v1/chats", "bob")).json["chats"][0]["chat_id"] == "old"
     verified = await oncelog("verify", log_at(tmp_path / "events.db"))
     assert verified.exit_code == 0, verified.output
 

@@ -16,7 +16,7 @@ from oncelog.server.chat import codec
 from oncelog.server.errors import ApiError
 from oncelog.server.limits import ApiLimits
 from oncelog.testing.clock import ManualClock
-from server.chat.chat_servers import Door, message_uuid, opened, sequences
+from server.chat.chat_servers import ChatServer, message_uuid, run_server, sequences
 from server.running_server import api_key
 
 pytestmark = BOTH_STORES
@@ -31,10 +31,10 @@ SHUTDOWN_MS = 600_000
 @pytest.mark.rule("CH-11", "CO-15", "CO-30")
 async def test_user_rate_limit_applies_only_to_new_messages(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, clock=clock, user_messages_per_second_max=3) as door:
-        await door.create("c", "ann", "bob")
-        await door.create("d", "ann")
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path, clock=clock, user_messages_per_second_max=3) as server:
+        await server.create("c", "ann", "bob")
+        await server.create("d", "ann")
+        ann, bob = await server.device("ann"), await server.device("bob")
         for number in (1, 2, 3):
             await ann.sent("c", number)
         error = await ann.send("c", 4)
@@ -47,7 +47,7 @@ async def test_user_rate_limit_applies_only_to_new_messages(tmp_path: Path) -> N
         assert [await ann.sent("c", number) for number in (1, 2, 3)] == [1, 2, 3]
         assert await bob.sent("c", 10) == 4  # the limit is per user
         assert await ann.sent("d", 4) == 1  # and per chat
-        refused = await door.http(
+        refused = await server.http(
             "POST", "/v1/chats/c/messages", "ann", {"client_message_id": message_uuid(5), "content": "x"}
         )
         assert (refused.status, refused.json["error"]["code"]) == (429, "RATE_LIMITED")
@@ -59,10 +59,10 @@ async def test_user_rate_limit_applies_only_to_new_messages(tmp_path: Path) -> N
 @pytest.mark.rule("CH-11", "CO-15")
 async def test_chat_rate_limit_applies_to_all_users_together(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, clock=clock, chat_messages_per_second_max=4) as door:
-        await door.create("c", "ann", "bob")
-        await door.create("d", "bob")
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path, clock=clock, chat_messages_per_second_max=4) as server:
+        await server.create("c", "ann", "bob")
+        await server.create("d", "bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
         for number in (1, 2, 3):
             await ann.sent("c", number)
         assert await bob.sent("c", 4) == 4
@@ -79,7 +79,7 @@ async def test_chat_rate_limit_applies_to_all_users_together(tmp_path: Path) -> 
 async def test_rate_limits_apply_across_servers(tmp_path: Path) -> None:
     clock = ManualClock()
     limits = {"user_messages_per_second_max": 2, "chat_messages_per_second_max": 3}
-    async with opened(tmp_path, clock=clock, **limits) as one, opened(tmp_path, clock=clock, **limits) as two:
+    async with run_server(tmp_path, clock=clock, **limits) as one, run_server(tmp_path, clock=clock, **limits) as two:
         await one.create("c", "ann", "bob")
         here, there, bob = await one.device("ann"), await two.device("ann"), await two.device("bob")
         await here.sent("c", 1)
@@ -104,11 +104,11 @@ def test_rate_limit_above_the_maximum_is_refused(name: str) -> None:
 async def test_full_queue_refuses_new_messages_and_answers_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, queue_items_max=3) as door:
-        await door.create("c", "ann", "bob")
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path, queue_items_max=3) as server:
+        await server.create("c", "ann", "bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
         await ann.sent("c", 1)
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         for number in (2, 3, 5, 4, 1):
             said = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "hello"}
             await ann.tell("send_message", request_id=str(number), **said)
@@ -128,10 +128,10 @@ async def test_full_queue_refuses_new_messages_and_answers_retries(
 
 @pytest.mark.rule("CO-30")
 async def test_messages_in_flight_are_limited_per_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path, events_in_flight_max=2) as door:
-        await door.create("c", "ann")
-        ann = await door.device("ann")
-        gate = door.served.hold_commits(monkeypatch)
+    async with run_server(tmp_path, events_in_flight_max=2) as server:
+        await server.create("c", "ann")
+        ann = await server.device("ann")
+        gate = server.served.hold_commits(monkeypatch)
         for number in (1, 2):
             await ann.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
         error = await ann.send("c", 3)
@@ -149,11 +149,11 @@ async def test_slow_consumer_is_disconnected_and_can_resume_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "CLOSE_WAIT_S", WAIT_S)  # do not abort before bob has read
-    async with opened(tmp_path, outbox_bytes_max=200_000) as door:
-        await door.create("c", "ann", "bob")
-        ann, bob = await door.device("ann", live=False), await door.device("bob")
+    async with run_server(tmp_path, outbox_bytes_max=200_000) as server:
+        await server.create("c", "ann", "bob")
+        ann, bob = await server.device("ann", live=False), await server.device("bob")
         bob.socket._reader._protocol.pause_reading()
-        counts, number = door.served.server.counts, 0
+        counts, number = server.served.server.counts, 0
         while not counts.slow_readers_closed:
             for _ in range(5):
                 number += 1
@@ -166,7 +166,7 @@ async def test_slow_consumer_is_disconnected_and_can_resume_without_loss(
         assert sequences(messages) == list(range(1, len(messages) + 1))
         assert [frame["type"] for frame in bob.frames[len(messages) :]] == ["error", "connection_closing"]
         assert bob.frames[-2]["code"] == "SLOW_CONSUMER"
-        again = await door.device("bob")
+        again = await server.device("bob")
         rest = await again.synced("c", len(messages), limit=500)
         assert sequences(messages + rest) == list(range(1, number + 1))
         assert counts.slow_readers_warned
@@ -177,10 +177,10 @@ async def test_slow_consumer_is_disconnected_and_can_resume_without_loss(
 
 @pytest.mark.rule("CH-11")
 async def test_stopping_server_sends_a_reconnect_delay(tmp_path: Path) -> None:
-    async with opened(tmp_path, shutdown_ms=SHUTDOWN_MS) as door:
-        await door.create("c", "ann")
-        ann = await door.device("ann")
-        stopping = asyncio.ensure_future(door.served.server.stop())
+    async with run_server(tmp_path, shutdown_ms=SHUTDOWN_MS) as server:
+        await server.create("c", "ann")
+        ann = await server.device("ann")
+        stopping = asyncio.ensure_future(server.served.server.stop())
         assert await ann.closed() == 1001
         closing = ann.frames[-1]
         assert (closing["type"], bool(closing["reason"])) == ("connection_closing", True)
@@ -190,21 +190,21 @@ async def test_stopping_server_sends_a_reconnect_delay(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CH-11", "CO-11")
 async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path, shutdown_ms=SHUTDOWN_MS) as door:
-        await door.create("c", "ann")
-        ann = await door.device("ann")
-        (session,) = door.served.server.apis.chat_sessions.connections
+    async with run_server(tmp_path, shutdown_ms=SHUTDOWN_MS) as server:
+        await server.create("c", "ann")
+        ann = await server.device("ann")
+        (session,) = server.served.server.apis.chat_sessions.connections
         assert session.principal is not None
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         said = {"client_message_id": message_uuid(1), "chat_id": "c", "content": "x"}
         await ann.tell("send_message", **said)
         await ann.ask("ping")
-        stopping = asyncio.ensure_future(door.served.server.stop())
-        await until(lambda: door.served.server.is_closing)
+        stopping = asyncio.ensure_future(server.served.server.stop())
+        await until(lambda: server.served.server.is_closing)
         error = await ann.send("c", 2)
         assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
         with pytest.raises(ApiError) as refused:  # a request that arrived before the listener closed
-            await soon(door.served.server.apis.chat_service.create("chat/d", [], session.principal))
+            await soon(server.served.server.apis.chat_service.create("chat/d", [], session.principal))
         assert refused.value.code == error_codes.SERVER_STOPPING
         gate.open()
         assert (await ann.take(type="send_message_ack"))["sequence"] == 1
@@ -214,36 +214,36 @@ async def test_stopping_server_answers_accepted_messages(tmp_path: Path, monkeyp
 
 @pytest.mark.rule("CH-11")
 async def test_connected_frame_reports_the_heartbeat(tmp_path: Path) -> None:
-    async with opened(tmp_path, heartbeat_ms=400) as door:
-        device = await door.socket("ann")
+    async with run_server(tmp_path, heartbeat_ms=400) as server:
+        device = await server.socket("ann")
         assert (await device.connect())["heartbeat_ms"] == 400
 
 
 @pytest.mark.rule("CH-11")
 async def test_client_that_does_not_answer_pings_is_closed(tmp_path: Path) -> None:
-    async with opened(tmp_path, heartbeat_ms=400) as door:
-        url = f"{door.served.url}/v1/chat"
-        async with door.served.session.ws_connect(url, autoping=False) as socket:
+    async with run_server(tmp_path, heartbeat_ms=400) as server:
+        url = f"{server.served.url}/v1/chat"
+        async with server.served.session.ws_connect(url, autoping=False) as socket:
             await socket.send_json({"type": "connect", "token": "ann", "device_id": "phone"})
             received = {message.type: message for message in [await soon(socket.receive()) for _ in range(2)]}
             assert received.keys() == {WSMsgType.TEXT, WSMsgType.PING}
             assert received[WSMsgType.TEXT].json()["type"] == "connected"
-            await until(lambda: len(door.served.server.apis.chat_sessions) == 0)
+            await until(lambda: len(server.served.server.apis.chat_sessions) == 0)
 
 
 @pytest.mark.rule("CH-11", "CO-16")
 async def test_unreadable_log_closes_all_connections_with_an_error(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door:
-        await door.create("c", "ann", "bob")
-        ann, bob = await door.device("ann"), await door.device("bob")
-        tailers = door.served.server.log._tailers._tailers
+    async with run_server(tmp_path) as server:
+        await server.create("c", "ann", "bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
+        tailers = server.served.server.log._tailers._tailers
         for lane in range(1, 17):
             tailers[lane]._fail(StoreUnavailableError("away"))
         for device in (ann, bob):
             assert await device.closed() == 1011
             assert [frame["type"] for frame in device.frames[-2:]] == ["error", "connection_closing"]
             assert device.frames[-2]["code"] == "UNAVAILABLE"
-        ann, bob = await door.device("ann"), await door.device("bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
         await ann.sent("c", 1)
         assert (await bob.take(type="message"))["sequence"] == 1
         assert [frame["type"] for frame in await bob.quiet()] == []
@@ -252,14 +252,14 @@ async def test_unreadable_log_closes_all_connections_with_an_error(tmp_path: Pat
 @pytest.mark.rule("CO-30")
 async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> None:
     """A server without live devices follows no lane, so an entry that waits for its lane would never be freed."""
-    async with opened(tmp_path) as door:
-        await door.create("c", "ann")
-        senders = door.served.server.apis.chat_hub._senders
-        importer = await door.device("ann", live=False)
+    async with run_server(tmp_path) as server:
+        await server.create("c", "ann")
+        senders = server.served.server.apis.chat_hub._senders
+        importer = await server.device("ann", live=False)
         for number in range(1, 21):
             await importer.sent("c", number)
         assert not senders
-        ann = await door.device("ann")
+        ann = await server.device("ann")
         for number in range(21, 41):
             await ann.sent("c", number)
         await until(lambda: not senders)  # the server may read the lane after it has sent the answer
@@ -267,10 +267,10 @@ async def test_sender_entries_are_freed_without_live_devices(tmp_path: Path) -> 
 
 @pytest.mark.rule("CO-30")
 async def test_message_whose_answer_fails_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as door:
-        await door.create("c", "ann")
-        ann = await door.device("ann")
-        (session,) = door.served.server.apis.chat_sessions.connections
+    async with run_server(tmp_path) as server:
+        await server.create("c", "ann")
+        ann = await server.device("ann")
+        (session,) = server.served.server.apis.chat_sessions.connections
         with monkeypatch.context() as broken:
             broken.setattr(codec, "encode_sent", None)
             assert (await ann.send("c", 1))["code"] == "UNAVAILABLE"
@@ -282,37 +282,37 @@ async def test_message_whose_answer_fails_is_counted_once(tmp_path: Path, monkey
 
 @pytest.mark.rule("CH-9", "CO-22", "CO-23")
 async def test_revoked_key_closes_its_connection(tmp_path: Path) -> None:
-    async with opened(tmp_path, api_keys=True) as door:
+    async with run_server(tmp_path, api_keys=True) as server:
         everything = (["chat/*"], ["chat/*"])
-        ann, bob = (api_key(door.served, name, *everything) for name in ("ann", "bob"))
+        ann, bob = (api_key(server.served, name, *everything) for name in ("ann", "bob"))
         body = {"chat_id": "c", "members": ["client:bob"]}
-        assert (await door.http("POST", "/v1/chats", ann.text, body)).status == 201
-        here, there = await door.device(ann.text), await door.device(bob.text)
-        door.served.server.run_checks()  # nothing has changed
+        assert (await server.http("POST", "/v1/chats", ann.text, body)).status == 201
+        here, there = await server.device(ann.text), await server.device(bob.text)
+        server.served.server.run_checks()  # nothing has changed
         await here.sent("c", 1)
         assert (await there.take(type="message"))["sequence"] == 1
-        keys = door.served.api_keys
+        keys = server.served.api_keys
         assert keys is not None
         keys.revoke(bob.key.id)
-        door.served.server.reload()
+        server.served.server.reload()
         assert await there.closed() == 1008
         assert there.frames[-1]["code"] == "AUTH_FAILED"
 
 
 @pytest.mark.rule("CO-30")
 async def test_connection_without_a_connect_frame_is_closed(tmp_path: Path) -> None:
-    async with opened(tmp_path, connect_timeout_ms=50) as door:
-        silent = await door.socket("x")
+    async with run_server(tmp_path, connect_timeout_ms=50) as server:
+        silent = await server.socket("x")
         assert await silent.closed() == 1008
 
 
 @pytest.mark.rule("CO-30")
 async def test_connections_and_frames_are_limited(tmp_path: Path) -> None:
-    async with opened(tmp_path, connections_max=1, frames_per_second_max=3, clock=ManualClock()) as door:
-        ann = await door.device("ann")
-        answer = await door.http("GET", "/v1/chat", "ann", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
+    async with run_server(tmp_path, connections_max=1, frames_per_second_max=3, clock=ManualClock()) as server:
+        ann = await server.device("ann")
+        answer = await server.http("GET", "/v1/chat", "ann", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
         assert (answer.status, answer.json["error"]["code"]) == (503, "BUSY")
-        plain = await door.http("GET", "/v1/chat", "ann")
+        plain = await server.http("GET", "/v1/chat", "ann")
         assert (plain.status, plain.json["error"]["code"]) == (426, "INVALID_REQUEST")
         assert (await ann.ask("ping"))["type"] == "pong"
         assert (await ann.ask("ping"))["type"] == "pong"
@@ -330,21 +330,21 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 @pytest.mark.parametrize("is_over_http", [False, True])
 async def test_message_id_is_known_for_seven_days(tmp_path: Path, is_over_http: bool) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, clock=clock, clock_jump_ms_max=2**52) as door:
+    async with run_server(tmp_path, clock=clock, clock_jump_ms_max=2**52) as server:
 
         async def send(number: int, content: str = "hello") -> tuple[int, bool]:
             body = {"client_message_id": message_uuid(number), "content": content}
             if is_over_http:
-                answer = (await door.http("POST", "/v1/chats/c/messages", "ann", body)).json
+                answer = (await server.http("POST", "/v1/chats/c/messages", "ann", body)).json
             else:
                 answer = await ann.ask("send_message", chat_id="c", **body)
             return answer["sequence"], answer["duplicate"]
 
-        await door.create("c", "ann")
-        ann = await _reconnected(door)
+        await server.create("c", "ann")
+        ann = await _reconnected(server)
         assert await send(1) == (1, False)
         clock.advance(WEEK_MS - 1000)
-        ann = await _reconnected(door)
+        ann = await _reconnected(server)
         assert await send(1) == (1, True)
         assert await send(2) == (2, False)
         clock.advance(999)
@@ -357,6 +357,6 @@ async def test_message_id_is_known_for_seven_days(tmp_path: Path, is_over_http: 
         assert [(one["sequence"], one["content"]) for one in stored] == [(1, "hello"), (2, "hello"), (3, "again")]
 
 
-async def _reconnected(door: Door) -> Any:
-    await door.close()
-    return await door.device("ann")
+async def _reconnected(server: ChatServer) -> Any:
+    await server.close()
+    return await server.device("ann")

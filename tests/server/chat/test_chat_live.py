@@ -8,7 +8,7 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.server.chat import ack_queue, codec
-from server.chat.chat_servers import SharedServer, message_uuid, opened, sequences
+from server.chat.chat_servers import SharedServer, message_uuid, run_server, sequences
 
 pytestmark = BOTH_STORES
 
@@ -18,10 +18,13 @@ async def test_message_reaches_all_devices_of_all_members_except_the_sender(
     shared_server: SharedServer,
 ) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    phone, laptop = await shared_server.door.device("ann"), await shared_server.door.device("ann", device_id="laptop")
-    bob, eve = await shared_server.door.device("bob"), await shared_server.door.device("eve")
-    bot = await shared_server.door.device("bob", live=False)
+    await shared_server.server.create(chat, "ann", "bob")
+    phone, laptop = (
+        await shared_server.server.device("ann"),
+        await shared_server.server.device("ann", device_id="laptop"),
+    )
+    bob, eve = await shared_server.server.device("bob"), await shared_server.server.device("eve")
+    bot = await shared_server.server.device("bob", live=False)
     await phone.sent(chat, 1, "hi")
     (stored,) = await bob.synced(chat)
     for device in (laptop, bob):
@@ -35,8 +38,8 @@ async def test_message_reaches_all_devices_of_all_members_except_the_sender(
 @pytest.mark.rule("CH-7", "CO-13")
 async def test_live_messages_are_complete_and_in_order(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob", "cyn")
-    ann, bob, cyn = [await shared_server.door.device(name) for name in ("ann", "bob", "cyn")]
+    await shared_server.server.create(chat, "ann", "bob", "cyn")
+    ann, bob, cyn = [await shared_server.server.device(name) for name in ("ann", "bob", "cyn")]
     for number in range(1, 301):
         sender = ann if number % 2 else bob
         await sender.tell("send_message", client_message_id=message_uuid(number), chat_id=chat, content="x")
@@ -56,9 +59,9 @@ async def test_broadcast_is_encoded_once(shared_server: SharedServer, monkeypatc
         return encode(record)
 
     monkeypatch.setattr(codec, "encode_message_frame", counted)
-    await shared_server.door.create(chat, "ann", *(f"m{number}" for number in range(20)))
-    members = [await shared_server.door.device(f"m{number}") for number in range(20)]
-    ann = await shared_server.door.device("ann")
+    await shared_server.server.create(chat, "ann", *(f"m{number}" for number in range(20)))
+    members = [await shared_server.server.device(f"m{number}") for number in range(20)]
+    ann = await shared_server.server.device("ann")
     await ann.sent(chat, 1)
     for member in members:
         await member.take(type="message")
@@ -68,9 +71,9 @@ async def test_broadcast_is_encoded_once(shared_server: SharedServer, monkeypatc
 @pytest.mark.rule("CH-7", "CH-12")
 async def test_sync_after_connecting_misses_nothing(shared_server: SharedServer) -> None:
     """Another user sends continuously. Messages that the sync does not return are delivered live."""
-    chat, door = shared_server.chat(), shared_server.door
-    await door.create(chat, "ann", "bob")
-    ann = await door.device("ann", live=False)
+    chat, server = shared_server.chat(), shared_server.server
+    await server.create(chat, "ann", "bob")
+    ann = await server.device("ann", live=False)
     is_sending = True
 
     async def send() -> None:
@@ -81,7 +84,7 @@ async def test_sync_after_connecting_misses_nothing(shared_server: SharedServer)
 
     sending = asyncio.ensure_future(send())
     for _ in range(10):
-        bob = await door.device("bob")
+        bob = await server.device("bob")
         # A message delivered live before the end of the sync may also be in the sync.
         seen = {*sequences(await bob.synced(chat)), *sequences(await bob.takes(3, "message"))}
         assert seen == set(range(1, max(seen) + 1))
@@ -96,8 +99,8 @@ async def test_sync_after_connecting_misses_nothing(shared_server: SharedServer)
 @pytest.mark.rule("CH-8")
 async def test_ack_only_moves_forward_and_is_delivered_to_members(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     for number in range(1, 4):
         await ann.sent(chat, number)
     await bob.acknowledge(chat, 2)
@@ -108,19 +111,19 @@ async def test_ack_only_moves_forward_and_is_delivered_to_members(shared_server:
     await bob.acknowledge(chat, 2)
     await bob.acknowledge(chat, 3)
     assert (await ann.take(type="delivery"))["last_acked_sequence"] == 3
-    await shared_server.door.watermark(chat, "bob", 3)
-    assert await shared_server.door.watermarks(chat, "ann") == {"user:ann": 0, "user:bob": 3}
+    await shared_server.server.watermark(chat, "bob", 3)
+    assert await shared_server.server.watermarks(chat, "ann") == {"user:ann": 0, "user:bob": 3}
     await bob.acknowledge(chat, 2)
     assert [frame["type"] for frame in await ann.quiet()] == []
-    assert (await shared_server.door.watermarks(chat, "ann"))["user:bob"] == 3
+    assert (await shared_server.server.watermarks(chat, "ann"))["user:bob"] == 3
 
 
 @pytest.mark.rule("CH-8", "CO-30")
 @pytest.mark.parametrize("valid", [0, 150])
 async def test_each_refused_ack_is_reported(shared_server: SharedServer, valid: int) -> None:
     chat = shared_server.chat(valid)
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     for number in range(valid):
         await ann.sent(chat, valid * 1000 + number)
     numbers = range(300, 0, -1)
@@ -129,15 +132,15 @@ async def test_each_refused_ack_is_reported(shared_server: SharedServer, valid: 
     for number in numbers:
         if number > valid:
             assert (await bob.take(request_id=f"a{number}"))["code"] == "INVALID_ACK"
-    await shared_server.door.watermark(chat, "bob", valid)
+    await shared_server.server.watermark(chat, "bob", valid)
     assert not [frame for frame in await bob.quiet() if frame["type"] == "error"]
 
 
 @pytest.mark.rule("CH-8")
 async def test_ack_beyond_the_end_is_refused_and_others_are_applied(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     await ann.sent(chat, 1)
     await ann.sent(chat, 2)
     for sequence in (1, 99, 2, 3, 2**53 - 1, 1):
@@ -145,11 +148,11 @@ async def test_ack_beyond_the_end_is_refused_and_others_are_applied(shared_serve
     errors = await bob.takes(3, "error")
     assert {one["request_id"] for one in errors} == {"ack 99", "ack 3", f"ack {2**53 - 1}"}
     assert {(one["code"], one["chat_id"], one["last_sequence"]) for one in errors} == {("INVALID_ACK", chat, 2)}
-    await shared_server.door.watermark(chat, "bob", 2)
-    answer = await shared_server.door.http("POST", f"/v1/chats/{chat}/ack", "ann", {"last_acked_sequence": 3})
+    await shared_server.server.watermark(chat, "bob", 2)
+    answer = await shared_server.server.http("POST", f"/v1/chats/{chat}/ack", "ann", {"last_acked_sequence": 3})
     assert (answer.status, answer.json["error"]["code"]) == (409, "INVALID_ACK")
     for changed in (True, False):
-        answer = await shared_server.door.http("POST", f"/v1/chats/{chat}/ack", "ann", {"last_acked_seq": 2})
+        answer = await shared_server.server.http("POST", f"/v1/chats/{chat}/ack", "ann", {"last_acked_seq": 2})
         assert (answer.status, answer.json) == (200, {"chat_id": chat, "changed": changed})
     for members in ({"last_acked_sequence": -1}, {"last_acked_sequence": "1"}, {}):
         assert await bob.refused("ack", chat_id=chat, **members) == "INVALID_REQUEST"
@@ -157,20 +160,20 @@ async def test_ack_beyond_the_end_is_refused_and_others_are_applied(shared_serve
 
 @pytest.mark.rule("CH-8", "CO-30")
 async def test_many_acks_are_combined_into_few_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as door:
-        await door.create("c", "ann", "bob")
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path) as server:
+        await server.create("c", "ann", "bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
         for number in range(1, 101):
             await ann.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
         await bob.takes(100, "message")
         await ann.takes(100, "send_message_ack")
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         for number in range(1, 101):
             await bob.acknowledge("c", number)
         await bob.ask("ping")
-        assert door.served.server.log.queue_length == 1
+        assert server.served.server.log.queue_length == 1
         gate.open()
-        await door.watermark("c", "bob", 100)
+        await server.watermark("c", "bob", 100)
         deliveries = [frame for frame in await ann.quiet() if frame["type"] == "delivery"]
         assert len(deliveries) <= 2
 
@@ -180,12 +183,12 @@ async def test_lowest_acks_are_refused_when_too_many_are_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ack_queue, "PENDING_ACKS_MAX", 3)
-    async with opened(tmp_path) as door:
-        await door.create("c", "ann", "bob")
-        ann, bob = await door.device("ann"), await door.device("bob")
+    async with run_server(tmp_path) as server:
+        await server.create("c", "ann", "bob")
+        ann, bob = await server.device("ann"), await server.device("bob")
         for number in range(1, 9):
             await ann.sent("c", number)
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         for number in (1, 4, 8, 3, 9, 2, 7):  # the first ack is already being committed
             await bob.tell("ack", chat_id="c", last_acked_sequence=number, request_id=f"a{number}")
         await bob.ask("ping")  # meanwhile the connection is not blocked
@@ -196,7 +199,7 @@ async def test_lowest_acks_are_refused_when_too_many_are_waiting(
         gate.open()
         error = await bob.take(type="error")
         assert (error["request_id"], error["code"]) == ("a9", "INVALID_ACK")
-        await door.watermark("c", "bob", 8)
+        await server.watermark("c", "bob", 8)
 
 
 # --- members -----------------------------------------------------------------------------------------------
@@ -205,12 +208,12 @@ async def test_lowest_acks_are_refused_when_too_many_are_waiting(
 @pytest.mark.rule("CH-7", "CH-9")
 async def test_new_member_is_notified_and_receives_later_messages(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
-    await shared_server.door.create(chat, "ann")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
+    await shared_server.server.create(chat, "ann")
     await ann.take(type="membership")
     await ann.sent(chat, 1, "before")
     assert await bob.quiet() == []
-    await shared_server.door.set_member(chat, "ann", "bob")
+    await shared_server.server.set_member(chat, "ann", "bob")
     joined = {"type": "membership", "chat_id": chat, "user_id": "user:bob", "present": True, "last_acked_sequence": 0}
     joined["role"] = "member"
     assert await ann.take(type="membership") == await bob.take(type="membership") == joined
@@ -222,12 +225,12 @@ async def test_new_member_is_notified_and_receives_later_messages(shared_server:
 @pytest.mark.rule("CH-7", "CH-9", "CO-22")
 async def test_removed_member_receives_no_more_messages(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     await bob.sent(chat, 1, "mine")
     await bob.acknowledge(chat, 1)
-    await shared_server.door.watermark(chat, "bob", 1)
-    await shared_server.door.set_member(chat, "ann", "bob", present=False)
+    await shared_server.server.watermark(chat, "bob", 1)
+    await shared_server.server.set_member(chat, "ann", "bob", present=False)
     for number in range(2, 12):
         await ann.sent(chat, number)
     removed = {"type": "membership", "chat_id": chat, "user_id": "user:bob", "present": False}
@@ -237,7 +240,7 @@ async def test_removed_member_receives_no_more_messages(shared_server: SharedSer
     assert await bob.refused("send_message", chat_id=chat, **mine) == "NOT_A_MEMBER"
     assert await bob.refused("sync_request", chat_id=chat, last_acked_sequence=0) == "NOT_A_MEMBER"
     assert await bob.refused("ack", chat_id=chat, last_acked_sequence=1) == "NOT_A_MEMBER"
-    await shared_server.door.set_member(chat, "ann", "bob")
+    await shared_server.server.set_member(chat, "ann", "bob")
     assert await bob.sent(chat, 1, "mine") == 1
     await ann.sent(chat, 20)
     assert (await bob.take(type="message"))["sequence"] == 12
@@ -246,9 +249,9 @@ async def test_removed_member_receives_no_more_messages(shared_server: SharedSer
 @pytest.mark.rule("CH-9")
 async def test_leaving_member_is_notified_on_all_devices(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    devices = [await shared_server.door.device("bob"), await shared_server.door.device("bob")]
-    assert (await shared_server.door.set_member(chat, "bob", "bob", present=False)).status == 200
+    await shared_server.server.create(chat, "ann", "bob")
+    devices = [await shared_server.server.device("bob"), await shared_server.server.device("bob")]
+    assert (await shared_server.server.set_member(chat, "bob", "bob", present=False)).status == 200
     for device in devices:
         assert (await device.take(type="membership"))["present"] is False
-    assert (await shared_server.door.set_member(chat, "bob", "bob")).status == 403
+    assert (await shared_server.server.set_member(chat, "bob", "bob")).status == 403

@@ -12,7 +12,7 @@ from deadlines import soon, until
 from oncelog.core.values import MemberIdentity
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.chat import codec, member_lookups
-from server.chat.chat_servers import Device, Door, opened, sequences
+from server.chat.chat_servers import ChatServer, Device, run_server, sequences
 
 pytestmark = BOTH_STORES
 
@@ -20,11 +20,11 @@ pytestmark = BOTH_STORES
 class HeldLookups:
     """Holds member look-ups in the store until a test releases them."""
 
-    def __init__(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[set[MemberIdentity]] = []
         self.error: Exception | None = None
         self._permits = asyncio.Semaphore(0)
-        books = door.served.server.log.state
+        books = server.served.server.log.state
         look_up = books.members_among
 
         async def held(identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
@@ -47,10 +47,10 @@ class HeldLookups:
             self._permits.release()
 
 
-async def create_large_users(door: Door, *names: str) -> None:
+async def create_large_users(server: ChatServer, *names: str) -> None:
     """Make the users members of `own` and of more chats than the server keeps in memory (`live_chats_max=2`)."""
     for chat in ("own", "x1", "x2"):
-        await door.create(chat, "ann", *names)
+        await server.create(chat, "ann", *names)
 
 
 async def messages_of(device: Device) -> list[tuple[str, int]]:
@@ -61,13 +61,13 @@ async def messages_of(device: Device) -> list[tuple[str, int]]:
 async def test_large_messages_in_unrelated_chats_disconnect_no_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, live_chats_max=2, outbox_bytes_max=10_000) as door:
-        await create_large_users(door, "bob")
+    async with run_server(tmp_path, live_chats_max=2, outbox_bytes_max=10_000) as server:
+        await create_large_users(server, "bob")
         for number in range(8):
-            await door.create(f"mallory{number}", "mallory")
-        ann, bob = await door.device("ann", live=False), await door.device("bob")
-        mallory = await door.device("mallory", live=False)
-        held = HeldLookups(door, monkeypatch)
+            await server.create(f"mallory{number}", "mallory")
+        ann, bob = await server.device("ann", live=False), await server.device("bob")
+        mallory = await server.device("mallory", live=False)
+        held = HeldLookups(server, monkeypatch)
         for number in range(8):
             await mallory.sent(f"mallory{number}", number, "x" * 4000)
         for number in (1, 2):
@@ -80,25 +80,25 @@ async def test_large_messages_in_unrelated_chats_disconnect_no_one(
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
 async def test_user_that_reconnects_repeatedly_delays_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path, live_chats_max=2) as door:
-        await create_large_users(door, "bob", "eve")
-        ann, bob = await door.device("ann", live=False), await door.device("bob")
-        held = HeldLookups(door, monkeypatch)
+    async with run_server(tmp_path, live_chats_max=2) as server:
+        await create_large_users(server, "bob", "eve")
+        ann, bob = await server.device("ann", live=False), await server.device("bob")
+        held = HeldLookups(server, monkeypatch)
         await ann.sent("own", 1)
         await held.begin(1)
-        eve = await door.device("eve")
+        eve = await server.device("eve")
         await ann.sent("own", 2)
         held.release()  # the result is used for bob, although eve has connected meanwhile
         assert sequences(await bob.takes(2, "message")) == [1, 2]
         await held.begin(2)
         assert held.asked == [{("chat/own", "user:bob")}, {("chat/own", "user:eve")}]
         await eve.close()
-        eve = await door.device("eve")
+        eve = await server.device("eve")
         await ann.sent("own", 3)  # bob follows the chat already; eve must be looked up
         assert (await bob.take(type="message"))["sequence"] == 3
         held.release(100)
         assert (await eve.take(type="message", sequence=3))["chat_id"] == "own"
-        second = await door.device("bob")  # follows the same chats as the first device
+        second = await server.device("bob")  # follows the same chats as the first device
         asked = len(held.asked)
         await ann.sent("own", 4)
         for device in (bob, second, eve):
@@ -110,16 +110,20 @@ async def test_user_that_reconnects_repeatedly_delays_no_one(tmp_path: Path, mon
 async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_gets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, live_chats_max=2) as door:
-        await create_large_users(door, "bob", "eve")
-        await door.set_member("own", "ann", "eve", present=False)
-        await door.create("x3", "ann", "eve")
-        ann, bob, eve = await door.device("ann", live=False), await door.device("bob"), await door.device("eve")
-        held = HeldLookups(door, monkeypatch)
+    async with run_server(tmp_path, live_chats_max=2) as server:
+        await create_large_users(server, "bob", "eve")
+        await server.set_member("own", "ann", "eve", present=False)
+        await server.create("x3", "ann", "eve")
+        ann, bob, eve = (
+            await server.device("ann", live=False),
+            await server.device("bob"),
+            await server.device("eve"),
+        )
+        held = HeldLookups(server, monkeypatch)
         await ann.sent("own", 1)
         await held.begin(1)
-        await door.set_member("own", "ann", "bob", present=False)
-        await door.set_member("own", "ann", "eve")
+        await server.set_member("own", "ann", "bob", present=False)
+        await server.set_member("own", "ann", "eve")
         await bob.take(type="membership", user_id="user:bob", present=False)
         await eve.take(type="membership", user_id="user:eve", present=True)
         await ann.sent("own", 2)
@@ -135,18 +139,22 @@ async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_gets
 async def test_missed_messages_are_delivered_once_in_pages_and_not_to_the_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, live_chats_max=2) as door:
-        await create_large_users(door, "bob")
-        ann, bob, second = await door.device("ann", live=False), await door.device("bob"), await door.device("bob")
-        held = HeldLookups(door, monkeypatch)
+    async with run_server(tmp_path, live_chats_max=2) as server:
+        await create_large_users(server, "bob")
+        ann, bob, second = (
+            await server.device("ann", live=False),
+            await server.device("bob"),
+            await server.device("bob"),
+        )
+        held = HeldLookups(server, monkeypatch)
         for number in range(1, 8):
             await (bob if number % 3 == 0 else ann).sent("own", number, "x" * 4000)
-        read = door.served.server.log.read
+        read = server.served.server.log.read
 
         async def short_pages(**options: Any) -> Any:
             return await read(**{**options, "limit": 2})
 
-        monkeypatch.setattr(door.served.server.log, "read", short_pages)
+        monkeypatch.setattr(server.served.server.log, "read", short_pages)
         held.release(100)
         assert sequences(await second.takes(7, "message")) == [1, 2, 3, 4, 5, 6, 7]
         await ann.sent("own", 8)
@@ -159,14 +167,18 @@ async def test_missed_messages_are_delivered_once_in_pages_and_not_to_the_sender
 async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, live_chats_max=2) as door:
-        await create_large_users(door, "bob")
+    async with run_server(tmp_path, live_chats_max=2) as server:
+        await create_large_users(server, "bob")
         others = [f"other{number}" for number in range(10)]
         for chat in others:
-            await door.create(chat, "cyn")
-        await door.create("pair", "cyn", "dan")
-        cyn, dan, bob = await door.device("cyn", live=False), await door.device("dan"), await door.device("bob")
-        held = HeldLookups(door, monkeypatch)
+            await server.create(chat, "cyn")
+        await server.create("pair", "cyn", "dan")
+        cyn, dan, bob = (
+            await server.device("cyn", live=False),
+            await server.device("dan"),
+            await server.device("bob"),
+        )
+        held = HeldLookups(server, monkeypatch)
         held.release(1000)
         encoded = []
         encode = codec.encode_message_frame
@@ -181,7 +193,7 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
         assert encoded == [1]
         for chat in others:
             await cyn.sent(chat, 1)
-        pending = door.served.server.apis.chat_hub.lookups
+        pending = server.served.server.apis.chat_hub.lookups
         wanted = {f"chat/{chat}" for chat in ("pair", *others)}
         await until(lambda: {scope for pairs in held.asked for scope, _ in pairs} >= wanted)
         await until(lambda: pending._task is None)
@@ -200,22 +212,26 @@ async def test_users_are_disconnected_and_sync_when_the_store_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member_lookups, "PENDING_MAX", 5)
-    async with opened(tmp_path, live_chats_max=2) as door:
-        await create_large_users(door, "bob")
-        await door.create("small", "ann", "cyn")
+    async with run_server(tmp_path, live_chats_max=2) as server:
+        await create_large_users(server, "bob")
+        await server.create("small", "ann", "cyn")
         for number in range(6):
-            await door.create(f"other{number}", "ann")
-        ann, bob, cyn = await door.device("ann", live=False), await door.device("bob"), await door.device("cyn")
-        held = HeldLookups(door, monkeypatch)
+            await server.create(f"other{number}", "ann")
+        ann, bob, cyn = (
+            await server.device("ann", live=False),
+            await server.device("bob"),
+            await server.device("cyn"),
+        )
+        held = HeldLookups(server, monkeypatch)
         await ann.sent("own", 1)
         for number in range(6):
             await ann.sent(f"other{number}", 1)
         await bob.closed()
         assert bob.frames[0]["code"] == "UNAVAILABLE"
-        pending = door.served.server.apis.chat_hub.lookups
+        pending = server.served.server.apis.chat_hub.lookups
         assert (pending._size, pending._unanswered, pending.users) == (0, {}, {})
         held.release(100)
-        bob = await door.device("bob")
+        bob = await server.device("bob")
         assert sequences(await bob.synced("own")) == [1]
         await ann.sent("own", 2)
         assert (await bob.take(type="message"))["sequence"] == 2

@@ -7,7 +7,7 @@ import pytest
 
 from databases import BOTH_STORES
 from server.auth import auth_material
-from server.chat.chat_servers import Door, Json, SharedServer, message_uuid, opened
+from server.chat.chat_servers import ChatServer, Json, SharedServer, message_uuid, run_server
 from server.running_server import api_key
 
 pytestmark = BOTH_STORES
@@ -16,19 +16,19 @@ pytestmark = BOTH_STORES
 @pytest.mark.rule("CH-9")
 async def test_creator_becomes_a_member_and_a_missing_id_is_generated(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    door = shared_server.door
-    made = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
+    server = shared_server.server
+    made = await server.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
     roles = {"client:bot": "member", "user:ann": "owner", "user:bob": "member"}
     members = [{"user_id": one, "last_acked_sequence": 0, "role": role} for one, role in roles.items()]
     assert (made.status, made.json) == (
         201,
         {"chat_id": chat, "last_sequence": 0, "members": members, "has_more": False},
     )
-    again = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:cyn"]})
+    again = await server.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:cyn"]})
     assert (again.status, len(again.json["members"])) == (200, 4)
-    found = (await door.http("GET", f"/v1/chats/{chat}", "cyn")).json
+    found = (await server.http("GET", f"/v1/chats/{chat}", "cyn")).json
     assert found == again.json
-    nameless = [(await door.http("POST", "/v1/chats", "ann", {})).json["chat_id"] for _ in range(2)]
+    nameless = [(await server.http("POST", "/v1/chats", "ann", {})).json["chat_id"] for _ in range(2)]
     assert all(one.startswith("chat_") for one in nameless)
     assert len(set(nameless)) == 2
 
@@ -40,22 +40,22 @@ async def test_one_of_many_concurrent_creators_creates_the_chat(
     chat = shared_server.chat()
     names = [f"n{number}" for number in range(12)]
     answers = await asyncio.gather(
-        *[shared_server.door.http("POST", "/v1/chats", one, {"chat_id": chat}) for one in names]
+        *[shared_server.server.http("POST", "/v1/chats", one, {"chat_id": chat}) for one in names]
     )
     assert sorted(one.status for one in answers) == [201] + [403] * 11
     winner = names[[one.status for one in answers].index(201)]
-    assert list(await shared_server.door.watermarks(chat, winner)) == [f"user:{winner}"]
+    assert list(await shared_server.server.watermarks(chat, winner)) == [f"user:{winner}"]
 
 
 @pytest.mark.rule("CH-9")
 async def test_chat_without_members_cannot_be_created_again(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann")
-    ann = await shared_server.door.device("ann")
+    await shared_server.server.create(chat, "ann")
+    ann = await shared_server.server.device("ann")
     await ann.sent(chat, 1, "secret")
-    await shared_server.door.set_member(chat, "ann", "ann", present=False)
+    await shared_server.server.set_member(chat, "ann", "ann", present=False)
     for name in ("eve", "ann"):
-        answer = await shared_server.door.http("POST", "/v1/chats", name, {"chat_id": chat})
+        answer = await shared_server.server.http("POST", "/v1/chats", name, {"chat_id": chat})
         assert (answer.status, answer.json["error"]["code"]) == (403, "NOT_A_MEMBER")
 
 
@@ -63,17 +63,17 @@ async def test_chat_without_members_cannot_be_created_again(shared_server: Share
 async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer) -> None:
     name = f"u{shared_server.name}"
     chats = sorted(shared_server.chat(f"-{number:02d}") for number in range(7))
-    door = shared_server.door
+    server = shared_server.server
     for number, chat in enumerate(chats):
-        await door.create(chat, name, *(f"m{one}" for one in range(number)))
-    device = await door.device(name)
+        await server.create(chat, name, *(f"m{one}" for one in range(number)))
+    device = await server.device(name)
     for chat in chats[:3]:
         await device.sent(chat, 1)
     await device.acknowledge(chats[1], 1)
-    await door.watermark(chats[1], name, 1)
+    await server.watermark(chats[1], name, 1)
     found, after = [], ""
     while True:
-        page = (await door.http("GET", f"/v1/chats?limit=3{after}", name)).json
+        page = (await server.http("GET", f"/v1/chats?limit=3{after}", name)).json
         found += page["chats"]
         if "next_after" not in page:
             break
@@ -85,7 +85,7 @@ async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer
     assert found == expected
     members, after = [], ""
     while True:
-        page = (await door.http("GET", f"/v1/chats/{chats[6]}?limit=2{after}", name)).json
+        page = (await server.http("GET", f"/v1/chats/{chats[6]}?limit=2{after}", name)).json
         members += [one["user_id"] for one in page["members"]]
         if "next_after" not in page:
             break
@@ -96,10 +96,10 @@ async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer
 # --- non-members ---------------------------------------------------------------------------------------------
 
 
-async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]:
+async def asked_by(server: ChatServer, name: str, chat: str, number: int) -> list[bytes]:
     """Send every kind of request for a chat and return the answers as bytes, with the test's ids removed."""
     found = []
-    device = await door.device(name)
+    device = await server.device(name)
     uuid = message_uuid(number)
     frames: list[Json] = [
         {"type": "send_message", "client_message_id": uuid, "content": "secret"},
@@ -127,7 +127,7 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
         ("DELETE", "/members/user:ann", None),
         ("DELETE", "/members/user:missing", None),
     ):
-        answer = await door.http(method, path + rest, name, body)
+        answer = await server.http(method, path + rest, name, body)
         assert answer.status == 403
         found.append(answer.body)
     assert await device.quiet() == []
@@ -137,32 +137,32 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
 @pytest.mark.rule("CH-9", "CO-18", "CO-22")
 async def test_answers_to_a_non_member_reveal_nothing(shared_server: SharedServer) -> None:
     """Answers are byte-for-byte equal for an active chat, a chat that removed the user, and a nonexistent chat."""
-    door = shared_server.door
+    server = shared_server.server
     full, left, none = (shared_server.chat(suffix) for suffix in ("full", "left", "none"))
     for chat in (full, left):
-        await door.create(chat, "ann", "eve")
-        ann = await door.device("ann")
+        await server.create(chat, "ann", "eve")
+        ann = await server.device("ann")
         await ann.sent(chat, 1, "secret")
-    eve = await door.device("eve")
+    eve = await server.device("eve")
     assert await eve.sent(left, 2, "secret") == 2
-    await door.set_member(left, "ann", "eve", present=False)
-    await door.set_member(full, "ann", "eve", present=False)
+    await server.set_member(left, "ann", "eve", present=False)
+    await server.set_member(full, "ann", "eve", present=False)
     answers = [
-        await asked_by(door, "eve", full, 1),
-        await asked_by(door, "eve", left, 2),
-        await asked_by(door, "eve", none, 3),
-        await asked_by(door, "mallory", full, 1),
+        await asked_by(server, "eve", full, 1),
+        await asked_by(server, "eve", left, 2),
+        await asked_by(server, "eve", none, 3),
+        await asked_by(server, "mallory", full, 1),
     ]
     assert answers[0] == answers[1] == answers[2] == answers[3]
     assert all(b"NOT_A_MEMBER" in one for one in answers[0])
-    assert (await door.http("GET", "/v1/chats", "mallory")).json == {"chats": [], "has_more": False}
+    assert (await server.http("GET", "/v1/chats", "mallory")).json == {"chats": [], "has_more": False}
 
 
 @pytest.mark.rule("CH-9", "CO-22")
 async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) -> None:
-    async with opened(tmp_path, api_keys=True) as door:
+    async with run_server(tmp_path, api_keys=True) as server:
         keys = {
-            name: api_key(door.served, name, read, write).text
+            name: api_key(server.served, name, read, write).text
             for name, read, write in (
                 ("owner", ["chat/*"], ["chat/*"]),
                 ("reader", ["chat/a"], []),
@@ -171,15 +171,15 @@ async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) 
             )
         }
         members = [f"client:{name}" for name in keys]
-        made = await door.http("POST", "/v1/chats", keys["owner"], {"chat_id": "a", "members": members})
+        made = await server.http("POST", "/v1/chats", keys["owner"], {"chat_id": "a", "members": members})
         assert made.status == 201
-        assert (await door.http("POST", "/v1/chats", keys["reader"], {"chat_id": "a"})).status == 403
-        owner = await door.device(keys["owner"])
+        assert (await server.http("POST", "/v1/chats", keys["reader"], {"chat_id": "a"})).status == 403
+        owner = await server.device(keys["owner"])
         await owner.sent("a", 1)
         mine = {"client_message_id": message_uuid(1), "content": "hello"}
         allowed = {"reader": (False, True), "writer": (True, False), "other": (False, False)}
         for name, (may_write, may_read) in allowed.items():
-            device = await door.device(keys[name])
+            device = await server.device(keys[name])
             sent = await device.ask("send_message", chat_id="a", **mine)
             assert (sent["type"] == "send_message_ack") is may_write, name
             assert (await device.sync("a"))["type"] == ("message_batch" if may_read else "error"), name
@@ -188,38 +188,38 @@ async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) 
                 await device.take(type="message", sequence=sequence)
             else:
                 assert await device.quiet() == [], name
-            chats = (await door.http("GET", "/v1/chats", keys[name])).json["chats"]
+            chats = (await server.http("GET", "/v1/chats", keys[name])).json["chats"]
             assert len(chats) == int(may_read)
-            assert (await door.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
-            added = await door.http("PUT", "/v1/chats/a/members/user:x", keys[name])
+            assert (await server.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
+            added = await server.http("PUT", "/v1/chats/a/members/user:x", keys[name])
             code = "NOT_AN_OWNER" if may_write else "NOT_A_MEMBER"
             assert (added.status, added.json["error"]["code"]) == (403, code)
 
 
 @pytest.mark.rule("CH-9", "CO-23")
 async def test_expired_token_closes_the_connection(tmp_path: Path) -> None:
-    async with opened(tmp_path, tokens=True) as door:
+    async with run_server(tmp_path, tokens=True) as server:
         token = auth_material.token(sub="ann", grants={"read": ["chat/*"], "write": ["chat/*"]})
-        ann = await door.device(token)
+        ann = await server.device(token)
         assert await ann.refused("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
-        door.served.clock.advance(10**9)  # type: ignore[attr-defined]
-        door.served.server.run_checks()
+        server.served.clock.advance(10**9)  # type: ignore[attr-defined]
+        server.served.server.run_checks()
         assert await ann.closed() == 1008
         assert ann.frames[-1]["code"] == "AUTH_FAILED"
 
 
 @pytest.mark.rule("CO-21")
 async def test_invalid_credential_is_refused_and_the_connection_closed(tmp_path: Path) -> None:
-    async with opened(tmp_path, api_keys=True) as door:
+    async with run_server(tmp_path, api_keys=True) as server:
         for members in ({"token": "nonsense"}, {"token": None}):
-            device = await door.socket("x")
+            device = await server.socket("x")
             error = await device.connect(**members)
             assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
             assert await device.closed() == 1008
-        silent = await door.socket("x")
+        silent = await server.socket("x")
         assert await silent.refused("ping") == "INVALID_REQUEST"
         assert await silent.refused("connect", token=7) == "INVALID_REQUEST"
-        answer = await door.http("GET", "/v1/chats", "nonsense")
+        answer = await server.http("GET", "/v1/chats", "nonsense")
         assert (answer.status, answer.json["error"]["code"]) == (401, "AUTH_FAILED")
 
 
@@ -232,7 +232,7 @@ async def test_token_in_development_mode_is_the_user_name(shared_server: SharedS
         ("a" * 65, "user:developer"),
         ("a b", "user:developer"),
     ):
-        device = await shared_server.door.socket("x")
+        device = await shared_server.server.socket("x")
         assert (await device.connect(token=token))["user_id"] == user_id
     again = await device.connect()
     assert (again["code"], again["message"]) == ("INVALID_REQUEST", "already connected")

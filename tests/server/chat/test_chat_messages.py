@@ -14,8 +14,8 @@ pytestmark = BOTH_STORES
 @pytest.mark.rule("CH-1", "CH-2")
 async def test_answered_message_is_visible_to_all_members(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     for number in range(1, 6):
         answer = await ann.send(chat, number, f"m{number}")
         assert answer == {
@@ -39,8 +39,8 @@ async def test_answered_message_is_visible_to_all_members(shared_server: SharedS
 async def test_concurrent_messages_get_dense_sequences_in_each_chat(shared_server: SharedServer) -> None:
     chats = [shared_server.chat(suffix) for suffix in "abc"]
     for chat in chats:
-        await shared_server.door.create(chat, "ann", "bob")
-    devices = [await shared_server.door.device(name) for name in ("ann", "bob", "ann")]
+        await shared_server.server.create(chat, "ann", "bob")
+    devices = [await shared_server.server.device(name) for name in ("ann", "bob", "ann")]
     numbers = iter(range(1, 10**6))
     sends = [(chat, index % 3, next(numbers)) for index in range(39) for chat in chats]
     for chat, index, number in sends:
@@ -58,13 +58,13 @@ async def test_concurrent_messages_get_dense_sequences_in_each_chat(shared_serve
 @pytest.mark.rule("CH-3", "CH-4")
 async def test_retry_gets_the_original_answer(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     first = await ann.send(chat, 1, "one")
     await ann.send(chat, 2, "two")
     again = await ann.send(chat, 1, "one")
     assert again == {**first, "request_id": again["request_id"], "duplicate": True}
-    other_device = await shared_server.door.device("ann")
+    other_device = await shared_server.server.device("ann")
     again = await other_device.send(chat, 1, "one", client_message_id=message_uuid(1).upper())
     assert (again["sequence"], again["duplicate"], "content_mismatch" in again) == (1, True, False)
     assert again["client_message_id"] == message_uuid(1).upper()
@@ -86,8 +86,8 @@ async def test_retry_gets_the_original_answer(shared_server: SharedServer) -> No
 @pytest.mark.rule("CH-3", "CO-14")
 async def test_concurrent_sends_of_one_id_store_one_message(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    devices = [await shared_server.door.device(name) for name in ("ann", "ann", "bob")]
+    await shared_server.server.create(chat, "ann", "bob")
+    devices = [await shared_server.server.device(name) for name in ("ann", "ann", "bob")]
     answers = await asyncio.gather(*[device.send(chat, 7, "same") for device in devices for _ in range(1)])
     answers += [await devices[0].send(chat, 7, "same")]
     assert {(one["sequence"], one["message_id"]) for one in answers} == {(1, answers[0]["message_id"])}
@@ -99,8 +99,8 @@ async def test_concurrent_sends_of_one_id_store_one_message(shared_server: Share
 async def test_same_id_in_two_chats_is_two_messages(shared_server: SharedServer) -> None:
     one, two = shared_server.chat("one"), shared_server.chat("two")
     for chat in (one, two):
-        await shared_server.door.create(chat, "ann")
-    ann = await shared_server.door.device("ann")
+        await shared_server.server.create(chat, "ann")
+    ann = await shared_server.server.device("ann")
     answers = [await ann.send(chat, 1) for chat in (one, two)]
     assert [answer["duplicate"] for answer in answers] == [False, False]
     assert answers[0]["message_id"] != answers[1]["message_id"]
@@ -121,12 +121,12 @@ async def test_message_is_delivered_and_stored_unchanged(
     shared_server: SharedServer, content: str, content_type: str | None
 ) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    ann, bob = await shared_server.door.device("ann"), await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    ann, bob = await shared_server.server.device("ann"), await shared_server.server.device("bob")
     answer = await ann.send(chat, 1, content, **({} if content_type is None else {"content_type": content_type}))
     live = await bob.take(type="message")
     (stored,) = await ann.synced(chat)
-    (over_http,) = (await shared_server.door.http("GET", f"/v1/chats/{chat}/messages", "bob")).json["messages"]
+    (over_http,) = (await shared_server.server.http("GET", f"/v1/chats/{chat}/messages", "bob")).json["messages"]
     assert set(stored) == MESSAGE
     assert live == {"type": "message", **stored}
     assert over_http == stored
@@ -145,8 +145,8 @@ async def test_message_is_delivered_and_stored_unchanged(
 @pytest.mark.rule("CO-20")
 async def test_unknown_members_are_ignored_and_not_stored(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann")
-    ann = await shared_server.door.device("ann")
+    await shared_server.server.create(chat, "ann")
+    ann = await shared_server.server.device("ann")
     await ann.send(chat, 1, sender_id="user:eve", actor="user:eve", sequence=17)
     (stored,) = await ann.synced(chat)
     assert (stored["sender_id"], stored["sequence"], set(stored)) == ("user:ann", 1, MESSAGE)
@@ -155,13 +155,13 @@ async def test_unknown_members_are_ignored_and_not_stored(shared_server: SharedS
 @pytest.mark.rule("CH-1")
 async def test_message_sent_over_http_gets_the_same_answer(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
-    await shared_server.door.create(chat, "ann", "bob")
-    bob = await shared_server.door.device("bob")
+    await shared_server.server.create(chat, "ann", "bob")
+    bob = await shared_server.server.device("bob")
     body = {"client_message_id": message_uuid(1), "content": "hello"}
     path = f"/v1/chats/{chat}/messages"
-    first = await shared_server.door.http("POST", path, "ann", body)
-    again = await shared_server.door.http("POST", path, "ann", body)
-    other = await shared_server.door.http("POST", path, "ann", {**body, "content": "other"})
+    first = await shared_server.server.http("POST", path, "ann", body)
+    again = await shared_server.server.http("POST", path, "ann", body)
+    other = await shared_server.server.http("POST", path, "ann", {**body, "content": "other"})
     assert [first.status, again.status, other.status] == [201, 200, 200]
     assert again.json == {**first.json, "duplicate": True}
     assert other.json == {**first.json, "duplicate": True, "content_mismatch": True}

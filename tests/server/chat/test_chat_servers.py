@@ -9,26 +9,26 @@ import pytest
 import pytest_asyncio
 
 from databases import BOTH_STORES
-from server.chat.chat_servers import Door, message_uuid, opened, sequences
+from server.chat.chat_servers import ChatServer, message_uuid, run_server, sequences
 from server.shared_servers import ServerPool, pool_fixture, unique_name
 
 pytestmark = BOTH_STORES
 
 
 @asynccontextmanager
-async def opened_pair(directory: Path) -> AsyncIterator[tuple[Door, Door]]:
-    async with opened(directory) as one, opened(directory) as other:
+async def run_server_pair(directory: Path) -> AsyncIterator[tuple[ChatServer, ChatServer]]:
+    async with run_server(directory) as one, run_server(directory) as other:
         yield one, other
 
 
-pair_pool = pool_fixture(opened_pair)
+pair_pool = pool_fixture(run_server_pair)
 
 
 class Pair:
     """Two servers on one log that many tests share. Each test uses a separate chat and separate users."""
 
-    def __init__(self, doors: tuple[Door, Door], name: str) -> None:
-        self.doors = doors
+    def __init__(self, servers: tuple[ChatServer, ChatServer], name: str) -> None:
+        self.servers = servers
         self.chat = name
 
     def users(self, *names: str) -> list[str]:
@@ -36,8 +36,8 @@ class Pair:
 
     async def create(self, *users: str) -> None:
         """Create the chat on the first server and wait until both servers have notified its members."""
-        devices = [await door.device(users[0]) for door in self.doors]
-        await self.doors[0].create(self.chat, *users)
+        devices = [await server.device(users[0]) for server in self.servers]
+        await self.servers[0].create(self.chat, *users)
         for device in devices:
             for user in users:
                 await device.take(type="membership", user_id=f"user:{user}")
@@ -46,17 +46,20 @@ class Pair:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(
-    session_loop: None, pair_pool: ServerPool[tuple[Door, Door]], store_kind: str, request: pytest.FixtureRequest
+    session_loop: None,
+    pair_pool: ServerPool[tuple[ChatServer, ChatServer]],
+    store_kind: str,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Pair]:
-    doors = await pair_pool.get(store_kind)
-    yield Pair(doors, unique_name(request))
-    for door in doors:
-        await door.close()
+    servers = await pair_pool.get(store_kind)
+    yield Pair(servers, unique_name(request))
+    for server in servers:
+        await server.close()
 
 
 @pytest.mark.rule("CH-7", "CO-13")
 async def test_messages_reach_members_on_the_other_server_in_order(pair: Pair) -> None:
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     ann, bob = await one.device(users[0]), await other.device(users[1])
     for number in range(1, 101):
@@ -71,7 +74,7 @@ async def test_messages_reach_members_on_the_other_server_in_order(pair: Pair) -
 
 @pytest.mark.rule("CH-3", "CH-4", "CO-14")
 async def test_message_sent_on_both_servers_is_stored_once(pair: Pair) -> None:
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     here, there = await one.device(users[0]), await other.device(users[0])
     bob = await other.device(users[1])
@@ -88,7 +91,7 @@ async def test_message_sent_on_both_servers_is_stored_once(pair: Pair) -> None:
 @pytest.mark.parametrize("name", ["ann", "bob"])
 async def test_device_whose_id_was_taken_on_the_other_server_receives_the_stored_message(pair: Pair, name: str) -> None:
     """With two users, and with two devices of one user: the second gets an answer, but for the other's text."""
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     devices = (await one.device(users[0]), await other.device(*pair.users(name)))
     for number in range(1, 11):  # the answer and the message may arrive in either order
@@ -106,7 +109,7 @@ async def test_device_whose_id_was_taken_on_the_other_server_receives_the_stored
 
 @pytest.mark.rule("CH-7", "CH-9")
 async def test_member_added_on_the_other_server_starts_to_receive(pair: Pair) -> None:
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     bob, ann = await other.device(users[1]), await one.device(users[0])
     await one.create(chat, users[0])
     await one.set_member(chat, *users)
@@ -117,7 +120,7 @@ async def test_member_added_on_the_other_server_starts_to_receive(pair: Pair) ->
 
 @pytest.mark.rule("CH-9", "CO-22")
 async def test_member_removed_on_the_other_server_is_notified_and_receives_nothing_more(pair: Pair) -> None:
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob", "cyn")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob", "cyn")
     await pair.create(*users)
     ann, bob, cyn = await one.device(users[0]), await other.device(users[1]), await other.device(users[2])
     await one.set_member(chat, users[0], users[1], present=False)
@@ -133,7 +136,7 @@ async def test_member_removed_on_the_other_server_is_notified_and_receives_nothi
 @pytest.mark.rule("CH-9", "CO-22")
 async def test_message_sent_right_after_a_removal_does_not_reach_the_removed_member(pair: Pair) -> None:
     """The removed member's server reads the removal and the message together."""
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob", "cyn")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob", "cyn")
     await pair.create(*users)
     ann, bob, cyn = await one.device(users[0]), await other.device(users[1]), await other.device(users[2])
     for number in range(1, 11):
@@ -148,7 +151,7 @@ async def test_message_sent_right_after_a_removal_does_not_reach_the_removed_mem
 
 @pytest.mark.rule("CH-8")
 async def test_ack_on_the_other_server_is_delivered(pair: Pair) -> None:
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     ann, bob = await one.device(users[0]), await other.device(users[1])
     for number in (1, 2, 3):
@@ -166,7 +169,7 @@ async def test_ack_on_the_other_server_is_delivered(pair: Pair) -> None:
 @pytest.mark.rule("CH-8")
 async def test_returning_member_keeps_its_watermark(pair: Pair) -> None:
     """Devices on both servers get the same notification."""
-    (one, other), chat, users = pair.doors, pair.chat, pair.users("ann", "bob", "cyn")
+    (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob", "cyn")
     await pair.create(*users)
     here, there = await one.device(users[0]), await other.device(users[2])
     for number in (1, 2):
@@ -186,7 +189,7 @@ async def test_returning_member_keeps_its_watermark(pair: Pair) -> None:
 
 @pytest.mark.rule("CH-9", "CO-14")
 async def test_chat_created_on_both_servers_at_once_has_one_creator(pair: Pair) -> None:
-    one, other = pair.doors
+    one, other = pair.servers
     for number in range(8):
         body = {"chat_id": f"{pair.chat}-{number}"}
         answers = await asyncio.gather(
@@ -198,7 +201,7 @@ async def test_chat_created_on_both_servers_at_once_has_one_creator(pair: Pair) 
 @pytest.mark.rule("CH-7")
 async def test_many_concurrent_membership_changes_reach_the_other_server(pair: Pair) -> None:
     """The changes fill more than one page, in all lanes."""
-    (one, other), users = pair.doors, pair.users("ann", "bob")
+    (one, other), users = pair.servers, pair.users("ann", "bob")
     bob = await other.device(users[1])
     body = {"members": [f"user:{users[1]}", *(f"user:m{number}" for number in range(400))]}
     made = await asyncio.gather(*[one.http("POST", "/v1/chats", users[0], body) for _ in range(12)])

@@ -202,7 +202,7 @@ def delivered(delta: Json, sequence: int) -> Json:
 # --- servers ------------------------------------------------------------------------------------------------------
 
 
-class Door:
+class DeltasServer:
     """A server in this process."""
 
     def __init__(self, served: Serving) -> None:
@@ -216,12 +216,12 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(directory: Path, *, force_close: bool = False, **options: Any) -> AsyncIterator[Door]:
+async def run_server(directory: Path, *, force_close: bool = False, **options: Any) -> AsyncIterator[DeltasServer]:
     """Run a server on the log in the directory, with the options of `serving`."""
     # No connection limit, because tests send many requests at the same time.
     connector = aiohttp.TCPConnector(limit=0, force_close=force_close)
     async with serving(directory, connector=connector, **{"grpc": False, **options}) as served:
-        yield Door(served)
+        yield DeltasServer(served)
 
 
 def server_pool_with(**options: Any) -> Any:
@@ -229,19 +229,19 @@ def server_pool_with(**options: Any) -> Any:
 
     A malformed request may close its connection, so the next test must not reuse it.
     """
-    return pool_fixture(lambda directory: opened(directory, **{"force_close": True, **options}))
+    return pool_fixture(lambda directory: run_server(directory, **{"force_close": True, **options}))
 
 
 class SharedServer:
     """A running server that many tests share. Each test uses separate gateways."""
 
-    def __init__(self, door: Door, name: str) -> None:
-        self.door = door
+    def __init__(self, server: DeltasServer, name: str) -> None:
+        self.server = server
         self.name = name
 
     def gateway(self, suffix: object = "", credential: str | None = None) -> Gateway:
         """Return a client of a gateway that only this test uses."""
-        return self.door.gateway(f"{self.name}{suffix}", credential)
+        return self.server.gateway(f"{self.name}{suffix}", credential)
 
     @property
     def scope(self) -> str:

@@ -16,13 +16,13 @@ from oncelog.server.endpoint import read_body
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.deltas.delta_servers import (
-    Door,
+    DeltasServer,
     Gateway,
     SharedServer,
     change,
     delivered,
-    opened,
     refusal,
+    run_server,
     server_pool_with,
     streamed,
 )
@@ -80,7 +80,7 @@ async def test_actor_sent_by_the_client_is_ignored(shared_server: SharedServer) 
     gateway = shared_server.gateway(credential=token(read=[scope], write=[scope], sub="ada", **ADA))
     body = {"deltas": [{**mine(1), "actor": "user:eve"}], "actor": "user:eve"}
     assert (await gateway.push_body(json.dumps(body).encode())).json["committed"] == 1
-    (record,) = (await shared_server.door.log.read(stream=scope)).records
+    (record,) = (await shared_server.server.log.read(stream=scope)).records
     assert record.actor == "user:ada"
     assert b"eve" not in record.body
     assert "eve" not in json.dumps(await gateway.pull())
@@ -139,7 +139,7 @@ async def test_compaction_records_the_principal_of_the_request(shared_server: Sh
     gateway = shared_server.gateway(credential=token([f"{scope}*"], [f"{scope}*"], **ADA))
     await gateway.pushed(mine(1), mine(2, op="DELETE"))
     await gateway.compact(keep=0, tombstoneAgeMs=0)
-    page = await shared_server.door.log.audit(wanted=AuditFilter(stream=scope))
+    page = await shared_server.server.log.audit(wanted=AuditFilter(stream=scope))
     assert [(one.act, one.actor, one.details) for one in page.entries] == [
         ("compact", "user:ada", {"records": 2, "upto": 2}),
         ("compact", "user:ada", {"tombstones": 1}),
@@ -184,43 +184,43 @@ async def test_reading_writing_and_compacting_require_separate_grants(shared_ser
 async def test_push_is_refused_if_its_key_is_revoked_while_the_body_is_read(
     shared_server: SharedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = shared_server.door
-    made = api_key(door.served, "till-1", read=[shared_server.scope], write=[shared_server.scope])
+    server = shared_server.server
+    made = api_key(server.served, "till-1", read=[shared_server.scope], write=[shared_server.scope])
 
     async def slow(request: web.Request) -> bytes:
-        assert door.served.api_keys is not None
-        door.served.api_keys.revoke(made.key.id)
-        door.server.reload()
+        assert server.served.api_keys is not None
+        server.served.api_keys.revoke(made.key.id)
+        server.server.reload()
         return await read_body(request)
 
     monkeypatch.setattr("oncelog.server.endpoint.read_body", slow)
     answer = await shared_server.gateway(credential=made.text).push(mine(1))
     assert refusal(answer) == (401, "AUTH_FAILED")
-    assert await door.log.state.newest(shared_server.scope) == 0
+    assert await server.log.state.newest(shared_server.scope) == 0
 
 
 @pytest.mark.rule("CO-23")
 @pytest.mark.parametrize("kind", ["token", "key"])
 async def test_live_streams_end_when_the_credential_loses_its_rights(tmp_path: Path, kind: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
-    async with opened(tmp_path, tokens=kind == "token", api_keys=kind == "key", clock=clock) as door:
+    async with run_server(tmp_path, tokens=kind == "token", api_keys=kind == "key", clock=clock) as server:
         if kind == "token":
             credential = token([SHOP], exp=auth_material.NOW_S + 60)
         else:
-            made = api_key(door.served, "till-1", read=[SHOP])
+            made = api_key(server.served, "till-1", read=[SHOP])
             credential = made.text
-        gateway = door.gateway(credential=credential)
-        stream, live = await gateway.stream(), await door.gateway().live()
+        gateway = server.gateway(credential=credential)
+        stream, live = await gateway.stream(), await server.gateway().live()
         await stream.connected()
         assert (await live.connect(token=credential))["type"] == "connected"
-        await until(lambda: len(door.server.apis) == 2)
+        await until(lambda: len(server.server.apis) == 2)
         if kind == "token":
             clock.advance(60_000 + 31_000)
-            door.server.run_checks()
+            server.server.run_checks()
         else:
-            assert door.served.api_keys is not None
-            door.served.api_keys.revoke(made.key.id)
-            door.server.reload()
+            assert server.served.api_keys is not None
+            server.served.api_keys.revoke(made.key.id)
+            server.server.reload()
         message = await stream.next()
         assert message is not None
         assert (message.kind, message.json["code"]) == ("error", "AUTH_FAILED")
@@ -232,8 +232,8 @@ async def test_live_streams_end_when_the_credential_loses_its_rights(tmp_path: P
 
 @pytest.mark.rule("CO-30")
 async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path) -> None:
-    async with opened(tmp_path, tokens=True, auth_failures_per_minute_max=3) as door:
-        gateway = door.gateway(credential="nonsense")
+    async with run_server(tmp_path, tokens=True, auth_failures_per_minute_max=3) as server:
+        gateway = server.gateway(credential="nonsense")
         answers = [refusal(await gateway.request("GET", "pull")) for _ in range(4)]
         assert answers == [(401, "AUTH_FAILED")] * 3 + [(429, "RATE_LIMITED")]
         answer = await gateway.push(mine(1))
@@ -245,8 +245,8 @@ async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path)
 async def test_rate_limit_applies_only_to_new_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.server.deltas.service.PUSH_DELTAS_MAX", 100)
     clock = ManualClock()
-    async with opened(tmp_path, clock=clock, new_events_per_second_max=10) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, clock=clock, new_events_per_second_max=10) as server:
+        gateway = server.gateway()
         many = [change(number, a=number) for number in range(1, 101)]
         assert len(await gateway.pushed(*many)) == 100  # a push is accepted as a whole, even above the rate
         answer = await gateway.push(many[0], change(0, a=0))
@@ -261,10 +261,10 @@ async def test_rate_limit_applies_only_to_new_deltas(tmp_path: Path, monkeypatch
 
 @pytest.mark.rule("CO-32")
 async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         await gateway.pushed(change(1, a=1))
-        auth_gate = door.server.apis.deltas.service.auth_gate
+        auth_gate = server.server.apis.deltas.service.auth_gate
         auth_gate.is_closing = True
         answer = await gateway.push(change(2, a=2))
         auth_gate.is_closing = False
@@ -277,10 +277,10 @@ async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
 async def test_requests_during_a_store_failure_are_answered_with_server_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         await gateway.pushed(change(1, a=1))
-        break_store(door, monkeypatch)
+        break_store(server, monkeypatch)
         for answer in (
             await gateway.push(change(2, a=2)),
             await gateway.request("GET", "pull"),
@@ -296,9 +296,9 @@ async def test_requests_during_a_store_failure_are_answered_with_server_error(
         assert await gateway.pushed(change(2, a=2)) == [(2, False)]
 
 
-def break_store(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_store(server: DeltasServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any, **__: Any) -> Any:
         raise StoreUnavailableError("the disk is gone")
 
     for name in ("commit", "read", "rows", "side_state"):
-        monkeypatch.setattr(door.log._store, name, broken)
+        monkeypatch.setattr(server.log._store, name, broken)

@@ -6,7 +6,7 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.testing.clock import ManualClock
-from server.deltas.delta_servers import MS, change, opened, refusal, stored
+from server.deltas.delta_servers import MS, change, refusal, run_server, stored
 
 pytestmark = BOTH_STORES
 
@@ -15,8 +15,8 @@ pytestmark = BOTH_STORES
 async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_path: Path) -> None:
     clock = ManualClock()
     now = clock.wall_ms()
-    async with opened(tmp_path, clock=clock) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, clock=clock) as server:
+        gateway = server.gateway()
         known = change(now * MS, a=1)
         ahead = change((now + 5000) * MS + 65_535, a=2)
         assert await gateway.pushed(known, ahead) == [(1, False), (2, False)]
@@ -40,22 +40,22 @@ async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_pat
 async def test_known_delta_is_acknowledged_regardless_of_its_clock(tmp_path: Path) -> None:
     clock = ManualClock()
     ahead = change((clock.wall_ms() + 5000) * MS, a=1)
-    async with opened(tmp_path, clock=clock) as door:
-        await door.gateway().pushed(ahead)
+    async with run_server(tmp_path, clock=clock) as server:
+        await server.gateway().pushed(ahead)
     # After a restart only the store knows the delta.
-    async with opened(tmp_path, clock=clock) as door:
-        assert await door.gateway().pushed(ahead) == [(1, True)]
+    async with run_server(tmp_path, clock=clock) as server:
+        assert await server.gateway().pushed(ahead) == [(1, True)]
         largest = change(2**64 - 1, a=2)
-        assert refusal(await door.gateway().push(ahead, largest)) == (409, "CLOCK_DRIFT")
-        assert await door.gateway().pushed(ahead) == [(1, True)]
+        assert refusal(await server.gateway().push(ahead, largest)) == (409, "CLOCK_DRIFT")
+        assert await server.gateway().pushed(ahead) == [(1, True)]
 
 
 @pytest.mark.rule("DE-8")
 async def test_clock_drift_is_measured_against_log_time(tmp_path: Path) -> None:
     clock = ManualClock()
     now = clock.wall_ms()
-    async with opened(tmp_path, clock=clock) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, clock=clock) as server:
+        gateway = server.gateway()
         assert await gateway.pushed(change(1, a=1)) == [(1, False)]
         clock.jump(-2000)
         assert await gateway.pushed(change((now + 5000) * MS, a=2)) == [(2, False)]

@@ -17,9 +17,9 @@ from server.deltas.delta_servers import (
     compacted,
     delivered,
     merged_of,
-    opened,
     refusal,
     rows_of,
+    run_server,
     stored,
 )
 from server.deltas.row_model import merge_model
@@ -45,7 +45,7 @@ async def test_pull_from_before_the_compaction_requires_a_snapshot(shared_server
     await gateway.pushed(*DELTAS)
     rows = await gateway.rows()
     assert await gateway.compact(upto=10) == compacted(10, 10)
-    epoch = shared_server.door.log.epoch
+    epoch = shared_server.server.log.epoch
     for since in (0, 3, 9):
         page = await gateway.pull(since, limit=5)
         assert page == {"deltas": [], "snapshot": True, "cursor": since, "hasMore": True, "epoch": epoch}
@@ -59,7 +59,7 @@ async def test_pull_returns_the_deltas_before_an_erased_one_first(shared_server:
     """With one erased delta, pulls return the deltas before it, and then require a snapshot."""
     gateway = shared_server.gateway()
     await gateway.pushed(*DELTAS[:5])
-    await shared_server.door.log.erase(
+    await shared_server.server.log.erase(
         key=bytes.fromhex(DELTAS[2]["deltaId"]), policy=policy.DELTAS, scope=shared_server.scope
     )
     page = await gateway.pull()
@@ -71,8 +71,8 @@ async def test_pull_returns_the_deltas_before_an_erased_one_first(shared_server:
 
 @pytest.mark.rule("DE-12", "DE-4", "CO-41")
 async def test_compacted_deltas_are_still_known_and_the_log_verifies(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         await gateway.pushed(*DELTAS)
         await gateway.compact(keep=0)
         before = await stored(tmp_path), await gateway.snapshot()
@@ -82,12 +82,12 @@ async def test_compacted_deltas_are_still_known_and_the_log_verifies(tmp_path: P
         other = {**DELTAS[0], "op": "DELETE"}
         assert await gateway.pushed(other) == [(1, True)]
         assert (await stored(tmp_path), await gateway.snapshot()) == before
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         assert await gateway.pushed(*DELTAS, other) == [*numbered, (1, True)]
         assert (await stored(tmp_path), await gateway.snapshot()) == before
         assert await gateway.rows() == rows_of(merge_model(DELTAS))
-        records = (await door.log.read(stream="deltas/shop")).records
+        records = (await server.log.read(stream="deltas/shop")).records
         assert [(one.key.hex(), one.erased, one.body) for one in records] == [
             (delta["deltaId"], True, b"") for delta in DELTAS
         ]
@@ -118,10 +118,10 @@ async def test_compaction_is_limited_per_request_and_reports_progress(
 @pytest.mark.rule("DE-12")
 async def test_interrupted_compaction_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.engine.eraser.ERASE_RECORDS", 3)
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         await gateway.pushed(*DELTAS)
-        store: Any = door.log._store
+        store: Any = server.log._store
         erase, calls = store.erase, []
 
         async def failing(*given: Any) -> int:
@@ -133,7 +133,7 @@ async def test_interrupted_compaction_can_be_resumed(tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(store, "erase", failing)
         with pytest.raises(asyncio.CancelledError):
-            await door.log.compact("deltas/shop", keep=2)
+            await server.log.compact("deltas/shop", keep=2)
         monkeypatch.undo()
         assert (await gateway.pull())["snapshot"] is True
         assert [one["sequence"] for one in await gateway.pull_all(6)] == list(range(7, 15))

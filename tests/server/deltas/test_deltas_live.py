@@ -15,7 +15,16 @@ from msgspec.structs import replace
 from databases import BOTH_STORES
 from deadlines import soon, until
 from engine.observable_store import LoopClock
-from server.deltas.delta_servers import Door, Json, SharedServer, change, delivered, opened, refusal, streamed
+from server.deltas.delta_servers import (
+    DeltasServer,
+    Json,
+    SharedServer,
+    change,
+    delivered,
+    refusal,
+    run_server,
+    streamed,
+)
 
 pytestmark = BOTH_STORES
 
@@ -37,7 +46,7 @@ async def test_stream_delivers_stored_and_then_new_deltas(shared_server: SharedS
     stream = await gateway.stream(since=1)
     assert stream.response.status == 200
     assert stream.response.headers["Content-Type"] == "text/event-stream"
-    assert await stream.connected() == {"epoch": shared_server.door.log.epoch}
+    assert await stream.connected() == {"epoch": shared_server.server.log.epoch}
     assert stream.retry_ms == 1000
     assert await streamed(stream, 2) == numbered(2, 3)
     await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])  # known deltas are not delivered again
@@ -82,11 +91,11 @@ async def test_stream_from_before_the_compaction_ends_with_a_snapshot_event(shar
 
 @pytest.mark.rule("DE-9")
 async def test_idle_stream_sends_heartbeats(tmp_path: Path) -> None:
-    async with opened(tmp_path, heartbeat_ms=20) as door:
-        stream = await door.gateway().stream()
+    async with run_server(tmp_path, heartbeat_ms=20) as server:
+        stream = await server.gateway().stream()
         await stream.connected()
         await stream.comment()
-        await door.gateway().pushed(DELTAS[0])
+        await server.gateway().pushed(DELTAS[0])
         assert await streamed(stream, 1) == numbered(1, 1)
         stream.close()
 
@@ -97,7 +106,7 @@ async def test_idle_stream_sends_heartbeats(tmp_path: Path) -> None:
 @pytest.mark.rule("DE-9")
 async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    epoch = shared_server.door.log.epoch
+    epoch = shared_server.server.log.epoch
     await gateway.pushed(*DELTAS[:3])
     live = await gateway.live()
     assert await live.connect(since=1, epoch=epoch) == {"type": "connected", "epoch": epoch}
@@ -107,10 +116,10 @@ async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedS
     await live.send(type="whatever")  # is ignored
     await gateway.pushed(DELTAS[5])
     assert await live.deltas(1) == numbered(6, 6)
-    readers = len(shared_server.door.server.apis.deltas.sessions)
+    readers = len(shared_server.server.server.apis.deltas.sessions)
     await soon(live.socket.close())
-    await until(lambda: shared_server.door.server.apis.count_connections()["ws"] == 0)
-    assert len(shared_server.door.server.apis.deltas.sessions) == readers - 1
+    await until(lambda: shared_server.server.server.apis.count_connections()["ws"] == 0)
+    assert len(shared_server.server.server.apis.deltas.sessions) == readers - 1
 
 
 @pytest.mark.rule("DE-12")
@@ -160,15 +169,15 @@ async def test_socket_refuses_a_cursor_of_another_history(shared_server: SharedS
         live = await gateway.live()
         error = await live.connect(**members)
         assert (error["type"], error["code"], error["epoch"]) == (
-            "error", "HISTORY_CHANGED", shared_server.door.log.epoch,
+            "error", "HISTORY_CHANGED", shared_server.server.log.epoch,
         )  # fmt: skip
         assert error.get("newest") == newest
         assert await live.closed() == 1008
 
 
 async def test_socket_without_a_first_frame_is_closed(tmp_path: Path) -> None:
-    async with opened(tmp_path, connect_timeout_ms=50) as door:
-        live = await door.gateway().live()
+    async with run_server(tmp_path, connect_timeout_ms=50) as server:
+        live = await server.gateway().live()
         error = await live.receive()
         assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
         assert await live.closed() == 1008
@@ -177,32 +186,32 @@ async def test_socket_without_a_first_frame_is_closed(tmp_path: Path) -> None:
 async def test_socket_closed_before_its_first_frame_is_not_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(tmp_path) as door:
+    async with run_server(tmp_path) as server:
         with caplog.at_level(logging.WARNING):
             caplog.clear()
             for is_abrupt in (False, True):
-                live = await door.gateway().live()
-                await until(lambda: door.server.apis.count_connections()["ws"] == 1)
+                live = await server.gateway().live()
+                await until(lambda: server.server.apis.count_connections()["ws"] == 1)
                 if is_abrupt:
                     transport: Any = live.socket._response.connection
                     transport.transport.abort()
                 else:
                     await soon(live.socket.close())
-                await until(lambda: door.server.apis.count_connections()["ws"] == 0)
+                await until(lambda: server.server.apis.count_connections()["ws"] == 0)
         assert [record.getMessage() for record in caplog.records] == []
-        assert not [kind for door_, kind, _ in door.counts.requests if (door_, kind) == ("deltas", "ws")]
+        assert not [kind for api, kind, _ in server.counts.requests if (api, kind) == ("deltas", "ws")]
 
 
 async def test_internal_error_on_a_socket_is_logged_and_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(tmp_path) as door:
+    async with run_server(tmp_path) as server:
 
         def failing(*_: Any, **__: Any) -> Any:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(door.log, "follow_several", failing)
-        live = await door.gateway().live()
+        monkeypatch.setattr(server.log, "follow_several", failing)
+        live = await server.gateway().live()
         assert (await live.connect())["type"] == "connected"
         assert await live.closed() == 1011
         assert "a live reader could not be served" in caplog.text
@@ -233,15 +242,15 @@ async def test_streams_and_sockets_deliver_each_delta_once_during_writes(shared_
 
 
 async def test_stopping_server_ends_all_streams(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         stream, live, silent = await gateway.stream(), await gateway.live(), await gateway.live()
         await stream.connected()
         await live.connect()
         await gateway.pushed(DELTAS[0])
         assert await streamed(stream, 1) == await live.deltas(1) == numbered(1, 1)
 
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         assert await stream.next() is None
         assert await live.closed() == await silent.closed() == 1001
         await soon(stopping)
@@ -261,26 +270,26 @@ FOLLOWS = {
 
 
 @asynccontextmanager
-async def unread(door: Door, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
+async def unread(server: DeltasServer, kind: str, heartbeat_ms: int) -> AsyncIterator[None]:
     """Follow the gateway on a connection that is never read. The server allows it two heartbeats to read.
 
     The ping interval of a WebSocket remains unchanged. This client does not answer pings.
     """
-    deltas = door.server.apis.deltas
+    deltas = server.server.apis.deltas
     limits = replace(deltas.service.limits, heartbeat_ms=heartbeat_ms)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.connect(("127.0.0.1", door.served.port))
+        raw.connect(("127.0.0.1", server.served.port))
         with pytest.MonkeyPatch.context() as patched:  # for this connection only
             patched.setattr(deltas.service if kind == "ws" else deltas.streams.auth_gate, "limits", limits)
             raw.sendall(FOLLOWS[kind])
-            await until(lambda: len(door.server.apis) == 1)
+            await until(lambda: len(server.server.apis) == 1)
         yield
 
 
-def connections(door: Door) -> list[RequestHandler]:
+def connections(server: DeltasServer) -> list[RequestHandler]:
     """Return the server's connections."""
-    runner = door.server._http.runner
+    runner = server.server._http.runner
     assert runner is not None
     assert runner.server is not None
     return runner.server.connections
@@ -294,8 +303,11 @@ def has_unsent_data(connection: RequestHandler) -> bool:
 @pytest.mark.parametrize("kind", FOLLOWS)
 async def test_slow_reader_is_disconnected_without_affecting_others(tmp_path: Path, kind: str) -> None:
     # Pings are disabled, so the server can only close a WebSocket because it is not read.
-    async with opened(tmp_path, heartbeat_ms=LONG_HEARTBEAT_MS) as door, unread(door, kind, heartbeat_ms=500):
-        gateway = door.gateway()
+    async with (
+        run_server(tmp_path, heartbeat_ms=LONG_HEARTBEAT_MS) as server,
+        unread(server, kind, heartbeat_ms=500),
+    ):
+        gateway = server.gateway()
         reader = await gateway.stream()
         await reader.connected()
         for number in range(1, 25):
@@ -303,24 +315,24 @@ async def test_slow_reader_is_disconnected_without_affecting_others(tmp_path: Pa
             message = await reader.next()
             assert message is not None
             assert message.id == str(number)
-        await until(lambda: len(door.server.apis) == 1)
+        await until(lambda: len(server.server.apis) == 1)
         # Only the connections of reader and writer remain: unsent data must not keep the slow reader's socket open.
-        await until(lambda: len(connections(door)) == 2)
-        assert door.counts.slow_readers_closed == 1
+        await until(lambda: len(connections(server)) == 2)
+        assert server.counts.slow_readers_closed == 1
         reader.close()
 
 
 @pytest.mark.rule("CO-31")
 async def test_websocket_with_unsent_data_is_closed_if_it_answers_no_pings(tmp_path: Path) -> None:
-    async with opened(tmp_path) as door, unread(door, "ws", heartbeat_ms=LONG_HEARTBEAT_MS):
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server, unread(server, "ws", heartbeat_ms=LONG_HEARTBEAT_MS):
+        gateway = server.gateway()
         for number in range(1, 25):
             await gateway.pushed(change(number, a="x" * 250_000, n=number))
-        (stuck,) = await until(lambda: [one for one in connections(door) if has_unsent_data(one)])
+        (stuck,) = await until(lambda: [one for one in connections(server) if has_unsent_data(one)])
         time = LoopClock(asyncio.get_running_loop())
-        await time.advance_until(lambda: stuck not in connections(door), step_s=5)
-        assert door.counts.slow_readers_closed == 1
-        assert len(door.server.apis) == 0
+        await time.advance_until(lambda: stuck not in connections(server), step_s=5)
+        assert server.counts.slow_readers_closed == 1
+        assert len(server.server.apis) == 0
 
 
 # --- limits -------------------------------------------------------------------------------------------------------
@@ -328,8 +340,8 @@ async def test_websocket_with_unsent_data_is_closed_if_it_answers_no_pings(tmp_p
 
 @pytest.mark.rule("CO-30")
 async def test_number_of_grpc_connections_is_limited(tmp_path: Path) -> None:
-    async with opened(tmp_path, connections_max=2) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, connections_max=2) as server:
+        gateway = server.gateway()
         await gateway.pushed(change(1, "r1", table="live", a=1))
         stream = await gateway.stream()
         await stream.connected()
@@ -339,7 +351,7 @@ async def test_number_of_grpc_connections_is_limited(tmp_path: Path) -> None:
         assert refusal(refused) == (503, "SERVER_BUSY")
         assert refused.json["error"] == "connections_max is 2, and that many are open"
         assert await gateway.rows("live") == {"r1": {"a": 1}}  # the limit does not apply to plain requests
-        assert len(door.server.apis) == 2
+        assert len(server.server.apis) == 2
         await soon(other.socket.close())
-        await until(lambda: len(door.server.apis) == 1)
+        await until(lambda: len(server.server.apis) == 1)
         stream.close()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from databases import BOTH_STORES
-from server.deltas.delta_servers import Gateway, Json, SharedServer, change, merged_of, opened, rows_of
+from server.deltas.delta_servers import Gateway, Json, SharedServer, change, merged_of, rows_of, run_server
 from server.deltas.row_model import merge_model
 
 pytestmark = BOTH_STORES
@@ -125,15 +125,15 @@ async def test_random_orders_with_duplicates_compactions_and_restarts_merge_to_t
             await gateway.pushed(*again)
 
     while any(orders.values()):
-        async with opened(tmp_path) as door:
+        async with run_server(tmp_path) as server:
             for name in names:
-                gateway = door.gateway(name)
+                gateway = server.gateway(name)
                 await some(gateway, name)
                 await agree(gateway, pushed[name])
-    async with opened(tmp_path) as door:
+    async with run_server(tmp_path) as server:
         states = []
         for name in names:
-            gateway = door.gateway(name)
+            gateway = server.gateway(name)
             assert all(is_known for _, is_known in await gateway.pushed(*random_.sample(deltas, len(deltas))))
             await agree(gateway, deltas)
             rows, cursor = await gateway.snapshot(limit=random_.randint(1, 4))

@@ -41,7 +41,7 @@ class Raw:
 async def raw(shared_server: SharedServer) -> AsyncIterator[Raw]:
     """A client of the shared server that does not normalize paths."""
     async with ClientSession() as session:
-        yield Raw(session, shared_server.door.served.url)
+        yield Raw(session, shared_server.server.served.url)
 
 
 def error_of(answer: Answer) -> tuple[int, str, str]:
@@ -95,7 +95,7 @@ async def test_gateway_name_is_decoded_once(raw: Raw, shared_server: SharedServe
     for place, (gateway, spelling) in enumerate(spellings.items(), 1):
         found = (await raw.request("GET", f"/v1/sync/{name}{spelling}/pull")).json["deltas"]
         assert [one["hlc"] for one in found] == [str(place)]
-        records = (await shared_server.door.log.read(stream=deltas_scope(gateway))).records
+        records = (await shared_server.server.log.read(stream=deltas_scope(gateway))).records
         assert len(records) == 1
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from databases import BOTH_STORES
-from server.deltas.delta_servers import Json, SharedServer, change, delivered, opened, refusal
+from server.deltas.delta_servers import Json, SharedServer, change, delivered, refusal, run_server
 
 pytestmark = BOTH_STORES
 
@@ -59,8 +59,8 @@ async def test_pulls_during_writes_are_complete_and_without_repeats(shared_serve
 
 @pytest.mark.rule("DE-9")
 async def test_page_size_is_limited_to_the_maximum(tmp_path: Path) -> None:
-    async with opened(tmp_path, page_events_default=3, page_events_max=5) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, page_events_default=3, page_events_max=5) as server:
+        gateway = server.gateway()
         await gateway.pushed(*(change(number, f"r{number}", a=1) for number in range(1, 10)))
         for given, expected in (({}, 3), ({"limit": 4}, 4), ({"limit": 99}, 5), ({"limit": 0}, 1)):
             page = await gateway.pull(**given)
@@ -77,7 +77,7 @@ async def test_page_size_is_limited_to_the_maximum(tmp_path: Path) -> None:
 async def test_cursor_of_another_history_is_refused(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     await gateway.pushed(change(1, a=1), change(2, a=2))
-    epoch = shared_server.door.log.epoch
+    epoch = shared_server.server.log.epoch
     assert (await gateway.pull(2, epoch=epoch))["deltas"] == []
     for path, newest in (("pull?since=3", 2), ("live?since=3", 2), ("pull?epoch=other", None)):
         answer = await gateway.request("GET", path)

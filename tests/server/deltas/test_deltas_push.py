@@ -12,7 +12,7 @@ from core.delta_faults import FAULTS, GOOD, NOT_JSON, Fault, delta_json, delta_t
 from databases import BOTH_STORES
 from deadlines import soon, until
 from oncelog.core.canonical import canonical
-from server.deltas.delta_servers import Gateway, SharedServer, change, delivered, opened, refusal, stored
+from server.deltas.delta_servers import Gateway, SharedServer, change, delivered, refusal, run_server, stored
 
 pytestmark = BOTH_STORES
 
@@ -39,7 +39,7 @@ async def test_pushed_deltas_are_committed_and_pulled_unchanged(shared_server: S
     ]
     answer = await gateway.ok("POST", "push", json={"deltas": deltas})
     assert set(answer) == {"committed", "duplicates", "epoch", "previousEpochs", "serverTime", "results"}
-    assert (answer["committed"], answer["duplicates"], answer["epoch"]) == (5, 0, shared_server.door.log.epoch)
+    assert (answer["committed"], answer["duplicates"], answer["epoch"]) == (5, 0, shared_server.server.log.epoch)
     assert answer["results"] == [
         {"deltaId": delta["deltaId"], "sequence": number, "duplicate": False} for number, delta in enumerate(deltas, 1)
     ]
@@ -48,7 +48,7 @@ async def test_pushed_deltas_are_committed_and_pulled_unchanged(shared_server: S
         "deltas": [delivered(delta, number) for number, delta in enumerate(deltas, 1)],
         "cursor": 5,
         "hasMore": False,
-        "epoch": shared_server.door.log.epoch,
+        "epoch": shared_server.server.log.epoch,
     }
     assert await gateway.rows() == {"r2": {}, "\U0001f600 /?%": {"name": '"\\\u0001'}}
 
@@ -93,8 +93,8 @@ async def test_development_mode_accepts_any_credential_and_client_id(shared_serv
 async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
     winner, loser = change(9, a=1), change(1, a=2, b=3)
     deleted, late = change(7, "r2", op="DELETE"), change(5, "r2", a=1)
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         assert await gateway.pushed(winner, loser, loser, deleted, late, late) == [
             (1, False), (2, False), (2, True), (3, False), (4, False), (4, True),
         ]  # fmt: skip
@@ -103,8 +103,8 @@ async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
             assert all(is_known for _, is_known in await gateway.pushed(*again))
         assert (await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
         assert await gateway.rows() == {"r1": {"a": 1, "b": 3}}
-    async with opened(tmp_path) as door:  # the restarted server has an empty cache
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:  # the restarted server has an empty cache
+        gateway = server.gateway()
         for _ in range(2):  # known from the store, then from the cache
             assert await gateway.pushed(loser, winner, late) == [(2, True), (1, True), (4, True)]
         assert (await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
@@ -114,22 +114,22 @@ async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
 async def test_delta_with_another_op_is_a_duplicate_and_counted(tmp_path: Path) -> None:
     first = change(1, a=1)
     other = {**first, "op": "DELETE"}
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         assert await gateway.pushed(first, other) == [(1, False), (1, True)]
         assert await gateway.pushed(other, first) == [(1, True), (1, True)]  # from the cache
-        assert dict(door.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 2}
+        assert dict(server.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 2}
         assert await gateway.rows() == {"r1": {"a": 1}}
         assert [delta["op"] for delta in await gateway.pull_all()] == ["UPDATE"]
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         assert await gateway.pushed(other, change(2, a=2)) == [(1, True), (2, False)]  # from the store
         assert await gateway.rows() == {"r1": {"a": 2}}
-        text = (await door.served.get("/metrics")).body.decode()
+        text = (await server.served.get("/metrics")).body.decode()
         assert 'oncelog_deltas_total{outcome="committed"} 1.0' in text
         assert 'oncelog_deltas_total{outcome="known_under_another_op"} 1.0' in text
         await gateway.pushed(first)
-        assert dict(door.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 1}
+        assert dict(server.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 1}
 
 
 @pytest.mark.rule("DE-4", "CO-32")
@@ -138,15 +138,15 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
 ) -> None:
     options: dict[str, Any] = {"queue_items_max": 3, "cache_entries_max": 100 if is_in_memory else 0}
-    async with opened(tmp_path, **options) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, **options) as server:
+        gateway = server.gateway()
         known = [change(number, a=number) for number in range(1, 3)]
         await gateway.pushed(*known)
         before = await stored(tmp_path)
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         waiting = asyncio.ensure_future(gateway.pushed(*(change(number, "x", a=0) for number in range(10, 14))))
-        await until(lambda: door.log.queue_length == 4)
-        inquiries = door.log._committer._known_only_queue
+        await until(lambda: server.log.queue_length == 4)
+        inquiries = server.log._committer._known_only_queue
         again = asyncio.ensure_future(gateway.pushed(*known))
         await until(lambda: again.done() if is_in_memory else len(inquiries) == 1)
         if is_in_memory:
@@ -197,8 +197,8 @@ async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path) -> None
         "request_members_max": 9,
         "body_bytes_max": 1000,
     }
-    async with opened(tmp_path, **lower) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, **lower) as server:
+        gateway = server.gateway()
         deltas = [change(number, f"r{number}", a=1) for number in range(1, 12)]
         answer = await gateway.push(*deltas)
         assert refusal(answer) == (413, "TOO_LARGE")
@@ -280,8 +280,8 @@ async def test_one_invalid_delta_refuses_a_large_push(shared_server: SharedServe
 
 @pytest.mark.rule("DE-10", "CO-30")
 async def test_oversized_body_value_or_row_is_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path, frame_bytes_max=3_000_000, column_value_bytes_max=1_000_000) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, frame_bytes_max=3_000_000, column_value_bytes_max=1_000_000) as server:
+        gateway = server.gateway()
         answer = await gateway.push(change(1, a="x" * 3_000_000))
         assert refusal(answer) == (413, "TOO_LARGE")
         assert answer.json["limit"] == 3_000_000
@@ -327,7 +327,7 @@ async def test_malformed_requests_are_refused_in_the_api_error_format(shared_ser
     answer = await gateway.push_body(b"no gzip", **{"Content-Encoding": "gzip"})
     assert refusal(answer) == (400, "BAD_REQUEST")
     for name in ("x" * 81, "e\u0301", "a%00b"):
-        answer = await shared_server.door.gateway(name).push(change(1, a=1))
+        answer = await shared_server.server.gateway(name).push(change(1, a=1))
         assert refusal(answer) == (400, "BAD_REQUEST"), name
         assert answer.json["error"].startswith("gateway: ")
     for path, field in (

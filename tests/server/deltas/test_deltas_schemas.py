@@ -10,7 +10,7 @@ import pytest
 from databases import BOTH_STORES
 from oncelog.errors import SettingsError
 from oncelog.server.deltas.schemas import TableSchemas
-from server.deltas.delta_servers import change, opened, refusal
+from server.deltas.delta_servers import change, refusal, run_server
 from server.running_server import api_key
 
 SHOP = {
@@ -37,8 +37,8 @@ def product(hlc: int = 1, **columns: Any) -> Any:
 @BOTH_STORES
 @pytest.mark.rule("DE-10", "DE-6")
 async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path: Path) -> None:
-    async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as server:
+        gateway = server.gateway()
         good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
         for delta, words in (
             (change(1, table="orders", a=1), "table: 'orders' is not a table of the gateway"),
@@ -67,7 +67,7 @@ async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path:
             change(5, table="empty", op="INSERT"),
         ]
         assert [is_known for _, is_known in await gateway.pushed(*allowed)].count(True) == 0
-        assert await door.gateway("other").pushed(change(1, table="whatever", a=1)) == [(1, False)]
+        assert await server.gateway("other").pushed(change(1, table="whatever", a=1)) == [(1, False)]
 
 
 @BOTH_STORES
@@ -76,11 +76,11 @@ async def test_known_delta_is_acknowledged_after_the_schema_has_become_stricter(
     path = written(tmp_path, {})
     old = product(anything=1)
     for is_in_memory in (True, False):
-        async with opened(tmp_path, deltas_schemas=path) as door:
-            gateway = door.gateway()
+        async with run_server(tmp_path, deltas_schemas=path) as server:
+            gateway = server.gateway()
             assert await gateway.pushed(old) == [(1, not is_in_memory)]
             written(tmp_path, SHOP)
-            door.server.reload()
+            server.server.reload()
             assert await gateway.pushed(old) == [(1, True)]
             assert refusal(await gateway.push(old, product(2, anything=2))) == (422, "INVALID")
             assert await gateway.pushed(old) == [(1, True)]
@@ -93,7 +93,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
         "a/b": {"u": {"a": "json"}},
         "*": {"t": {"a": "integer"}},
     }
-    async with opened(tmp_path, deltas_schemas=written(tmp_path, schemas)) as door:
+    async with run_server(tmp_path, deltas_schemas=written(tmp_path, schemas)) as server:
         for name, delta, status in (
             ("shop", change(1, a="x"), 200),
             ("shop", change(1, a=1), 422),
@@ -104,7 +104,7 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
             ("a%2Fb", change(1, a=1), 422),
             ("closed", change(1, a=1), 422),  # a schema without tables differs from no schema
         ):
-            assert (await door.gateway(name).push(delta)).status == status, (name, delta)
+            assert (await server.gateway(name).push(delta)).status == status, (name, delta)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ async def test_invalid_schema_file_is_refused_with_its_name(tmp_path: Path, text
     assert words in str(raised.value)
 
     with pytest.raises(SettingsError):
-        async with opened(tmp_path, deltas_schemas=str(tmp_path / "schemas.json")):
+        async with run_server(tmp_path, deltas_schemas=str(tmp_path / "schemas.json")):
             pass
 
 
@@ -145,33 +145,33 @@ def test_missing_schema_file_is_refused(tmp_path: Path) -> None:
 async def test_reload_of_an_invalid_schema_file_keeps_the_old_schemas(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as server:
+        gateway = server.gateway()
         written(tmp_path, '{"shop": {"t": {"a": "texxt"}}}')
         with caplog.at_level(logging.ERROR):
-            door.server.reload()
+            server.server.reload()
         assert "not reloaded: deltas_schemas: " in caplog.text
         assert "shop.t.a" in caplog.text
         assert refusal(await gateway.push(change(1, a=1))) == (422, "INVALID")
         assert await gateway.pushed(product(name="Tea")) == [(1, False)]
         written(tmp_path, {"shop": {"t": {"a": "integer"}}})
-        door.server.reload()
+        server.server.reload()
         assert await gateway.pushed(change(1, a=1)) == [(2, False)]
 
 
 @pytest.mark.rule("CO-28")
 async def test_bad_schema_file_does_not_prevent_the_reload_of_other_files(tmp_path: Path) -> None:
-    async with opened(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as door:
-        keys = door.served.api_keys
+    async with run_server(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as server:
+        keys = server.served.api_keys
         assert keys is not None
-        first, second = (api_key(door.served, "c1", write=["deltas/shop"]) for _ in range(2))
+        first, second = (api_key(server.served, "c1", write=["deltas/shop"]) for _ in range(2))
         written(tmp_path, "[]")
         keys.revoke(first.key.id)
-        door.server.reload()
-        assert refusal(await door.gateway(credential=first.text).push(change(1, a=1))) == (401, "AUTH_FAILED")
-        gateway = door.gateway(credential=second.text)
+        server.server.reload()
+        assert refusal(await server.gateway(credential=first.text).push(change(1, a=1))) == (401, "AUTH_FAILED")
+        gateway = server.gateway(credential=second.text)
         assert await gateway.pushed(change(1, a=1)) == [(1, False)]
         written(tmp_path, SHOP)
         (tmp_path / "keys.json").write_bytes(b"no keys")
-        door.server.reload()
+        server.server.reload()
         assert refusal(await gateway.push(change(2, a=2)))[0] == 422

@@ -19,7 +19,7 @@ from databases import BOTH_STORES, SQLITE, log_at
 from deadlines import soon
 from scripts import read_line, start_script
 from server.cli_commands import oncelog
-from server.deltas.delta_servers import Gateway, change, opened, refusal, rows_of, stored, streamed
+from server.deltas.delta_servers import Gateway, change, refusal, rows_of, run_server, stored, streamed
 from server.deltas.row_model import merge_model
 from server.shared_servers import ServerPool, pool_fixture, unique_name
 
@@ -42,9 +42,9 @@ async def at(url: str, name: str = "shop") -> AsyncIterator[Gateway]:
 async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(tmp_path: Path, moment: str) -> None:
     old = [change(number, a=number) for number in range(1, 4)]
     new = [change(number, f"r{number}", a=number) for number in range(10, 30)]
-    async with opened(tmp_path) as door:
-        await door.gateway().pushed(*old)
-        await door.gateway().compact(upto=2)
+    async with run_server(tmp_path) as deltas_server:
+        await deltas_server.gateway().pushed(*old)
+        await deltas_server.gateway().compact(upto=2)
         before = await stored(tmp_path)
     with start_script(WORKER, log_at(tmp_path / "events.db"), moment) as process:
         url, _ = (await asyncio.to_thread(read_line, process)).split()
@@ -56,8 +56,8 @@ async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(t
             process.wait()
             with pytest.raises((aiohttp.ClientError, ConnectionError)):
                 await soon(sent)
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as deltas_server:
+        gateway = deltas_server.gateway()
         is_there = moment == "after"
         assert (await gateway.snapshot())[1] == (23 if is_there else 3)
         if not is_there:
@@ -122,13 +122,16 @@ async def test_hangup_signal_reloads_the_schemas(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def opened_pair(directory: Path) -> AsyncIterator[list[str]]:
+async def run_server_pair(directory: Path) -> AsyncIterator[list[str]]:
     """Run two servers on one log, one in another process and one in this process, and return their URLs."""
-    async with server_process(directory) as served, opened(directory, store=log_at(directory / "log.db")) as door:
-        yield [served.url, door.served.url]
+    async with (
+        server_process(directory) as served,
+        run_server(directory, store=log_at(directory / "log.db")) as deltas_server,
+    ):
+        yield [served.url, deltas_server.served.url]
 
 
-pair_pool = pool_fixture(opened_pair)
+pair_pool = pool_fixture(run_server_pair)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -16,9 +16,9 @@ from server.deltas.delta_servers import (
     change,
     compacted,
     merged_of,
-    opened,
     refusal,
     rows_of,
+    run_server,
 )
 from server.deltas.row_model import merge_model
 
@@ -56,14 +56,14 @@ async def test_old_deleted_rows_are_dropped_from_the_snapshot(shared_server: Sha
 async def test_late_delta_of_a_dropped_row_is_acknowledged_and_loses(tmp_path: Path) -> None:
     """The log verifies, the horizon survives a restart, and readers get the DELETE that the delta lost to."""
     late = [change(2, "gone", b=1), change(3, "never seen", b=1)]
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         await gateway.pushed(change(1, "gone", a=1), change(5, "gone", op="DELETE"), change(4, "kept", a=1))
         await gateway.compact(keep=0, tombstoneAgeMs=0)
         assert await gateway.pushed(*late) == [(4, False), (5, False)]
         assert await gateway.rows() == {"kept": {"a": 1}}
-    async with opened(tmp_path) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path) as server:
+        gateway = server.gateway()
         assert await gateway.pushed(*late) == [(4, True), (5, True)]
         await gateway.pushed(change(4, "gone", c=1), change(7, "gone", d=1), change(5, "gone", e=1))
         assert await gateway.rows() == {"kept": {"a": 1}, "gone": {"d": 1}}
@@ -90,7 +90,7 @@ async def test_reader_that_missed_dropped_deletes_must_replace_its_rows(shared_s
     assert (await gateway.pull(0))["snapshot"] is True
     answer = await gateway.request("GET", "pull", params={"since": 1})
     assert refusal(answer) == (409, "HISTORY_CHANGED")
-    epoch = shared_server.door.log.epoch
+    epoch = shared_server.server.log.epoch
     assert (answer.json["snapshot"], answer.json["newest"], answer.json["epoch"]) == (True, 3, epoch)
     assert "replace all rows" in answer.json["error"]
     assert len(await gateway.pull_all(2)) == 1
@@ -136,7 +136,7 @@ async def test_only_compacted_deletes_are_dropped(shared_server: SharedServer) -
 
 @pytest.mark.rule("DE-13")
 async def test_lagging_consumer_holds_back_the_drop_and_is_reported(shared_server: SharedServer) -> None:
-    gateway, log = shared_server.gateway(), shared_server.door.log
+    gateway, log = shared_server.gateway(), shared_server.server.log
     await gateway.pushed(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
     await log.commit_cursor("fast", 2, stream=shared_server.scope)
     await log.commit_cursor("slow", 1, stream=shared_server.scope)
@@ -152,8 +152,8 @@ async def test_lagging_consumer_holds_back_the_drop_and_is_reported(shared_serve
 
 @pytest.mark.rule("DE-13")
 async def test_minimum_age_is_configurable(tmp_path: Path) -> None:
-    async with opened(tmp_path, tombstone_age_ms=0) as door:
-        gateway = door.gateway()
+    async with run_server(tmp_path, tombstone_age_ms=0) as server:
+        gateway = server.gateway()
         await gateway.pushed(change(1, "a", op="DELETE"))
         assert await gateway.compact(keep=0, tombstoneAgeMs=86_400_000) == compacted(1, 1)
         assert await gateway.compact(keep=0) == compacted(0, 1, dropped=1)

@@ -141,7 +141,7 @@ class Peer:
     def __init__(self, server: "SessionServer", name: str) -> None:
         self.wire = MemoryWire()
         self.name = name
-        self.session = EventsSession(server.door, self.wire, Caller("192.0.2.1"))
+        self.session = EventsSession(server.service, self.wire, Caller("192.0.2.1"))
         self._numbers = 0
 
     @property
@@ -220,7 +220,7 @@ class SessionServer:
         entrance = AuthGate(authenticator, log.clock, ApiLimits(**{**rates, **limits}))
         self.counts = entrance.counts
         self.hub = EventsHub(entrance, self.fail)
-        self.door = EventsService(log, self.hub, entrance)
+        self.service = EventsService(log, self.hub, entrance)
         self.peers: list[Peer] = []
 
     def fail(self, error: Exception) -> None:

@@ -227,13 +227,13 @@ async def test_sync_cycle_does_not_expire_while_its_page_is_read() -> None:
         asked = {"partitions": ["a"], "since_committed_id": page["next_since_committed_id"], "limit": 2}
         syncing = asyncio.ensure_future(ada.send("sync", asked))
         await server.log.gate.reached.wait()
-        server.door.limits = ApiLimits(cycle_idle_ms=1)  # expires immediately, but only while the page is read
+        server.service.limits = ApiLimits(cycle_idle_ms=1)  # expires immediately, but only while the page is read
         await ada.raw(
             orjson.dumps({"type": "submit_events", "protocol_version": "1.0", "payload": {"events": [item(6)]}})
         )
         await bob.submit(item(7))
         assert ada.session.subscriber._idle_timer is None
-        server.door.limits = ApiLimits(cycle_idle_ms=10**7)
+        server.service.limits = ApiLimits(cycle_idle_ms=10**7)
         server.log.gate.open()
         server.log.store.before_read = nothing
         await syncing
@@ -248,11 +248,11 @@ async def test_restarted_and_abandoned_sync_cycle_keeps_order_without_gaps() -> 
     async with session_server(cycle_idle_ms=1) as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         await bob.submit(*(item(number) for number in range(1, 6)))
-        server.door.limits = ApiLimits(cycle_idle_ms=10**7)
+        server.service.limits = ApiLimits(cycle_idle_ms=10**7)
         await ada.sync(limit=2)
         await ada.send("submit_events", {"events": [item(6)]})
         await bob.submit(item(7), item(8))
-        server.door.limits = ApiLimits(cycle_idle_ms=1)
+        server.service.limits = ApiLimits(cycle_idle_ms=1)
         await ada.sync(limit=2)
         await ada.send("submit_events", {"events": [item(9)]})
         await ada.wire.arrived(10)

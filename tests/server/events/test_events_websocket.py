@@ -92,8 +92,8 @@ async def test_oversized_frame_closes_the_connection_with_a_reason_log_line_and_
             message = await soon(socket.receive())
         assert (message.type, message.data) == (WSMsgType.CLOSE, 1009)
         assert message.extra == "limits.frame_bytes_max is 10000: send smaller requests"
-        door = path.rpartition("/")[2]
-        assert served.server.counts.requests[door, "websocket", "too_large"] == 1
+        api = path.rpartition("/")[2]
+        assert served.server.counts.requests[api, "websocket", "too_large"] == 1
         (line,) = [one for one in caplog.records if "a frame is larger" in one.message]
         assert (line.address, line.levelname) == ("127.0.0.1", "INFO")  # type: ignore[attr-defined]
 

@@ -290,7 +290,7 @@ async def test_unusable_id_rejects_only_its_item(bad_id: str) -> None:
 async def test_busy_server_answers_server_error_which_the_client_retries() -> None:
     async with session_server() as server:
         ada = await camel.connected(server)
-        server.door.auth_gate.is_closing = True
+        server.service.auth_gate.is_closing = True
         reply = await ada.ask("submit_events", {"events": [draft("e1", meta={"clientTs": 1})]})
         assert code_of(reply) == "server_error"
         assert reply["payload"]["details"] == {"retryAfterMs": 1000}

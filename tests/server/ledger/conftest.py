@@ -5,7 +5,7 @@ import pytest_asyncio
 
 from deadlines import WAIT_S
 from oncelog.server.ledger import health_service
-from server.ledger.ledger_servers import Door, SharedServer, server_pool_with
+from server.ledger.ledger_servers import LedgerServer, SharedServer, server_pool_with
 from server.ledger.ledger_transports import WIRES
 from server.shared_servers import ServerPool, unique_name
 
@@ -27,9 +27,13 @@ def wire(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shared_server(
-    session_loop: None, server_pool: ServerPool[Door], wire: str, store_kind: str, request: pytest.FixtureRequest
+    session_loop: None,
+    server_pool: ServerPool[LedgerServer],
+    wire: str,
+    store_kind: str,
+    request: pytest.FixtureRequest,
 ) -> SharedServer:
     """A server from the module's pool, shared with other tests, with an organization that only this test uses."""
-    door = await server_pool.get(store_kind)
-    door.kind = wire
-    return SharedServer(door, unique_name(request))
+    server = await server_pool.get(store_kind)
+    server.kind = wire
+    return SharedServer(server, unique_name(request))

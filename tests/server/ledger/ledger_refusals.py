@@ -39,10 +39,10 @@ async def among_others(shared_server: SharedServer, bad: Any) -> CallError:
 
 
 def http_wire(shared_server: SharedServer) -> HttpWire:
-    found: HttpWire = shared_server.door.wire(HTTP)
+    found: HttpWire = shared_server.server.wire(HTTP)
     return found
 
 
 def grpc_wire(shared_server: SharedServer) -> GrpcWire:
-    found: GrpcWire = shared_server.door.wire(GRPC)
+    found: GrpcWire = shared_server.server.wire(GRPC)
     return found

@@ -65,7 +65,7 @@ class Ways:
         self._connections.clear()
 
 
-class Door(Ways):
+class LedgerServer(Ways):
     """A server in this process and connections to it."""
 
     def __init__(self, served: Serving, kind: str) -> None:
@@ -77,23 +77,23 @@ class Door(Ways):
 
 
 @asynccontextmanager
-async def opened(directory: Path, kind: str, **options: Any) -> AsyncIterator[Door]:
+async def run_server(directory: Path, kind: str, **options: Any) -> AsyncIterator[LedgerServer]:
     """Run a server on the log in the directory, with the options of `serving`."""
     async with serving(directory, **options) as served:
-        door = Door(served, kind)
+        server = LedgerServer(served, kind)
         try:
-            yield door
+            yield server
         finally:
-            await door.close()
+            await server.close()
 
 
 def server_pool_with(**options: Any) -> Any:
     """Return a fixture for a pool of servers with these options."""
-    return pool_fixture(lambda directory: opened(directory, GRPC, **options))
+    return pool_fixture(lambda directory: run_server(directory, GRPC, **options))
 
 
 async def prepare(directory: Path, clock: ManualClock | ShiftedClock, **settings: int) -> None:
-    """Create a log for `opened`, by default with one lane. `settings` may set the eviction interval."""
+    """Create a log for `run_server`, by default with one lane. `settings` may set the eviction interval."""
     chosen = Settings(**{"lanes": 1, **settings})
     async with open_log(log_at(directory / "events.db"), settings=chosen, clock=clock):
         pass
@@ -102,17 +102,17 @@ async def prepare(directory: Path, clock: ManualClock | ShiftedClock, **settings
 class SharedServer:
     """A running server that many tests share. Each test uses a separate organization."""
 
-    def __init__(self, door: Door, name: str) -> None:
-        self.door = door
+    def __init__(self, server: LedgerServer, name: str) -> None:
+        self.server = server
         self.name = name
 
     def ledger(self, client_id: str = "app", vault: str = "") -> Ledger:
         """Return a client of the test's organization."""
-        return self.door.ledger(self.name, vault, client_id)
+        return self.server.ledger(self.name, vault, client_id)
 
     def ledger_as(self, credential: str | None, vault: str = "", suffix: str = "") -> Ledger:
         """Return a client of the test's organization, with `suffix` appended to its name, that sends the credential."""
-        return self.door.ledger(f"{self.name}{suffix}", vault, credential=credential)
+        return self.server.ledger(f"{self.name}{suffix}", vault, credential=credential)
 
     @property
     def scope(self) -> str:
@@ -120,4 +120,4 @@ class SharedServer:
         return f"ledger/{self.name}"
 
     def wire(self) -> Any:
-        return self.door.wire()
+        return self.server.wire()

@@ -11,7 +11,7 @@ import pytest
 from databases import BOTH_STORES
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
-from server.ledger.ledger_servers import SharedServer, key, opened, prepare, server_pool_with, token
+from server.ledger.ledger_servers import SharedServer, key, prepare, run_server, server_pool_with, token
 from server.ledger.ledger_transports import (
     GRPC,
     HTTP,
@@ -72,14 +72,14 @@ async def refusals(calls: Sequence[Any]) -> list[tuple[str, str, str | None]]:
 
 @pytest.mark.rule("CO-21", "CO-18")
 async def test_invalid_credentials_are_refused_with_one_message(shared_server: SharedServer) -> None:
-    door = shared_server.door
+    server = shared_server.server
     good = token()
     assert code(await shared_server.ledger_as(good).write(1, SET, key=key(1))) == "OK"
-    revoked = api_key(door.served, "gone", ["*"], ["*"])
+    revoked = api_key(server.served, "gone", ["*"], ["*"])
     assert await shared_server.ledger_as(revoked.text).last_sequence() == 0
-    assert door.served.api_keys is not None
-    door.served.api_keys.revoke(revoked.key.id)
-    door.server.reload()
+    assert server.served.api_keys is not None
+    server.served.api_keys.revoke(revoked.key.id)
+    server.server.reload()
     texts = set()
     for bad in (
         None,
@@ -109,8 +109,8 @@ async def test_credential_is_checked_before_the_request_is_parsed(shared_server:
 @pytest.mark.rule("CO-21")
 async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path, wire: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
-    async with opened(tmp_path, wire, tokens=True, clock=clock, auth_failures_per_minute_max=3) as door:
-        bad, good = door.ledger(credential="bad"), door.ledger(credential=token())
+    async with run_server(tmp_path, wire, tokens=True, clock=clock, auth_failures_per_minute_max=3) as server:
+        bad, good = server.ledger(credential="bad"), server.ledger(credential=token())
         for _ in range(3):
             assert (await refused(bad.last_sequence())).status == "UNAUTHENTICATED"
         error = await refused(bad.last_sequence())
@@ -127,7 +127,7 @@ async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path,
 
 @pytest.mark.rule("LG-1", "CO-20")
 async def test_recorded_actor_is_the_user_of_a_token_or_the_client_of_an_api_key(shared_server: SharedServer) -> None:
-    shown = api_key(shared_server.door.served, "api_key_abc", ["*"], ["*"])
+    shown = api_key(shared_server.server.served, "api_key_abc", ["*"], ["*"])
     for credential, actor, client in (
         (token("789"), "user:789", "user:789"),
         (shown.text, "client:api_key_abc", "api_key_abc"),
@@ -148,7 +148,7 @@ async def test_recorded_actor_is_the_user_of_a_token_or_the_client_of_an_api_key
 
 @pytest.mark.rule("LG-1")
 async def test_client_id_of_another_client_is_refused(shared_server: SharedServer) -> None:
-    shown = api_key(shared_server.door.served, "shop", ["*"], ["*"])
+    shown = api_key(shared_server.server.served, "shop", ["*"], ["*"])
     victim = shared_server.ledger_as(token("victim"))
     await victim.write(1, SET, key=key(1))
     for credential in (token("ada"), token("ada", client_id="laptop"), shown.text):
@@ -213,12 +213,14 @@ async def test_grants_apply_to_the_scopes_they_list(
     shared_server: SharedServer, read: list[str], write: list[str], expected: list[str]
 ) -> None:
     """`{o}` in a grant stands for the test's organization."""
-    name, door = shared_server.name, shared_server.door
+    name, server = shared_server.name, shared_server.server
     scopes = [(name, ""), (name, "main"), (name, "other"), (f"{name}2", ""), (f"a{name}/b", "")]
     for scope in scopes:  # under the key that the other credential tries
-        assert code(await door.ledger(*scope, credential=token("root")).write(1, SET, relate("r"), key=key(1))) == "OK"
+        assert (
+            code(await server.ledger(*scope, credential=token("root")).write(1, SET, relate("r"), key=key(1))) == "OK"
+        )
     shown = token("ada", [one.format(o=name) for one in read], [one.format(o=name) for one in write])
-    found = [await rights(door.ledger(*scope, credential=shown)) for scope in scopes]
+    found = [await rights(server.ledger(*scope, credential=shown)) for scope in scopes]
     assert found == expected
 
 
@@ -259,7 +261,7 @@ async def test_unauthorized_write_does_not_reveal_keys_or_sequences(shared_serve
 
 @pytest.mark.rule("CO-22")
 async def test_retry_after_the_write_grant_was_removed_is_refused(shared_server: SharedServer) -> None:
-    shown = api_key(shared_server.door.served, "app", [shared_server.scope], [shared_server.scope])
+    shown = api_key(shared_server.server.served, "app", [shared_server.scope], [shared_server.scope])
     ledger = shared_server.ledger_as(shown.text)
     answer = success(await ledger.write(1, SET, key=key(1)))
     assert await ledger.write(1, SET, key=key(1)) == answer
@@ -272,32 +274,32 @@ async def test_retry_after_the_write_grant_was_removed_is_refused(shared_server:
 @contextmanager
 def replace_grants(shared_server: SharedServer) -> Iterator[None]:
     """Make the test's API keys grant a different scope until the end of the block."""
-    door = shared_server.door
-    assert door.served.api_keys is not None
-    path = Path(door.served.api_keys._path)
+    server = shared_server.server
+    assert server.served.api_keys is not None
+    path = Path(server.served.api_keys._path)
     before = path.read_text()
     try:
         path.write_text(before.replace(f'"{shared_server.scope}"', '"ledger/other"'))
-        door.server.reload()
+        server.server.reload()
         yield
     finally:
         path.write_text(before)
-        door.server.reload()
+        server.server.reload()
 
 
 @pytest.mark.rule("CO-22")
 async def test_transaction_of_another_scope_is_not_found(tmp_path: Path, wire: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     await prepare(tmp_path, clock)  # one lane, so that the ids of both scopes have the same form
-    async with opened(tmp_path, wire, tokens=True, clock=clock) as door:
-        owner = door.ledger(vault="secret", credential=token("owner"))
+    async with run_server(tmp_path, wire, tokens=True, clock=clock) as server:
+        owner = server.ledger(vault="secret", credential=token("owner"))
         answer = success(await owner.write(1, SET, key=key(1)))
         tx_id = answer["committed_tx_id"]
-        ledger = door.ledger(vault="mine", credential=token("ada", ["ledger/acme/mine"], ["ledger/acme/mine"]))
+        ledger = server.ledger(vault="mine", credential=token("ada", ["ledger/acme/mine"], ["ledger/acme/mine"]))
         await ledger.write(1, SET)
         missing = ("NOT_FOUND", "tx_id: the scope has no such transaction", "tx_id")
         for scope in ({"vault": "mine"}, {"vault": "", "organization": "acme2"}):
-            one = door.ledger(credential=token()).of(**scope)
+            one = server.ledger(credential=token()).of(**scope)
             for other in (tx_id, "0" * 16, "f" * 16, f"{int(tx_id, 16) + 7:016x}", "0000000000000001"):
                 assert await refusals([one.get_transaction(other), one.get_proof(other)]) == [missing] * 2
         assert (await refused(ledger.get_transaction(tx_id))).summary == missing

@@ -295,20 +295,20 @@ def compare(path: Path, seed: int, moments: int, *, is_long: bool, with_postgres
     model = Model(author.settings)
     outcomes: set[str] = set()
     now_ms = ManualClock().wall_ms()
-    with submitters(path, author.settings, seed, with_postgres) as opened:
+    with submitters(path, author.settings, seed, with_postgres) as run_server:
         for number, moment in enumerate(author.history(moments)):
             now_ms += moment.step_ms
             expected = [model.decide(write, now_ms) for write in moment.writes]
             outcomes.update(kind for kind, *_ in expected)
-            for name, submitter in opened.items():
+            for name, submitter in run_server.items():
                 assert submitter.submit(moment) == expected, (seed, number, name)
                 assert submitter.states() == model.states(), (seed, number, name)
-            heads = [submitter.heads() for submitter in opened.values()]
+            heads = [submitter.heads() for submitter in run_server.values()]
             assert heads == [heads[0]] * len(heads), (seed, number)
             if not is_long and number >= REOPEN_INTERVAL and model.evictions and outcomes == OUTCOMES:
                 break
             if number % REOPEN_INTERVAL == REOPEN_INTERVAL - 1:
-                for submitter in opened.values():
+                for submitter in run_server.values():
                     submitter.log.reopen()
     # A history in which an outcome is missing would not test that outcome.
     assert model.evictions

@@ -11,7 +11,7 @@ import pytest
 from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.testing.clock import ManualClock
-from server.ledger.ledger_servers import SharedServer, key, opened, prepare
+from server.ledger.ledger_servers import SharedServer, key, prepare, run_server
 from server.ledger.ledger_transports import GRPC, Json, Ledger, Watching, blocks, put, refused, success
 from server.ledger.write_answers import block_of, written
 
@@ -42,8 +42,8 @@ def check_order(found: Sequence[Json], first: int) -> None:
 
 @pytest.mark.rule("LG-18", "CO-13")
 async def test_block_stream_starts_after_any_height(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         empty = await ledger.watch_blocks()
         answers = await written(ledger, 3)
         heights = await blocks(empty, 3)
@@ -70,8 +70,8 @@ async def test_block_stream_starts_after_any_height(tmp_path: Path, wire: str) -
 async def test_blocks_of_other_scopes_of_the_lane_hide_their_transactions(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
     await prepare(tmp_path, clock)
-    async with opened(tmp_path, wire, clock=clock) as door:
-        ledger, other = door.ledger(client_id="app"), door.ledger("other", client_id="app")
+    async with run_server(tmp_path, wire, clock=clock) as server:
+        ledger, other = server.ledger(client_id="app"), server.ledger("other", client_id="app")
         watching = await ledger.watch_blocks()
         first = success(await ledger.write(1, SET))
         second = success(await other.write(1, SET))
@@ -88,16 +88,16 @@ async def test_block_streams_are_complete_and_ordered_while_two_servers_write(tm
     async def write(ledger: Ledger) -> list[str]:
         return [success(await ledger.write(n, SET, key=key(n)))["committed_tx_id"] for n in range(1, each + 1)]
 
-    async with opened(tmp_path, wire) as one, opened(tmp_path, wire) as other:
-        doors = (one, other)
-        early = [await door.ledger().watch_blocks() for door in doors]
+    async with run_server(tmp_path, wire) as one, run_server(tmp_path, wire) as other:
+        servers = (one, other)
+        early = [await server.ledger().watch_blocks() for server in servers]
         writing = [
-            asyncio.ensure_future(write(doors[number % 2].ledger(client_id=f"client-{number}")))
+            asyncio.ensure_future(write(servers[number % 2].ledger(client_id=f"client-{number}")))
             for number in range(writers)
         ]
         begun = [await blocks(watching, 3) for watching in early]
         assert begun[0] == begun[1]
-        late = [await door.ledger().watch_blocks(3) for door in doors]
+        late = [await server.ledger().watch_blocks(3) for server in servers]
         ids = {tx_id for several in await asyncio.gather(*writing) for tx_id in several}
         assert len(ids) == writers * each
         seen = {tx_id for block in begun[0] for tx_id in block["tx_ids"]}
@@ -111,20 +111,20 @@ async def test_block_streams_are_complete_and_ordered_while_two_servers_write(tm
 
 @pytest.mark.rule("LG-18")
 async def test_block_stream_ends_at_shutdown_and_resumes_on_the_next_server(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         await written(ledger, 2)
         watching = await ledger.watch_blocks()
         await blocks(watching, 2)
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         if wire == GRPC:
             error = await refused(watching.next())
             assert (error.status, error.code, error.retry_after_ms) == ("UNAVAILABLE", "server_busy", 1000)
         else:
             assert await watching.next() is None
         await soon(stopping)
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         watching = await ledger.watch_blocks(last_event_id="2")
         third = success(await ledger.write(3, SET))
         (block,) = await blocks(watching, 1)
@@ -137,7 +137,7 @@ async def test_height_of_another_history_is_refused(shared_server: SharedServer)
     ledger = shared_server.ledger()
     height = (await ledger.write(1, SET))["block_height"]
     block = await ledger.get_block(height)
-    assert block["epoch"] == shared_server.door.log.epoch
+    assert block["epoch"] == shared_server.server.log.epoch
     scoped = ledger._scoped(after_height=height)
     watching = await ledger.wire.watch({**scoped, "epoch": block["epoch"]}, None)
     await ledger.write(2, SET)

@@ -13,7 +13,7 @@ from oncelog.core.policy import LEDGER, evicted_after
 from oncelog.core.values import Settings
 from oncelog.errors import PolicyError, SettingsError
 from oncelog.testing.clock import ManualClock
-from server.ledger.ledger_servers import Door, SharedServer, key, opened, prepare
+from server.ledger.ledger_servers import LedgerServer, SharedServer, key, prepare, run_server
 from server.ledger.ledger_transports import GRPC, Json, Ledger, code, failure, put, refused, success
 from server.ledger.write_answers import already, outcome, place, retried, written
 from server.shared_servers import pool_fixture
@@ -30,50 +30,50 @@ class EvictingServer:
     Positions count from the start of the test, which is at a multiple of the interval.
     """
 
-    def __init__(self, door: Door, name: str, start: int = 0) -> None:
-        assert isinstance(door.served.clock, ManualClock)
-        self.clock = door.served.clock
-        self.ledger = door.ledger(name, client_id="app")
-        self._door = door
+    def __init__(self, ledger_server: LedgerServer, name: str, start: int = 0) -> None:
+        assert isinstance(ledger_server.served.clock, ManualClock)
+        self.clock = ledger_server.served.clock
+        self.ledger = ledger_server.ledger(name, client_id="app")
+        self._server = ledger_server
         self._start = start
 
     async def fill(self, upto: int) -> None:
         """Write as other clients until the log has reached the position."""
-        others = self._door.ledger("others")
-        for number in range(await position(self._door), self._start + upto):
+        others = self._server.ledger("others")
+        for number in range(await position(self._server), self._start + upto):
             answer = await others.of(client_id=f"client-{number}").write(1, put("z"), key=key(number))
             assert success(answer)["block_header"]["first_position"] == number + 1
 
 
-async def position(door: Door) -> int:
-    heads = await door.log.heads()
+async def position(ledger_server: LedgerServer) -> int:
+    heads = await ledger_server.log.heads()
     return heads[1].position if 1 in heads else 0
 
 
 @asynccontextmanager
 async def evicting(directory: Path, wire: str, clock: ManualClock) -> AsyncIterator[EvictingServer]:
     """Run a server for one test on the log in the directory. Create the log if it does not exist."""
-    async with opened_evicting(directory, wire, clock) as door:
-        yield EvictingServer(door, "acme")
+    async with run_evicting_server(directory, wire, clock) as ledger_server:
+        yield EvictingServer(ledger_server, "acme")
 
 
 @asynccontextmanager
-async def opened_evicting(directory: Path, wire: str, clock: ManualClock) -> AsyncIterator[Door]:
+async def run_evicting_server(directory: Path, wire: str, clock: ManualClock) -> AsyncIterator[LedgerServer]:
     await prepare(directory, clock, eviction_interval=INTERVAL)
-    async with opened(directory, wire, clock=clock) as door:
-        yield door
+    async with run_server(directory, wire, clock=clock) as ledger_server:
+        yield ledger_server
 
 
-server_pool = pool_fixture(lambda directory: opened_evicting(directory, GRPC, ManualClock()))
+server_pool = pool_fixture(lambda directory: run_evicting_server(directory, GRPC, ManualClock()))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def server(shared_server: SharedServer) -> EvictingServer:
     """A shared server at a position that is a multiple of the interval."""
-    door = shared_server.door
-    start = -(-await position(door) // INTERVAL) * INTERVAL
-    await EvictingServer(door, shared_server.name).fill(start)
-    return EvictingServer(door, shared_server.name, start)
+    ledger_server = shared_server.server
+    start = -(-await position(ledger_server) // INTERVAL) * INTERVAL
+    await EvictingServer(ledger_server, shared_server.name).fill(start)
+    return EvictingServer(ledger_server, shared_server.name, start)
 
 
 @pytest.mark.rule("LG-15")

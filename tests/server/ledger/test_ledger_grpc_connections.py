@@ -26,7 +26,7 @@ from oncelog.server.errors import ApiError
 from oncelog.server.ledger import codec, grpc_codec, grpc_service, reads
 from oncelog.server.limits import LONG_FRAME_BYTES
 from server.auth.auth_material import token
-from server.ledger.ledger_servers import Door, opened
+from server.ledger.ledger_servers import LedgerServer, run_server
 from server.ledger.ledger_transports import GRPC, HTTP, blocks, code, put, refused
 from server.ledger.write_answers import Unchanged, ending
 
@@ -38,15 +38,15 @@ MIB: Final = 1024 * 1024
 
 
 @asynccontextmanager
-async def known(directory: Path, **options: Any) -> AsyncIterator[Door]:
+async def known(directory: Path, **options: Any) -> AsyncIterator[LedgerServer]:
     """Run a server that requires credentials."""
-    async with opened(directory, GRPC, tokens=True, **options) as door:
-        yield door
+    async with run_server(directory, GRPC, tokens=True, **options) as server:
+        yield server
 
 
-def channel_to(door: Door, *options: tuple[str, int]) -> Any:
+def channel_to(server: LedgerServer, *options: tuple[str, int]) -> Any:
     """Return a channel with its own connection."""
-    return grpc.aio.insecure_channel(f"127.0.0.1:{door.rpc_port}", [("grpc.use_local_subchannel_pool", 1), *options])
+    return grpc.aio.insecure_channel(f"127.0.0.1:{server.rpc_port}", [("grpc.use_local_subchannel_pool", 1), *options])
 
 
 @contextmanager
@@ -70,8 +70,8 @@ def read_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.rule("CO-21", "CO-30")
 async def test_call_without_a_credential_is_refused_before_its_message(tmp_path: Path) -> None:
     """A server that waited for the message first would wait for clients that send only half of it."""
-    async with known(tmp_path) as door:
-        channel = door.wire().channel
+    async with known(tmp_path) as server:
+        channel = server.wire().channel
         names = [method.name for method in pb.DESCRIPTOR.services_by_name["Ledger"].methods]
         assert len(names) == 11
         for name in names:
@@ -82,12 +82,12 @@ async def test_call_without_a_credential_is_refused_before_its_message(tmp_path:
 @pytest.mark.rule("CO-21", "CO-30")
 async def test_long_message_without_a_credential_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = pb.WriteRequest(organization="acme", sequence=1, idempotency_key=bytes(MIB)).SerializeToString()
-    async with known(tmp_path) as door:
+    async with known(tmp_path) as server:
         with read_by(monkeypatch) as taken:
-            error = await refused(door.wire().raw("Write", request))
+            error = await refused(server.wire().raw("Write", request))
             assert error.status == "UNAUTHENTICATED"
             assert taken == []
-            error = await refused(door.wire(credential=GOOD).raw("Write", request))
+            error = await refused(server.wire(credential=GOOD).raw("Write", request))
             assert (error.status, error.field) == ("INVALID_ARGUMENT", "idempotency_key")
             assert taken == [len(request)]
 
@@ -95,8 +95,8 @@ async def test_long_message_without_a_credential_is_not_read(tmp_path: Path, mon
 @pytest.mark.rule("CO-30")
 async def test_call_without_a_message_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "MESSAGE_TIMEOUT_S", 0.01)
-    async with known(tmp_path) as door:
-        way = door.wire(credential=GOOD)
+    async with known(tmp_path) as server:
+        way = server.wire(credential=GOOD)
         for name in ("Write", "WatchBlocks"):
             silent = way.channel.stream_stream(f"/{grpc_service.SERVICE}/{name}")(metadata=way.metadata)
             assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.INVALID_ARGUMENT
@@ -107,8 +107,8 @@ async def test_call_without_a_message_times_out(tmp_path: Path, monkeypatch: pyt
 
 
 @asynccontextmanager
-async def connected(door: Door, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.rpc_port)
+async def connected(server: LedgerServer, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.rpc_port)
     try:
         writer.write(data)
         await writer.drain()
@@ -120,31 +120,31 @@ async def connected(door: Door, data: bytes) -> AsyncIterator[asyncio.StreamRead
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("said", [b"", PREFACE[:5], PREFACE])
 async def test_connection_without_a_handshake_is_closed(tmp_path: Path, said: bytes) -> None:
-    async with known(tmp_path, connect_timeout_ms=50) as door, connected(door, said) as reader:
+    async with known(tmp_path, connect_timeout_ms=50) as server, connected(server, said) as reader:
         await soon(reader.read())  # until the connection closes
 
 
 @pytest.mark.rule("CO-30")
 async def test_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "IDLE_MS", 50)
-    async with known(tmp_path) as door, connected(door, PREFACE + SETTINGS) as reader:
+    async with known(tmp_path) as server, connected(server, PREFACE + SETTINGS) as reader:
         await soon(reader.read())
 
 
 @pytest.mark.rule("CO-27", "CO-30")
 @pytest.mark.parametrize("limit", ["connections_max", "grpc_connections_max"])
 async def test_number_of_grpc_connections_is_limited(tmp_path: Path, limit: str) -> None:
-    async with known(tmp_path, **{limit: 2}) as door:
+    async with known(tmp_path, **{limit: 2}) as server:
         async with AsyncExitStack() as held:
             for _ in range(2):
-                reader = await held.enter_async_context(connected(door, PREFACE + SETTINGS))
+                reader = await held.enter_async_context(connected(server, PREFACE + SETTINGS))
                 assert await soon(reader.readexactly(9))  # the server accepts the connection and sends SETTINGS
-            async with connected(door, PREFACE + SETTINGS) as reader:
+            async with connected(server, PREFACE + SETTINGS) as reader:
                 with suppress(ConnectionError):
                     assert await soon(reader.read()) == b""
 
         async def is_let_in() -> bool:
-            channel = channel_to(door)
+            channel = channel_to(server)
             try:
                 call = channel.unary_unary(WRITE)(b"", timeout=WAIT_S)
                 return await call.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -157,27 +157,27 @@ async def test_number_of_grpc_connections_is_limited(tmp_path: Path, limit: str)
 
 @pytest.mark.rule("CO-30")
 async def test_metadata_length_is_limited(tmp_path: Path) -> None:
-    async with known(tmp_path) as door:
-        call = door.wire().channel.unary_unary(WRITE)
+    async with known(tmp_path) as server:
+        call = server.wire().channel.unary_unary(WRITE)
         for length, status in (
             (16_384, grpc.StatusCode.UNAUTHENTICATED),  # the metadata is accepted, but the token is invalid
             (grpc_service.METADATA_BYTES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED),
         ):
             made = call(b"", metadata=(("authorization", "Bearer " + "a" * length),), timeout=WAIT_S)
             assert await made.code() is status
-        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"  # the connection is still usable
+        assert code(await server.ledger(credential=GOOD).write(1, put("a"))) == "OK"  # the connection is still usable
 
 
 @pytest.mark.rule("CO-30")
 async def test_concurrent_calls_per_connection_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_service, "CALLS_MAX", 3)
-    async with known(tmp_path) as door:
-        assert door.server.grpc_service is not None
-        calls = door.server.grpc_service._calls
-        way = door.wire(credential=GOOD)
+    async with known(tmp_path) as server:
+        assert server.server.grpc_service is not None
+        calls = server.server.grpc_service._calls
+        way = server.wire(credential=GOOD)
         silent = [way.channel.stream_unary(WRITE)(metadata=way.metadata) for _ in range(6)]
         await until(lambda: len(calls) == 3)
-        other = channel_to(door)  # on a separate connection
+        other = channel_to(server)  # on a separate connection
         assert await soon(other.unary_unary(WRITE)(b"").code()) is grpc.StatusCode.UNAUTHENTICATED
         await until(lambda: len(calls) == 3)  # the call on the other connection has ended
         await other.close()
@@ -219,9 +219,9 @@ async def test_answered_message_is_freed(tmp_path: Path, status: str, monkeypatc
         made.append(weakref.ref(found))
         return found
 
-    async with known(tmp_path) as door:
+    async with known(tmp_path) as server:
         monkeypatch.setattr(grpc_service.LedgerGrpcService, "_read_message", noted)
-        ledger = door.ledger(credential=GOOD)
+        ledger = server.ledger(credential=GOOD)
         for sequence in (1, 2):
             asked = ledger.write(0 if status == "INVALID_ARGUMENT" else sequence, put("a", bytes(1000)))
             assert (code(await asked) if status == "OK" else (await refused(asked)).status) == status
@@ -244,10 +244,10 @@ async def test_message_with_too_many_operations_is_refused_before_decoding_them(
         looked_at += 1
         return operation_of(message, index)
 
-    async with known(tmp_path) as door:
+    async with known(tmp_path) as server:
         monkeypatch.setattr(grpc_codec, "decode_operation", counted)
         many = [pb.Operation(delete_entity=pb.DeleteEntity(key="a"))] * OPERATIONS_MAX
-        way = door.wire(credential=GOOD)
+        way = server.wire(credential=GOOD)
         for given in ([*many, many[0]], many):
             if method == "Write":
                 request = pb.WriteRequest(organization="acme", sequence=1, operations=given)
@@ -280,9 +280,9 @@ async def test_long_message_is_decoded_in_another_thread(
     def _batched(ledger: Any) -> Any:
         return lambda sequence, one: ledger.batch_write(sequence, [one])
 
-    async with known(tmp_path) as door:
+    async with known(tmp_path) as server:
         monkeypatch.setattr(grpc_codec, "decode_operation", noted)
-        ledger = door.ledger(credential=GOOD)
+        ledger = server.ledger(credential=GOOD)
         write = ledger.write if method == "Write" else _batched(ledger)
         assert code(await write(1, put("a", bytes(LONG_FRAME_BYTES)))) == "OK"
         assert code(await write(2, put("a", bytes(1000)))) == "OK"
@@ -318,8 +318,8 @@ async def test_long_body_is_decoded_in_another_thread(
         return read(body)
 
     monkeypatch.setattr(codec, name, noted)
-    async with opened(tmp_path, HTTP) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, HTTP) as server:
+        ledger = server.ledger(client_id="app")
         for sequence, length in ((1, LONG_FRAME_BYTES), (2, 1000)):
             one = put("a", bytes(length))
             made = ledger.write(sequence, one) if path == "write" else ledger.batch_write(sequence, [one])
@@ -340,10 +340,10 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sent += 1
         return to_block_members(block, epoch)
 
-    async with known(tmp_path) as door:
-        assert door.server.grpc_service is not None
-        service = door.server.grpc_service._service
-        reader = door.ledger(credential=GOOD)
+    async with known(tmp_path) as server:
+        assert server.server.grpc_service is not None
+        service = server.server.grpc_service._service
+        reader = server.ledger(credential=GOOD)
         await reader.write(1, put("a"))
         watching = await reader.watch_blocks()
         await watching.next()
@@ -354,13 +354,13 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
             scope = ledger_scope("acme")
             for number in range(12):
                 submissions = [transaction(scope, f"{number}-{n}", 1, [SetEntity("a", b"")]) for n in range(1000)]
-                await door.log.submit_many(submissions)
+                await server.log.submit_many(submissions)
             await until(Unchanged(lambda: sent))
-            await until(lambda: door.server.counts.slow_readers_closed == 1)
-            await until(lambda: len(door.server.grpc_service or ()) == 0)
+            await until(lambda: server.server.counts.slow_readers_closed == 1)
+            await until(lambda: len(server.server.grpc_service or ()) == 0)
         assert await ending(watching) == "UNAVAILABLE"
         # A client that reads gets all blocks and remains connected.
         again = await reader.watch_blocks()
         assert len(await blocks(again, 13)) == 13
         await again.close()
-        assert door.server.counts.slow_readers_closed == 1
+        assert server.server.counts.slow_readers_closed == 1

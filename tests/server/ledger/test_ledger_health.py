@@ -16,7 +16,7 @@ from deadlines import soon, until
 from oncelog.server.ledger import health_service
 from oncelog.server.ledger.grpc_service import SERVICE
 from server.auth.auth_material import token
-from server.ledger.ledger_servers import Door, opened
+from server.ledger.ledger_servers import LedgerServer, run_server
 from server.ledger.ledger_transports import GRPC, code, put
 
 SERVING: Final = health_pb2.HealthCheckResponse.SERVING
@@ -30,16 +30,16 @@ GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
 
 
 @asynccontextmanager
-async def known(directory: Path) -> AsyncIterator[tuple[Door, Any, Any]]:
+async def known(directory: Path) -> AsyncIterator[tuple[LedgerServer, Any, Any]]:
     """Run a server that requires credentials; yield it, a channel without a credential, and a health stub."""
-    async with opened(directory, GRPC, tokens=True) as door:
-        channel = door.wire().channel
-        yield door, channel, health_pb2_grpc.HealthStub(channel)
+    async with run_server(directory, GRPC, tokens=True) as server:
+        channel = server.wire().channel
+        yield server, channel, health_pb2_grpc.HealthStub(channel)
 
 
-def health_in(door: Door) -> Any:
-    assert door.server.grpc_service is not None
-    return door.server.grpc_service._health
+def health_in(server: LedgerServer) -> Any:
+    assert server.server.grpc_service is not None
+    return server.server.grpc_service._health
 
 
 async def ended(call: Any) -> grpc.StatusCode:
@@ -57,7 +57,7 @@ def asking(name: str = "") -> Any:
 @pytest.mark.rule("CO-30")
 async def test_number_of_health_watches_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_service, "HEALTH_WATCHES_MAX", 2)
-    async with known(tmp_path) as (door, _, stub):
+    async with known(tmp_path) as (server, _, stub):
         watching = [stub.Watch(asking()) for _ in range(2)]
         for one in watching:
             assert (await soon(one.read())).status == SERVING
@@ -66,9 +66,9 @@ async def test_number_of_health_watches_is_limited(tmp_path: Path, monkeypatch: 
         assert "at most 2" in str(await refused_one.details())
         # Single checks and writes are still served.
         assert (await soon(stub.Check(asking(SERVICE)))).status == SERVING
-        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"
+        assert code(await server.ledger(credential=GOOD).write(1, put("a"))) == "OK"
         watching[0].cancel()
-        await until(lambda: health_in(door).watcher_count == 1)
+        await until(lambda: health_in(server).watcher_count == 1)
         again = stub.Watch(asking())
         assert (await soon(again.read())).status == SERVING
 
@@ -79,28 +79,28 @@ async def test_number_of_incomplete_health_requests_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(health_service, limit, 2)
-    async with known(tmp_path) as (door, channel, stub):
+    async with known(tmp_path) as (server, channel, stub):
         silent = [channel.stream_unary(CHECK)(), channel.stream_stream(WATCH)()]
-        await until(lambda: health_in(door)._waiting.total() == 2)
+        await until(lambda: health_in(server)._waiting.total() == 2)
         for method in (CHECK, WATCH):
             assert await ended(channel.unary_unary(method)(b"")) is EXHAUSTED
-        assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"
+        assert code(await server.ledger(credential=GOOD).write(1, put("a"))) == "OK"
         for one in silent:
             one.cancel()
-        await until(lambda: not health_in(door)._waiting)
+        await until(lambda: not health_in(server)._waiting)
         assert (await soon(stub.Check(asking()))).status == SERVING
 
 
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("method", [CHECK, WATCH])
 async def test_health_refuses_long_and_malformed_requests(tmp_path: Path, method: str) -> None:
-    async with known(tmp_path) as (door, channel, _):
+    async with known(tmp_path) as (server, channel, _):
         call = channel.unary_unary(method) if method == CHECK else channel.unary_stream(method)
         long = asking("a" * health_service.MESSAGE_BYTES_MAX).SerializeToString()
         for bad in (long, b"\xff", b"\x0a\x01\xff"):
             assert await ended(call(bad)) is INVALID
-        await until(lambda: health_in(door).watcher_count == 0)
-        assert not health_in(door)._server_watchers  # no watcher remains
+        await until(lambda: health_in(server).watcher_count == 0)
+        assert not health_in(server)._server_watchers  # no watcher remains
         nothing = channel.stream_unary(method)
         assert await ended(nothing(iter(()))) is INVALID
 

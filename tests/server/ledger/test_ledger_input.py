@@ -19,7 +19,7 @@ from server.ledger.ledger_refusals import (
     http_wire,
     write_of,
 )
-from server.ledger.ledger_servers import SharedServer, key, opened
+from server.ledger.ledger_servers import SharedServer, key, run_server
 from server.ledger.ledger_transports import GRPC, Json, code, put, refused, relate, remove
 
 pytestmark = BOTH_STORES
@@ -161,8 +161,8 @@ async def test_values_names_and_keys_up_to_their_limits_are_accepted(shared_serv
 
 @pytest.mark.rule("CO-30")
 async def test_maximum_value_length_is_configurable(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, entity_value_bytes_max=3) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, entity_value_bytes_max=3) as server:
+        ledger = server.ledger(client_id="app")
         error = await refused(ledger.write(1, put("a", b"1234"), key=key(1)))
         field = "operations[0].set_entity.value"
         assert error.summary == ("INVALID_ARGUMENT", f"{field}: must have at most 3 bytes, not 4", field)
@@ -171,8 +171,8 @@ async def test_maximum_value_length_is_configurable(tmp_path: Path, wire: str) -
 
 @pytest.mark.rule("CO-30", "CO-33")
 async def test_request_that_is_too_large_is_refused_and_the_next_accepted(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, frame_bytes_max=10_000) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, frame_bytes_max=10_000) as server:
+        ledger = server.ledger(client_id="app")
         error = await refused(ledger.write(1, put("a", bytes(20_000)), key=key(1)))
         if wire == GRPC:  # refused by gRPC itself
             assert error.status == "RESOURCE_EXHAUSTED"
@@ -184,8 +184,8 @@ async def test_request_that_is_too_large_is_refused_and_the_next_accepted(tmp_pa
 
 
 async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, body_bytes_max=100) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, body_bytes_max=100) as server:
+        ledger = server.ledger(client_id="app")
         error = await refused(ledger.write(1, put("a", bytes(200)), key=key(1)))
         assert (error.status, error.field) == ("INVALID_ARGUMENT", "operations")
         assert code(await ledger.write(1, put("a", bytes(9)), key=key(1))) == "OK"
@@ -195,12 +195,12 @@ async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path, wire: s
 async def test_refused_write_does_not_affect_others_in_its_group_commit(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledgers = [door.ledger(client_id=f"client-{number}") for number in range(9)]
+    async with run_server(tmp_path, wire) as server:
+        ledgers = [server.ledger(client_id=f"client-{number}") for number in range(9)]
         for ledger in ledgers:
             assert code(await ledger.write(1, put(ledger.client_id, b"1"), key=key(1))) == "OK"
-        gate = door.served.hold_commits(monkeypatch)
-        plug = asyncio.ensure_future(door.ledger("plug", client_id="plug").write(1, SET))
+        gate = server.served.hold_commits(monkeypatch)
+        plug = asyncio.ensure_future(server.ledger("plug", client_id="plug").write(1, SET))
         await soon(gate.reached.wait())
         refusals: list[tuple[Any, str]] = [
             (ledgers[1].write(3, SET, key=key(3)), "SEQUENCE_GAP"),
@@ -211,7 +211,7 @@ async def test_refused_write_does_not_affect_others_in_its_group_commit(
         good = [ledgers[n].write(2, put(f"client-{n}", b"2"), key=key(2)) for n in (0, 5, 6, 7, 8)]
         calls = [good[0], *[call for call, _ in refusals], *good[1:]]
         gathered = asyncio.gather(*calls)
-        await until(lambda: door.log.queue_length == len(calls) + 1)
+        await until(lambda: server.log.queue_length == len(calls) + 1)
         gate.open()
         answers = await gathered
         assert code(await plug) == "OK"
@@ -343,7 +343,7 @@ async def test_block_stream_from_a_height_beyond_the_newest_is_refused(shared_se
     ledger = shared_server.ledger()
     answer = await ledger.write(1, SET)
     newest = answer["block_height"]
-    for height in (newest + 1, 2**53 - 1, *([2**64 - 1] if shared_server.door.kind == GRPC else [])):
+    for height in (newest + 1, 2**53 - 1, *([2**64 - 1] if shared_server.server.kind == GRPC else [])):
 
         async def begun(after: int = height) -> Any:
             watching = await ledger.watch_blocks(after)

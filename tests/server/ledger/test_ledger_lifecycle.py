@@ -17,7 +17,7 @@ from deadlines import WAIT_S, soon, until
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.ledger import grpc_service
 from oncelog.server.settings import TlsSettings
-from server.ledger.ledger_servers import Door, key, opened
+from server.ledger.ledger_servers import LedgerServer, key, run_server
 from server.ledger.ledger_transports import GRPC, HTTP, CallError, GrpcWire, Ledger, code, put, refused, success
 from server.running_server import serving
 from server.test_server_app import make_certificate
@@ -33,8 +33,8 @@ SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def health_of(door: Door) -> Any:
-    return health_pb2_grpc.HealthStub(door.wire(GRPC).channel)
+def health_of(server: LedgerServer) -> Any:
+    return health_pb2_grpc.HealthStub(server.wire(GRPC).channel)
 
 
 # --- health and reflection ---------------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ def health_of(door: Door) -> Any:
 
 @ONLY_GRPC
 async def test_health_covers_the_server_and_the_service(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, tokens=True) as door:  # health requires no credential
+    async with run_server(tmp_path, wire, tokens=True) as server:  # health requires no credential
         for name in ("", SERVICE):
-            answer = await health_of(door).Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
+            answer = await health_of(server).Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
             assert answer.status == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await health_of(door).Check(health_pb2.HealthCheckRequest(service="other"), timeout=WAIT_S)
+            await health_of(server).Check(health_pb2.HealthCheckRequest(service="other"), timeout=WAIT_S)
         assert raised.value.code().name == "NOT_FOUND"
 
 
@@ -55,14 +55,14 @@ async def test_health_covers_the_server_and_the_service(tmp_path: Path, wire: st
 async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
-        ledger = door.ledger(client_id="app")
-        watched = health_of(door).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
+        ledger = server.ledger(client_id="app")
+        watched = health_of(server).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await soon(watched.read())).status == SERVING
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         held = asyncio.ensure_future(ledger.write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         assert (await soon(watched.read())).status == NOT_SERVING
         watched.cancel()
         assert not stopping.done()
@@ -70,8 +70,8 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
         gate.open()
         assert code(await soon(held)) == "OK"
         await soon(stopping)
-    async with opened(tmp_path, wire) as door:
-        assert await door.ledger(client_id="app").last_sequence() == 1
+    async with run_server(tmp_path, wire) as server:
+        assert await server.ledger(client_id="app").last_sequence() == 1
 
 
 @ONLY_GRPC
@@ -79,9 +79,9 @@ async def test_calls_during_shutdown_fail_as_unavailable(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that arrives after gRPC has stopped ends as CANCELLED, so the server first waits until no calls arrive."""
-    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
+    async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
         began = asyncio.Event()
-        service: Any = door.server.grpc_service
+        service: Any = server.server.grpc_service
         sleep = asyncio.sleep
 
         async def sleep_until_called(delay_s: float, *given: Any) -> Any:
@@ -96,7 +96,7 @@ async def test_calls_during_shutdown_fail_as_unavailable(
         monkeypatch.setattr(asyncio, "sleep", sleep_until_called)
 
         async def called(number: int) -> str | None:
-            ledger = door.ledger(client_id=f"app-{number}")
+            ledger = server.ledger(client_id=f"app-{number}")
             for sequence in count(1):
                 try:
                     await ledger.write(sequence, SET)
@@ -107,7 +107,7 @@ async def test_calls_during_shutdown_fail_as_unavailable(
 
         callers = [asyncio.ensure_future(called(number)) for number in range(60)]
         await soon(began.wait())
-        await soon(door.server.stop())
+        await soon(server.server.stop())
         statuses = await soon(asyncio.gather(*callers))
         assert set(statuses) == {"UNAVAILABLE"}
 
@@ -116,31 +116,31 @@ async def test_calls_during_shutdown_fail_as_unavailable(
 async def test_stopping_server_refuses_requests_on_open_connections_with_a_retry_delay(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
-        ledger, other = door.ledger(client_id="app"), door.ledger(client_id="other")
+    async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
+        ledger, other = server.ledger(client_id="app"), server.ledger(client_id="other")
         await asyncio.gather(ledger.last_sequence(), other.last_sequence())  # open two connections, which remain open
-        gate = door.served.hold_commits(monkeypatch)
+        gate = server.served.hold_commits(monkeypatch)
         held = asyncio.ensure_future(ledger.write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
-        stopping = asyncio.ensure_future(door.server.stop())
-        await until(lambda: door.server.is_closing)
+        stopping = asyncio.ensure_future(server.server.stop())
+        await until(lambda: server.server.is_closing)
         error = await refused(other.write(1, SET, key=key(1)))
         assert (error.http_status, error.code, error.retry_after_ms) == (503, "server_busy", 1000)
         assert error.message == "the server is being stopped"
         gate.open()
         assert code(await soon(held)) == "OK"
         await soon(stopping)
-    async with opened(tmp_path, wire) as door:
-        assert await door.ledger(client_id="other").last_sequence() == 0
+    async with run_server(tmp_path, wire) as server:
+        assert await server.ledger(client_id="other").last_sequence() == 0
 
 
 @ONLY_GRPC
 async def test_health_watch_does_not_delay_shutdown(tmp_path: Path, wire: str) -> None:
     """gRPC clients with health checking keep such a watch open."""
-    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
-        watched = health_of(door).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
+        watched = health_of(server).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await soon(watched.read())).status == SERVING
-        stopping = asyncio.ensure_future(door.server.stop())
+        stopping = asyncio.ensure_future(server.server.stop())
         assert (await soon(watched.read())).status == NOT_SERVING
         await soon(stopping)
         watched.cancel()
@@ -148,49 +148,49 @@ async def test_health_watch_does_not_delay_shutdown(tmp_path: Path, wire: str) -
 
 @ONLY_GRPC
 async def test_closed_stream_does_not_count_as_a_failed_authentication(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         await ledger.write(1, SET)
         watching = await ledger.watch_blocks()
         await watching.next()
         await watching.close()
-        await until(lambda: door.server._reader_count == 0)
-        assert door.server.counts.requests == {("ledger", "grpc", "ok"): 2}
+        await until(lambda: server.server._reader_count == 0)
+        assert server.server.counts.requests == {("ledger", "grpc", "ok"): 2}
 
 
 @pytest.mark.rule("CO-11")
 async def test_writes_accepted_before_shutdown_are_answered_and_stored(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
-        gate = door.served.hold_commits(monkeypatch)
-        ledgers = [door.ledger(client_id=f"client-{number}") for number in range(5)]
+    async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
+        gate = server.served.hold_commits(monkeypatch)
+        ledgers = [server.ledger(client_id=f"client-{number}") for number in range(5)]
         held = [asyncio.ensure_future(ledger.write(1, SET, key=key(1))) for ledger in ledgers]
-        await until(lambda: door.log.queue_length == 5)
-        stopping = asyncio.ensure_future(door.server.stop())
-        await until(lambda: door.server.is_closing)
+        await until(lambda: server.log.queue_length == 5)
+        stopping = asyncio.ensure_future(server.server.stop())
+        await until(lambda: server.server.is_closing)
         gate.open()
         answers = [success(answer) for answer in await asyncio.gather(*held)]
         await soon(stopping)
-    async with opened(tmp_path, wire) as door:
+    async with run_server(tmp_path, wire) as server:
         for number, answer in enumerate(answers):
-            again = await door.ledger(client_id=f"client-{number}").write(1, SET, key=key(1))
+            again = await server.ledger(client_id=f"client-{number}").write(1, SET, key=key(1))
             assert again["error"]["committed_tx_id"] == answer["committed_tx_id"]
 
 
-async def reflected(door: Door, **asked: Any) -> Any:
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(door.wire(GRPC).channel)
+async def reflected(server: LedgerServer, **asked: Any) -> Any:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(server.wire(GRPC).channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(**asked)]))
     return await soon(call.read())
 
 
 @ONLY_GRPC
 async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        listed = await reflected(door, list_services="")
+    async with run_server(tmp_path, wire) as server:
+        listed = await reflected(server, list_services="")
         names = {one.name for one in listed.list_services_response.service}
         assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-        found = await reflected(door, file_containing_symbol=SERVICE)
+        found = await reflected(server, file_containing_symbol=SERVICE)
         (data,) = found.file_descriptor_response.file_descriptor_proto
         file = descriptor_pb2.FileDescriptorProto.FromString(data)
         (service,) = file.service
@@ -211,11 +211,11 @@ async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> No
 
 @ONLY_GRPC
 async def test_disabling_openapi_also_disables_reflection(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, openapi=False) as door:
+    async with run_server(tmp_path, wire, openapi=False) as server:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await reflected(door, list_services="")
+            await reflected(server, list_services="")
         assert raised.value.code().name == "UNIMPLEMENTED"
-        assert code(await door.ledger(client_id="app").write(1, SET, key=key(1))) == "OK"
+        assert code(await server.ledger(client_id="app").write(1, SET, key=key(1))) == "OK"
 
 
 async def test_grpc_can_be_disabled(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ async def test_grpc_can_be_disabled(tmp_path: Path) -> None:
 async def test_write_during_a_store_failure_has_an_unknown_outcome(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
-        store: Any = door.log._store
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
+        store: Any = server.log._store
 
         async def broken(*_: Any, **__: Any) -> Any:
             raise StoreUnavailableError("the disk is gone")
@@ -269,11 +269,11 @@ def certificate_of(tls: TlsSettings) -> bytes:
     return Path(str(tls.certificate)).read_bytes()
 
 
-def secure(door: Door, certificate: bytes) -> Ledger:
+def secure(server: LedgerServer, certificate: bytes) -> Ledger:
     """Return a client with its own connection, because gRPC would reuse an open one."""
     credentials = grpc.ssl_channel_credentials(certificate)
     options = [("grpc.use_local_subchannel_pool", 1)]
-    channel = grpc.aio.secure_channel(f"localhost:{door.rpc_port}", credentials, options)
+    channel = grpc.aio.secure_channel(f"localhost:{server.rpc_port}", credentials, options)
     return Ledger(GrpcWire(channel), "acme", client_id="app")
 
 
@@ -282,19 +282,19 @@ def secure(door: Door, certificate: bytes) -> Ledger:
 async def test_grpc_uses_tls_and_reloads_the_certificate(tmp_path: Path, wire: str) -> None:
     tls = make_certificate(tmp_path, "first")
     first = certificate_of(tls)
-    async with opened(tmp_path, wire, tls=tls) as door:
-        ledger = secure(door, first)
+    async with run_server(tmp_path, wire, tls=tls) as server:
+        ledger = secure(server, first)
         answer = success(await ledger.write(1, SET, key=key(1)))
-        error = await refused(door.ledger(client_id="app").write(2, SET, key=key(2)))  # a client without TLS
+        error = await refused(server.ledger(client_id="app").write(2, SET, key=key(2)))  # a client without TLS
         assert error.status == "UNAVAILABLE"
         make_certificate(tmp_path, "second")
         second = certificate_of(tls)
-        door.server.reload()
-        other = secure(door, second)
+        server.server.reload()
+        other = secure(server, second)
         assert await other.write(1, SET, key=key(1)) == answer
         # Open connections remain usable. A new client that trusts only the old certificate is refused.
         assert code(await ledger.write(2, SET, key=key(2))) == "OK"
-        late = secure(door, first)
+        late = secure(server, first)
         assert (await refused(late.last_sequence())).status == "UNAVAILABLE"
         for one in (ledger, other, late):
             await one.wire.close()
@@ -309,8 +309,8 @@ async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
 ) -> None:
     tls: TlsSettings = make_certificate(tmp_path, "first")
     first = certificate_of(tls)
-    async with opened(tmp_path, wire, tls=tls) as door:
-        before = secure(door, first)
+    async with run_server(tmp_path, wire, tls=tls) as server:
+        before = secure(server, first)
         assert await before.last_sequence() == 0
         if bad == "missing":
             (tmp_path / "key.pem").unlink()
@@ -321,8 +321,8 @@ async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
         else:
             (tmp_path / bad).write_bytes(b"nothing")
         if is_reloaded:
-            door.server.reload()
-        after = secure(door, first)
+            server.server.reload()
+        after = secure(server, first)
         assert code(await after.write(1, SET, key=key(1))) == "OK"
         for one in (before, after):
             await one.wire.close()
@@ -334,8 +334,8 @@ async def test_grpc_uses_a_new_certificate_only_after_a_reload(tmp_path: Path, w
     """As over HTTP, a reload reads all files or none, and files are not read while they are being written."""
     tls: TlsSettings = make_certificate(tmp_path, "first")
     first = certificate_of(tls)
-    async with opened(tmp_path, wire, tls=tls) as door:
+    async with run_server(tmp_path, wire, tls=tls) as server:
         make_certificate(tmp_path, "second")
-        ledger = secure(door, first)
+        ledger = secure(server, first)
         assert code(await ledger.write(1, SET, key=key(1))) == "OK"
         await ledger.wire.close()

@@ -204,7 +204,7 @@ async def test_bytes_that_are_not_a_message_are_refused(shared_server: SharedSer
 
 @pytest.mark.rule("CO-33")
 async def test_unknown_method_is_not_found(shared_server: SharedServer) -> None:
-    if shared_server.door.kind == GRPC:
+    if shared_server.server.kind == GRPC:
         for path in ("/oncelog.ledger.v1.Ledger/Erase", "/oncelog.ledger.v2.Ledger/Write", "/x/y"):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await grpc_wire(shared_server).channel.unary_unary(path)(b"", timeout=WAIT_S)

@@ -11,7 +11,7 @@ from oncelog.core.limits import OPERATIONS_MAX
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.ledger.values import WriteErrorCode
 from oncelog.testing.clock import ManualClock
-from server.ledger.ledger_servers import SharedServer, key, opened
+from server.ledger.ledger_servers import SharedServer, key, run_server
 from server.ledger.ledger_transports import Json, code, failure, put, refused, relate, remove, success, unrelate
 
 pytestmark = BOTH_STORES
@@ -198,8 +198,8 @@ async def test_empty_current_value_is_reported(shared_server: SharedServer) -> N
 @pytest.mark.rule("LG-2")
 async def test_entity_exists_until_it_expires(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, wire, clock=clock) as door:
-        ledger = door.ledger()
+    async with run_server(tmp_path, wire, clock=clock) as server:
+        ledger = server.ledger()
         end_ms = clock.wall_ms() + 1000
         await ledger.write(1, put("a", b"one", expires_at_ms=end_ms), put("b", b"stays"))
         clock.advance(999)

@@ -13,7 +13,7 @@ from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.server.ledger import grpc_service, reads
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
-from server.ledger.ledger_servers import Door, key, opened, token
+from server.ledger.ledger_servers import LedgerServer, key, run_server, token
 from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, failure, put, refused, success
 from server.ledger.write_answers import Unchanged, already, ending, place
 from server.running_server import api_key
@@ -33,11 +33,11 @@ SHUTDOWN_MS: Final = 600_000
 @pytest.mark.parametrize("how", ["expired", "revoked", "narrowed"])
 async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, wire: str, how: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
-    async with opened(tmp_path, wire, tokens=True, api_keys=True, clock=clock) as door:
-        writer = door.ledger(credential=token("writer"))
+    async with run_server(tmp_path, wire, tokens=True, api_keys=True, clock=clock) as server:
+        writer = server.ledger(credential=token("writer"))
         await writer.write(1, SET)
-        shown = api_key(door.served, "reader", [SCOPE], [])
-        ending = door.ledger(credential=token(exp=auth_material.NOW_S + 100) if how == "expired" else shown.text)
+        shown = api_key(server.served, "reader", [SCOPE], [])
+        ending = server.ledger(credential=token(exp=auth_material.NOW_S + 100) if how == "expired" else shown.text)
         staying = await writer.watch_blocks()
         watching = await ending.watch_blocks()
         assert await watching.next() == await staying.next()
@@ -45,19 +45,19 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
         assert await watching.next() == await staying.next()
         if how == "expired":
             clock.advance(100_000 + 30_000 - 1)  # the end of the leeway
-            door.server.run_checks()
+            server.server.run_checks()
             await writer.write(3, SET)
             assert await watching.next() == await staying.next()
             clock.advance(1)
-            door.server.run_checks()
+            server.server.run_checks()
         elif how == "revoked":
-            assert door.served.api_keys is not None
-            door.served.api_keys.revoke(shown.key.id)
-            door.server.reload()
+            assert server.served.api_keys is not None
+            server.served.api_keys.revoke(shown.key.id)
+            server.server.reload()
         else:
             path = tmp_path / "keys.json"
             path.write_text(path.read_text().replace(f'"{SCOPE}"', '"ledger/other"'))
-            door.server.reload()
+            server.server.reload()
         error = await refused(watching.next())
         assert (error.status, error.code) == ("UNAUTHENTICATED", "auth_failed")
         assert error.message == "the token has expired, or its rights have changed"
@@ -68,10 +68,10 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
         block = await staying.next()
         assert block is not None
         assert len(block["tx_ids"]) == 1
-        await until(lambda: door.server._reader_count == 1)
+        await until(lambda: server.server._reader_count == 1)
         await staying.close()
         if wire == GRPC:  # over HTTP the server detects a closed stream only when it sends
-            await until(lambda: door.server._reader_count == 0)
+            await until(lambda: server.server._reader_count == 0)
 
 
 @pytest.mark.rule("CO-23", "CO-31")
@@ -92,29 +92,29 @@ async def test_stream_ends_even_if_its_reader_does_not_read(
 
     monkeypatch.setattr(grpc_service, "CLOSE_TIMEOUT_S", WAIT_S)  # even if the reader is slow
     clock = ManualClock(auth_material.NOW_MS)
-    async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS, tokens=True, clock=clock) as door:
-        reader = door.ledger(credential=token(exp=auth_material.NOW_S + 100))
+    async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS, tokens=True, clock=clock) as server:
+        reader = server.ledger(credential=token(exp=auth_material.NOW_S + 100))
         await reader.write(1, SET)
         watching = await reader.watch_blocks()
         await watching.next()
         monkeypatch.setattr(reads, "to_block_members", counted(reads.to_block_members))
-        await fill(door)
+        await fill(server)
         await until(Unchanged(lambda: sent))
         if how == "expired":
             clock.advance(200_000)
-            door.server.run_checks()
+            server.server.run_checks()
             assert await ending(watching) == "UNAUTHENTICATED"
         else:
-            stopping = asyncio.ensure_future(door.server.stop())
+            stopping = asyncio.ensure_future(server.server.stop())
             assert await ending(watching) == ("UNAVAILABLE" if wire == GRPC else "OK")
             await soon(stopping)
 
 
-async def fill(door: Door) -> None:
+async def fill(server: LedgerServer) -> None:
     """Commit twelve large blocks."""
     scope, operations = ledger_scope("acme"), [SetEntity("a", b"")]
     for number in range(12):
-        await door.log.submit_many([transaction(scope, f"{number}-{n}", 1, operations) for n in range(1000)])
+        await server.log.submit_many([transaction(scope, f"{number}-{n}", 1, operations) for n in range(1000)])
 
 
 # --- overload ---------------------------------------------------------------------------------------------------
@@ -132,20 +132,20 @@ def check_retry_delay(error: CallError, wire: str, status: str, http_status: int
 async def test_full_queue_refuses_new_writes_and_answers_known_ones(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire) as door:
-        before = success(await door.ledger(client_id="earlier").write(1, SET, key=key(1)))
-    async with opened(tmp_path, wire, queue_items_max=1) as door:
-        earlier, known, new = (door.ledger(client_id=name) for name in ("earlier", "known", "new"))
+    async with run_server(tmp_path, wire) as server:
+        before = success(await server.ledger(client_id="earlier").write(1, SET, key=key(1)))
+    async with run_server(tmp_path, wire, queue_items_max=1) as server:
+        earlier, known, new = (server.ledger(client_id=name) for name in ("earlier", "known", "new"))
         first = success(await known.write(1, SET, key=key(1)))
-        gate = door.served.hold_commits(monkeypatch)
-        held = asyncio.ensure_future(door.ledger(client_id="held").write(1, SET, key=key(1)))
+        gate = server.served.hold_commits(monkeypatch)
+        held = asyncio.ensure_future(server.ledger(client_id="held").write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
         # Answered from the cache immediately.
         assert await known.write(1, SET, key=key(1)) == first
         assert code(await known.write(2, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
         # A write that is not cached queues a lookup behind the held commit. The queue holds one lookup.
         asked = asyncio.ensure_future(earlier.write(1, SET, key=key(1)))
-        await until(lambda: len(door.log._committer._known_only_queue) == 1)
+        await until(lambda: len(server.log._committer._known_only_queue) == 1)
         check_retry_delay(await refused(new.write(1, SET, key=key(1))), wire, "UNAVAILABLE", 503)
         gate.open()
         assert code(await held) == "OK"
@@ -158,13 +158,13 @@ async def test_full_queue_refuses_new_writes_and_answers_known_ones(
 async def test_full_queue_refuses_a_write_that_a_lookup_finds_to_be_new(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, wire, queue_items_max=1) as door:
-        new = door.ledger(client_id="new")
-        gate = door.served.hold_commits(monkeypatch)
-        held = asyncio.ensure_future(door.ledger(client_id="held").write(1, SET, key=key(1)))
+    async with run_server(tmp_path, wire, queue_items_max=1) as server:
+        new = server.ledger(client_id="new")
+        gate = server.served.hold_commits(monkeypatch)
+        held = asyncio.ensure_future(server.ledger(client_id="held").write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
         asked = asyncio.ensure_future(refused(new.write(1, SET, key=key(1))))
-        await until(lambda: len(door.log._committer._known_only_queue) == 1)
+        await until(lambda: len(server.log._committer._known_only_queue) == 1)
         gate.open()
         check_retry_delay(await asked, wire, "UNAVAILABLE", 503)
         assert code(await held) == "OK"
@@ -176,8 +176,8 @@ async def test_full_queue_refuses_a_write_that_a_lookup_finds_to_be_new(
 async def test_rate_limit_applies_only_to_new_writes(tmp_path: Path, wire: str) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     options: dict[str, Any] = {"tokens": True, "clock": clock, "new_events_per_second_max": 2}
-    async with opened(tmp_path, wire, **options) as door:
-        ledger = door.ledger(credential=token())
+    async with run_server(tmp_path, wire, **options) as server:
+        ledger = server.ledger(credential=token())
         first = success(await ledger.write(1, SET, key=key(1)))
         await ledger.write(2, SET, key=key(2))
         limited = await refused(ledger.write(3, SET, key=key(3)))
@@ -193,9 +193,9 @@ async def test_rate_limit_applies_only_to_new_writes(tmp_path: Path, wire: str) 
         error = failure(await ledger.write(3, put("a", condition={"must_not_exist": True}), key=key(3)))
         assert error["code"] == "KEY_EXISTS"
         # the limit is per actor
-        assert code(await door.ledger(credential=token("bob")).write(1, SET, key=key(1))) == "OK"
-    async with opened(tmp_path, wire, **options) as door:
-        ledger = door.ledger(credential=token())
+        assert code(await server.ledger(credential=token("bob")).write(1, SET, key=key(1))) == "OK"
+    async with run_server(tmp_path, wire, **options) as server:
+        ledger = server.ledger(credential=token())
         assert (await refused(ledger.write(3, SET, key=key(3)))).status == "RESOURCE_EXHAUSTED"
         assert already(await ledger.write(1, SET, key=key(1)))[1] == first["committed_tx_id"]
         clock.advance(limited.retry_after_ms or 0)

@@ -22,7 +22,7 @@ from oncelog.core.transactions import encode_operations, ledger_scope
 from oncelog.core.values import Record
 from oncelog.testing.clock import ManualClock
 from server.cli_commands import oncelog
-from server.ledger.ledger_servers import Door, SharedServer, key, opened, prepare
+from server.ledger.ledger_servers import LedgerServer, SharedServer, key, prepare, run_server
 from server.ledger.ledger_transports import GRPC, Json, code, put, refused, success
 from server.ledger.write_answers import block_of, written
 from server.shared_servers import pool_fixture
@@ -34,15 +34,15 @@ SIZES: Final = (1, 2, 3, 7, 8, 9, 64)
 
 
 @asynccontextmanager
-async def opened_with_one_lane(directory: Path, wire: str) -> AsyncIterator[Door]:
+async def run_server_with_one_lane(directory: Path, wire: str) -> AsyncIterator[LedgerServer]:
     """Run a server on a new log with one lane, so that concurrent writes of all scopes share a block."""
     clock = ManualClock()
     await prepare(directory, clock)
-    async with opened(directory, wire, clock=clock) as door:
-        yield door
+    async with run_server(directory, wire, clock=clock) as ledger_server:
+        yield ledger_server
 
 
-server_pool = pool_fixture(lambda directory: opened_with_one_lane(directory, GRPC))
+server_pool = pool_fixture(lambda directory: run_server_with_one_lane(directory, GRPC))
 
 
 def record_of(answer: Json, scope: str, client: str, idempotency_key: bytes, operations: Sequence[Operation]) -> Record:
@@ -87,11 +87,11 @@ def document_of(found: Json) -> documents.ProofDocument:
 async def in_one_block(server: SharedServer, patch: pytest.MonkeyPatch, sent: Sequence[Any]) -> list[Json]:
     """Commit the writes in one block and return their answers."""
     with patch.context() as context:
-        gate = server.door.served.hold_commits(context)
+        gate = server.server.served.hold_commits(context)
         plug = asyncio.ensure_future(server.ledger("plug", vault="plug").write(1, SET))
         await soon(gate.reached.wait())
         gathered = asyncio.gather(*sent)
-        await until(lambda: server.door.log.queue_length == len(sent) + 1)
+        await until(lambda: server.server.log.queue_length == len(sent) + 1)
         gate.open()
         assert code(await plug) == "OK"
         return await gathered
@@ -133,8 +133,8 @@ async def test_proofs_of_all_transactions_of_a_block_verify(
 
 @pytest.mark.rule("LG-18")
 async def test_blocks_form_a_hash_chain(tmp_path: Path, wire: str) -> None:
-    async with opened_with_one_lane(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server_with_one_lane(tmp_path, wire) as ledger_server:
+        ledger = ledger_server.ledger(client_id="app")
         answers = await written(ledger, 4)
         previous = NO_HASH
         for height, answer in enumerate(answers, 1):
@@ -158,12 +158,12 @@ async def test_blocks_form_a_hash_chain(tmp_path: Path, wire: str) -> None:
 
 @pytest.mark.rule("LG-18", "CO-41")
 async def test_proof_of_an_erased_transaction_covers_its_header(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as ledger_server:
+        ledger = ledger_server.ledger(client_id="app")
         answers = await written(ledger, 3)
         tx_id = answers[1]["committed_tx_id"]
         before = await ledger.get_proof(tx_id)
-        assert await door.log.erase(key=key(2), policy=LEDGER, scope=ledger_scope("acme"), client="app") == 1
+        assert await ledger_server.log.erase(key=key(2), policy=LEDGER, scope=ledger_scope("acme"), client="app") == 1
         found = await ledger.get_proof(tx_id)
         assert found == {name: value for name, value in before.items() if name not in ("salt", "body")}
         verification = documents.verify(document_of(found), block_hash=answers[1]["block_header"]["hash"])
@@ -179,8 +179,8 @@ async def test_verify_command_finds_a_changed_record_and_a_lost_newest_block(tmp
     path = tmp_path / "events.db"
 
     async def write(numbers: range) -> None:
-        async with opened(tmp_path, wire) as door:
-            await written(door.ledger(client_id="app"), len(numbers), numbers.start)
+        async with run_server(tmp_path, wire) as ledger_server:
+            await written(ledger_server.ledger(client_id="app"), len(numbers), numbers.start)
 
     await write(range(1, 4))
     if not is_postgres():

@@ -8,7 +8,7 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.testing.clock import ManualClock
-from server.ledger.ledger_servers import SharedServer, key, opened
+from server.ledger.ledger_servers import SharedServer, key, run_server
 from server.ledger.ledger_transports import GRPC, HTTP, Json, Ledger, put, relate, remove, success
 from server.ledger.ledger_transports import unrelate as unrelate_one
 
@@ -78,8 +78,8 @@ async def test_entities_are_listed_in_key_order_by_page_and_prefix(shared_server
 
 async def test_expired_entities_are_not_listed(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, wire, clock=clock) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, clock=clock) as server:
+        ledger = server.ledger(client_id="app")
         end_ms = clock.wall_ms() + 1000
         chosen = [put(f"{number:02}", expires_at_ms=end_ms if number % 3 else None) for number in range(30)]
         await ledger.write(1, *chosen)
@@ -95,8 +95,8 @@ async def test_expired_entities_are_not_listed(tmp_path: Path, wire: str) -> Non
 
 
 async def test_page_size_is_limited_to_the_maximum(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, page_events_max=5, page_events_default=3) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, page_events_max=5, page_events_default=3) as server:
+        ledger = server.ledger(client_id="app")
         await ledger.write(1, *[put(f"{n}") for n in range(9)], *[relate(f"{n}") for n in range(9)])
         for size, count in ((0, 3), (1, 1), (5, 5), (6, 5), (2**32 - 1, 5)):
             assert len((await ledger.list_entities(page_size=size))["entities"]) == count
@@ -162,7 +162,7 @@ async def test_transaction_returns_its_operations_as_sent(shared_server: SharedS
 
 async def test_both_wires_return_equal_answers(shared_server: SharedServer) -> None:
     here = shared_server.ledger()
-    there = here.through(shared_server.door.wire(HTTP if shared_server.door.kind == GRPC else GRPC))
+    there = here.through(shared_server.server.wire(HTTP if shared_server.server.kind == GRPC else GRPC))
     answer = success(await here.write(1, SET, put("b", b"\xff", expires_at_ms=2**50), relate("r"), key=key(1)))
     assert await there.write(1, SET, put("b", b"\xff", expires_at_ms=2**50), relate("r"), key=key(1)) == answer
     tx_id = answer["committed_tx_id"]

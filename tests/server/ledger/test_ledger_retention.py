@@ -10,7 +10,7 @@ from oncelog.core.policy import LEDGER
 from oncelog.core.transactions import ledger_scope
 from oncelog.engine.limits import Limits
 from oncelog.testing.clock import ManualClock
-from server.ledger.ledger_servers import SharedServer, key, opened
+from server.ledger.ledger_servers import SharedServer, key, run_server
 from server.ledger.ledger_transports import Json, Ledger, code, failure, put, success
 from server.ledger.write_answers import already, place, retried, written
 
@@ -24,13 +24,13 @@ CACHE_TTL_MS: Final = 86_400_000
 
 @pytest.mark.rule("LG-4", "LG-6", "LG-9", "LG-11", "LG-12", "LG-13")
 async def test_restarted_server_knows_every_key_with_its_sequence_id_and_height(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         answers = await written(ledger, 4)
         unkeyed = success(await ledger.write(5, put("a", b"5")))
         state = await ledger.get_client_state()
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         assert await ledger.get_client_state() == state
         for number in (3, 4, 1, 2):  # not the answer for the last sequence
             for _ in range(2):
@@ -56,10 +56,10 @@ async def test_restarted_server_knows_every_key_with_its_sequence_id_and_height(
 @pytest.mark.rule("LG-11", "LG-17")
 async def test_restarted_server_reports_a_batch_as_already_committed(tmp_path: Path, wire: str) -> None:
     writes = [[put("a", b"1")], [put("b", b"2")]]
-    async with opened(tmp_path, wire) as door:
-        answer = success(await door.ledger(client_id="app").batch_write(1, *writes, key=key(1)))
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        answer = success(await server.ledger(client_id="app").batch_write(1, *writes, key=key(1)))
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         assert already(await ledger.batch_write(1, *writes, key=key(1))) == place(answer)
         assert already(await ledger.batch_write(1, *writes)) == place(answer)
         assert code(await ledger.batch_write(1, writes[0], key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
@@ -70,13 +70,13 @@ async def test_restarted_server_reports_a_batch_as_already_committed(tmp_path: P
 @pytest.mark.rule("LG-3")
 async def test_restarted_server_does_not_remember_a_failed_condition(tmp_path: Path, wire: str) -> None:
     asked = put("a", b"2", condition={"must_exist": True})
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         assert code(await ledger.write(1, asked, key=key(1))) == "KEY_NOT_FOUND"
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         assert await ledger.last_sequence() == 0
-        assert code(await door.ledger(client_id="else").write(1, put("a"), key=key(1))) == "OK"
+        assert code(await server.ledger(client_id="else").write(1, put("a"), key=key(1))) == "OK"
         assert success(await ledger.write(1, asked, key=key(1)))["assigned_sequence"] == 1
 
 
@@ -85,7 +85,7 @@ async def test_restarted_server_does_not_remember_a_failed_condition(tmp_path: P
 
 @pytest.mark.rule("LG-7", "LG-9", "LG-11", "LG-12", "LG-13")
 async def test_second_server_knows_the_commits_of_the_first(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as one, opened(tmp_path, wire) as other:
+    async with run_server(tmp_path, wire) as one, run_server(tmp_path, wire) as other:
         first, second = one.ledger(client_id="app"), other.ledger(client_id="app")
         answers = await written(first, 2)
         assert await second.get_client_state() == await first.get_client_state()
@@ -113,8 +113,8 @@ def test_cache_defaults_follow_the_rule() -> None:
 
 @pytest.mark.rule("LG-10", "LG-11")
 async def test_write_evicted_from_the_cache_is_answered_from_the_store(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, cache_entries_max=2) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, cache_entries_max=2) as server:
+        ledger = server.ledger(client_id="app")
         answers = await written(ledger, 5)
         for number in (5, 4):
             assert await retried(ledger, number) == answers[number - 1]
@@ -126,8 +126,8 @@ async def test_write_evicted_from_the_cache_is_answered_from_the_store(tmp_path:
 @pytest.mark.rule("LG-10", "LG-11")
 async def test_answer_older_than_the_cache_time_to_live_comes_from_the_store(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, wire, clock=clock, cache_ttl_ms=700) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, clock=clock, cache_ttl_ms=700) as server:
+        ledger = server.ledger(client_id="app")
         (first,) = await written(ledger, 1)
         clock.advance(699)
         assert await retried(ledger, 1) == first
@@ -141,8 +141,8 @@ async def test_answer_older_than_the_cache_time_to_live_comes_from_the_store(tmp
 
 @pytest.mark.rule("LG-10", "LG-11")
 async def test_retry_without_a_cache_is_already_committed(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire, cache_entries_max=0) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, cache_entries_max=0) as server:
+        ledger = server.ledger(client_id="app")
         answers = await written(ledger, 2)
         for number in (1, 2):
             assert already(await retried(ledger, number)) == place(answers[number - 1])
@@ -156,20 +156,20 @@ async def test_erased_transaction_is_known_and_marked(shared_server: SharedServe
     ledger = shared_server.ledger()
     answers = await written(ledger, 3)
     before = await ledger.get_transaction(answers[1]["committed_tx_id"])
-    erased = await shared_server.door.log.erase(key=key(2), policy=LEDGER, scope=shared_server.scope, client="app")
+    erased = await shared_server.server.log.erase(key=key(2), policy=LEDGER, scope=shared_server.scope, client="app")
     assert erased == 1
     await check_second_is_erased(ledger, answers, before)
 
 
 @pytest.mark.rule("LG-18", "LG-11", "CO-41")
 async def test_restarted_server_knows_and_marks_an_erased_transaction(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         answers = await written(ledger, 3)
         before = await ledger.get_transaction(answers[1]["committed_tx_id"])
-        assert await door.log.erase(key=key(2), policy=LEDGER, scope=ledger_scope("acme"), client="app") == 1
-    async with opened(tmp_path, wire) as door:
-        await check_second_is_erased(door.ledger(client_id="app"), answers, before)
+        assert await server.log.erase(key=key(2), policy=LEDGER, scope=ledger_scope("acme"), client="app") == 1
+    async with run_server(tmp_path, wire) as server:
+        await check_second_is_erased(server.ledger(client_id="app"), answers, before)
 
 
 @pytest.mark.rule("CO-41", "CO-44")
@@ -177,7 +177,7 @@ async def test_entity_of_an_erased_transaction_has_no_value(shared_server: Share
     ledger = shared_server.ledger()
     success(await ledger.write(1, put("a", b"secret"), put("b", b"secret"), key=key(1)))
     success(await ledger.write(2, put("b", b"new"), key=key(2)))
-    await shared_server.door.log.erase(key=key(1), policy=LEDGER, scope=shared_server.scope, client="app")
+    await shared_server.server.log.erase(key=key(1), policy=LEDGER, scope=shared_server.scope, client="app")
     entity = await ledger.get_entity("a") or {}
     assert (entity["value"], entity["version"], entity["erased"]) == (b"", 1, True)
     assert not (await ledger.get_entity("b") or {}).get("erased")

@@ -17,7 +17,7 @@ from oncelog.core.transactions import format_tx_id, ledger_scope
 from oncelog.engine.log import open_log
 from oncelog.testing.postgres_proxy import PostgresProxy
 from scripts import read_line, start_script
-from server.ledger.ledger_servers import Door, Ways, key, opened
+from server.ledger.ledger_servers import LedgerServer, Ways, key, run_server
 from server.ledger.ledger_transports import WIRES, CallError, Ledger, blocks, code, failure, put, success
 from server.ledger.write_answers import already, outcome, place, retried, written
 from server.shared_servers import ServerPool, pool_fixture, unique_name
@@ -30,10 +30,10 @@ SET: Final = put("a", b"1")
 
 
 @asynccontextmanager
-async def opened_beside(directory: Path, wire: str) -> AsyncIterator[Door]:
+async def run_second_server(directory: Path, wire: str) -> AsyncIterator[LedgerServer]:
     """Run a server in this process on the log of another server process."""
-    async with opened(directory, wire, store=log_at(directory / "log.db")) as door:
-        yield door
+    async with run_server(directory, wire, store=log_at(directory / "log.db")) as server:
+        yield server
 
 
 def ways_to(process: ServerProcess, kind: str) -> Ways:
@@ -53,16 +53,16 @@ class Pair:
 
 
 @asynccontextmanager
-async def opened_pair(directory: Path) -> AsyncIterator[Pair]:
+async def run_server_pair(directory: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(server_process(directory, grpc=True))
-        here = await stack.enter_async_context(opened_beside(directory, WIRES[0]))
+        here = await stack.enter_async_context(run_second_server(directory, WIRES[0]))
         there = ways_to(process, WIRES[0])
         stack.push_async_callback(there.close)
         yield Pair(here, there)
 
 
-pair_pool = pool_fixture(opened_pair)
+pair_pool = pool_fixture(run_server_pair)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -170,8 +170,8 @@ async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing
     tmp_path: Path, wire: str, moment: str
 ) -> None:
     path = tmp_path / "events.db"
-    async with opened(tmp_path, wire) as door:
-        answers = await written(door.ledger(client_id="app"), 2)
+    async with run_server(tmp_path, wire) as server:
+        answers = await written(server.ledger(client_id="app"), 2)
     with start_script(WORKER, log_at(path), moment) as process:
         url, port = (await asyncio.to_thread(read_line, process)).split()
         ways = Ways(wire, url, int(port))
@@ -185,8 +185,8 @@ async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing
     ids = await stored_ids(path)
     assert ids[:2] == [answer["committed_tx_id"] for answer in answers]
     assert len(ids) == (3 if moment == "after" else 2)
-    async with opened(tmp_path, wire) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire) as server:
+        ledger = server.ledger(client_id="app")
         again = await retried(ledger, 3)
         if moment == "after":
             sequence, tx_id, _ = already(again)
@@ -219,7 +219,7 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
         answer.release()
         await ways.close()
     (_, second) = await stored_ids(tmp_path / "log.db")
-    async with opened_beside(tmp_path, wire) as other:
+    async with run_second_server(tmp_path, wire) as other:
         ledger = other.ledger(client_id="app")
         assert already(await retried(ledger, 2))[:2] == (2, second)
         assert already(await retried(ledger, 1)) == place(first)
@@ -228,7 +228,7 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
 
 @pytest.mark.rule("LG-9", "LG-11", "CO-12")
 async def test_restarted_and_second_server_know_all_writes_after_a_kill(tmp_path: Path, wire: str) -> None:
-    async with server_process(tmp_path, grpc=True) as process, opened_beside(tmp_path, wire) as other:
+    async with server_process(tmp_path, grpc=True) as process, run_second_server(tmp_path, wire) as other:
         ways = ways_to(process, wire)
         first, second = ways.ledger(client_id="app"), other.ledger(client_id="app")
         answers = await written(first, 3)

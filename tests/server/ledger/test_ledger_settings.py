@@ -17,7 +17,7 @@ from oncelog.errors import PolicyError, SettingsError
 from oncelog.server.settings import LedgerSettings, load
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.assertions import assert_committed
-from server.ledger.ledger_servers import Door, key, opened
+from server.ledger.ledger_servers import LedgerServer, key, run_server
 from server.ledger.ledger_transports import GRPC, code, put, success
 from server.ledger.write_answers import outcome, place, retried, written
 
@@ -28,46 +28,46 @@ INTERVAL = 4
 SHORT = LedgerSettings(ttl_ms=TTL_MS, eviction_interval=INTERVAL)
 
 
-async def lines_of(door: Door) -> set[str]:
-    return set((await door.served.get("/metrics")).body.decode().splitlines())
+async def lines_of(server: LedgerServer) -> set[str]:
+    return set((await server.served.get("/metrics")).body.decode().splitlines())
 
 
-async def fill(door: Door, count: int) -> None:
+async def fill(server: LedgerServer, count: int) -> None:
     """Write as other clients in the same organization, and therefore in the same lane."""
     for number in range(count):
-        others = door.ledger(client_id=f"client-{number}")
+        others = server.ledger(client_id=f"client-{number}")
         success(await others.write(await others.last_sequence() + 1, put("z")))
 
 
 @pytest.mark.rule("LG-21", "LG-15")
 async def test_new_log_gets_the_settings_of_its_server(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
-    async with opened(tmp_path, wire, clock=clock, ledger=SHORT) as door:
-        ledger = door.ledger(client_id="app")
+    async with run_server(tmp_path, wire, clock=clock, ledger=SHORT) as server:
+        ledger = server.ledger(client_id="app")
         (first,) = await written(ledger, 1)
         clock.advance(TTL_MS + 1)
-        await fill(door, INTERVAL - 2)
+        await fill(server, INTERVAL - 2)
         assert await ledger.last_sequence() == 1
-        await fill(door, 1)
+        await fill(server, 1)
         assert await ledger.last_sequence() == 0
         # The late retry as sequence 1 is a new write.
         assert success(await retried(ledger, 1))["committed_tx_id"] != first["committed_tx_id"]
-        assert door.log.settings == Settings(eviction_interval=INTERVAL)
+        assert server.log.settings == Settings(eviction_interval=INTERVAL)
     # A server without these settings uses those of the log.
-    async with opened(tmp_path, wire, clock=clock) as door:
-        ledger = door.ledger(client_id="app")
-        (second,) = await written(door.ledger(client_id="other"), 1)
+    async with run_server(tmp_path, wire, clock=clock) as server:
+        ledger = server.ledger(client_id="app")
+        (second,) = await written(server.ledger(client_id="other"), 1)
         clock.advance(TTL_MS)
         assert await ledger.last_sequence() == 1
-        assert outcome(await retried(door.ledger(client_id="other"), 1)) == place(second)
+        assert outcome(await retried(server.ledger(client_id="other"), 1)) == place(second)
         clock.advance(1)
-        await fill(door, INTERVAL)
+        await fill(server, INTERVAL)
         assert await ledger.last_sequence() == 0
 
 
 @pytest.mark.rule("LG-21")
 async def test_settings_that_contradict_the_log_are_refused_with_both_values(tmp_path: Path) -> None:
-    async with opened(tmp_path, GRPC, ledger=SHORT):
+    async with run_server(tmp_path, GRPC, ledger=SHORT):
         pass
     for settings, values in (
         (LedgerSettings(ttl_ms=6000), ("5000 ms", "6000 ms")),
@@ -75,12 +75,12 @@ async def test_settings_that_contradict_the_log_are_refused_with_both_values(tmp
         (LedgerSettings(eviction_interval=5), ("eviction_interval=4", "eviction_interval=5")),
     ):
         with pytest.raises(SettingsError) as caught:
-            async with opened(tmp_path, GRPC, ledger=settings):
+            async with run_server(tmp_path, GRPC, ledger=settings):
                 pass
         for value in values:
             assert value in str(caught.value)
-    async with opened(tmp_path, GRPC, ledger=SHORT) as door:
-        assert code(await door.ledger(client_id="app").write(1, put("a"), key=key(1))) == "OK"
+    async with run_server(tmp_path, GRPC, ledger=SHORT) as server:
+        assert code(await server.ledger(client_id="app").write(1, put("a"), key=key(1))) == "OK"
 
 
 @pytest.mark.rule("LG-21")
@@ -89,10 +89,10 @@ async def test_existing_log_with_the_defaults_refuses_other_settings(tmp_path: P
     async with open_log(place_of_log):
         pass
     with pytest.raises(SettingsError, match=r"86400000 ms.* 5000 ms"):
-        async with opened(tmp_path, GRPC, ledger=LedgerSettings(ttl_ms=TTL_MS)):
+        async with run_server(tmp_path, GRPC, ledger=LedgerSettings(ttl_ms=TTL_MS)):
             pass
-    async with opened(tmp_path, GRPC, ledger=LedgerSettings(ttl_ms=86_400_000, eviction_interval=1000)) as door:
-        assert door.log.policies["ledger"] == LEDGER
+    async with run_server(tmp_path, GRPC, ledger=LedgerSettings(ttl_ms=86_400_000, eviction_interval=1000)) as server:
+        assert server.log.policies["ledger"] == LEDGER
 
 
 @pytest.mark.rule("LG-21")
@@ -116,7 +116,7 @@ async def test_library_opens_a_log_with_a_different_time_to_live(tmp_path: Path)
 @pytest.mark.rule("LG-21")
 def test_stats_shows_time_to_live_and_interval(tmp_path: Path) -> None:
     async def make() -> None:
-        async with opened(tmp_path, GRPC, ledger=SHORT):
+        async with run_server(tmp_path, GRPC, ledger=SHORT):
             pass
 
     run_in_thread(make())
@@ -134,25 +134,25 @@ async def test_evictions_appear_in_metrics_and_in_the_server_log(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="oncelog.engine")
     clock = ManualClock()
-    async with opened(tmp_path, wire, clock=clock, ledger=SHORT) as door:
-        await written(door.ledger(client_id="app"), 1)
-        assert {"oncelog_evictions_total 0.0", "oncelog_evicted_clients_total 0.0"} <= await lines_of(door)
+    async with run_server(tmp_path, wire, clock=clock, ledger=SHORT) as server:
+        await written(server.ledger(client_id="app"), 1)
+        assert {"oncelog_evictions_total 0.0", "oncelog_evicted_clients_total 0.0"} <= await lines_of(server)
         clock.advance(TTL_MS + 1)
-        ledger = door.ledger(client_id="busy")
+        ledger = server.ledger(client_id="busy")
         await written(ledger, 40)
-        lines = await lines_of(door)
+        lines = await lines_of(server)
         assert "oncelog_evictions_total 10.0" in lines
         assert "oncelog_evicted_clients_total 1.0" in lines
-        assert (await door.served.server.log.audit()).entries == []
+        assert (await server.served.server.log.audit()).entries == []
     assert any("1 evictions" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.rule("LG-21")
 async def test_positions_of_all_lanes_appear_in_metrics(tmp_path: Path, wire: str) -> None:
-    async with opened(tmp_path, wire) as door:
-        await written(door.ledger(client_id="app"), 3)
-        lane = door.log.state.lane("ledger/acme")
-        lines = await lines_of(door)
+    async with run_server(tmp_path, wire) as server:
+        await written(server.ledger(client_id="app"), 3)
+        lane = server.log.state.lane("ledger/acme")
+        lines = await lines_of(server)
         assert f'oncelog_last_committed_position{{lane="{lane}"}} 3.0' in lines
         assert 'oncelog_last_committed_position{lane="0"} 0.0' in lines
 

@@ -12,7 +12,7 @@ from oncelog.engine.committer import Committer
 from oncelog.server.ledger import grpc_codec, write_batcher
 from oncelog.server.ledger.write_batcher import BATCHING_THRESHOLD, RATE_WINDOW_S, WriteBatcher
 from oncelog.server.limits import LONG_FRAME_BYTES
-from server.ledger.ledger_servers import Door, opened
+from server.ledger.ledger_servers import LedgerServer, run_server
 from server.ledger.ledger_transports import GRPC, code, put, refused
 
 LONG_WAIT_S = 1000.0
@@ -26,14 +26,14 @@ def hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
 
 
-def held(door: Door) -> int:
-    assert door.server.grpc_service is not None
-    return len(door.server.grpc_service._write_batcher._queue)
+def held(server: LedgerServer) -> int:
+    assert server.server.grpc_service is not None
+    return len(server.server.grpc_service._write_batcher._queue)
 
 
-def written(door: Door, number: int, *operations: Any) -> "asyncio.Task[Any]":
+def written(server: LedgerServer, number: int, *operations: Any) -> "asyncio.Task[Any]":
     """Send a write of a client that is unique to the number."""
-    ledger = door.ledger(client_id=f"client-{number}")
+    ledger = server.ledger(client_id=f"client-{number}")
     return asyncio.ensure_future(ledger.write(1, *(operations or (put(f"entity/{number}", b"v"),))))
 
 
@@ -51,17 +51,17 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
 
     monkeypatch.setattr(WriteBatcher, "flush", counted)
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 50)
-    async with opened(tmp_path, GRPC) as door:
+    async with run_server(tmp_path, GRPC) as server:
         wrong = range(0, 300, 10)
-        calls = {number: written(door, number) for number in range(300) if number not in wrong}
-        errors = {number: asyncio.ensure_future(refused(written(door, number, put("")))) for number in wrong}
+        calls = {number: written(server, number) for number in range(300) if number not in wrong}
+        errors = {number: asyncio.ensure_future(refused(written(server, number, put("")))) for number in wrong}
         answers = {number: await call for number, call in calls.items()}
         assert {code(answer) for answer in answers.values()} == {"OK"}
         assert len({answer["committed_tx_id"] for answer in answers.values()}) == len(calls)
         for number in wrong:
             assert (await errors[number]).field == "operations[0].set_entity.key"
         for number in calls:
-            again = await door.ledger(client_id=f"client-{number}").get_client_state()
+            again = await server.ledger(client_id=f"client-{number}").get_client_state()
             assert again["last_committed_sequence"] == 1
         assert submitted[0] == 50
         assert sum(submitted) == 300
@@ -69,8 +69,8 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
 
 async def test_single_write_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
-    async with opened(tmp_path, GRPC) as door:
-        assert code(await soon(written(door, 1))) == "OK"
+    async with run_server(tmp_path, GRPC) as server:
+        assert code(await soon(written(server, 1))) == "OK"
 
 
 @pytest.mark.usefixtures("hold_writes")
@@ -78,10 +78,10 @@ async def test_held_writes_are_submitted_when_the_batch_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 3)
-    async with opened(tmp_path, GRPC) as door:
-        first = [written(door, 1), written(door, 2, put(""))]
-        await until(lambda: held(door) == 2)
-        assert code(await soon(written(door, 3))) == "OK"
+    async with run_server(tmp_path, GRPC) as server:
+        first = [written(server, 1), written(server, 2, put(""))]
+        await until(lambda: held(server) == 2)
+        assert code(await soon(written(server, 3))) == "OK"
         assert code(await soon(first[0])) == "OK"
         assert (await soon(refused(first[1]))).status == "INVALID_ARGUMENT"
 
@@ -91,9 +91,9 @@ async def test_held_writes_are_submitted_after_the_maximum_delay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", 0.001)
-    async with opened(tmp_path, GRPC) as door:
+    async with run_server(tmp_path, GRPC) as server:
         for number in (1, 2):
-            assert code(await soon(written(door, number))) == "OK"
+            assert code(await soon(written(server, number))) == "OK"
 
 
 @pytest.mark.usefixtures("hold_writes")
@@ -108,12 +108,12 @@ async def test_held_writes_are_submitted_when_another_write_is_answered(
         await commit(self, batch)
 
     monkeypatch.setattr(Committer, "_commit", gated)
-    async with opened(tmp_path, GRPC) as door:
+    async with run_server(tmp_path, GRPC) as server:
         monkeypatch.setattr(write_batcher, "BATCHING_THRESHOLD", 1)  # the first write is not held
-        first = written(door, 1)
-        await until(lambda: door.server.log.queue_length == 1)
-        others = [written(door, number) for number in (2, 3)]
-        await until(lambda: held(door) == 2)
+        first = written(server, 1)
+        await until(lambda: server.server.log.queue_length == 1)
+        others = [written(server, number) for number in (2, 3)]
+        await until(lambda: held(server) == 2)
         may_go.set()
         for call in [first, *others]:
             assert code(await soon(call)) == "OK"
@@ -132,28 +132,28 @@ async def test_held_write_of_a_cancelled_call_is_still_committed(
         return answer(given)
 
     monkeypatch.setattr(grpc_codec, "encode_answer", noted)
-    async with opened(tmp_path, GRPC) as door:
-        assert door.server.grpc_service is not None
-        calls = door.server.grpc_service._calls
-        gone = written(door, 1)
-        await until(lambda: held(door) == 1)
+    async with run_server(tmp_path, GRPC) as server:
+        assert server.server.grpc_service is not None
+        calls = server.server.grpc_service._calls
+        gone = written(server, 1)
+        await until(lambda: held(server) == 1)
         gone.cancel()
         await until(lambda: not calls)
-        assert code(await soon(written(door, 2))) == "OK"
-        assert await door.ledger().value("entity/1") == b"v"
+        assert code(await soon(written(server, 2))) == "OK"
+        assert await server.ledger().value("entity/1") == b"v"
         assert len(made) == 1  # the server builds no answer for the cancelled call
 
 
 @pytest.mark.usefixtures("hold_writes")
 async def test_long_write_is_not_held(tmp_path: Path) -> None:
-    async with opened(tmp_path, GRPC) as door:
-        assert code(await soon(written(door, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
+    async with run_server(tmp_path, GRPC) as server:
+        assert code(await soon(written(server, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
 
 
 def test_write_that_follows_many_answers_is_held() -> None:
     """gRPC admits calls only as earlier ones end, so the number of waiting calls is not known in advance."""
-    door: Any = SimpleNamespace(log=SimpleNamespace(queue_length=0))
-    held = WriteBatcher(door)
+    server: Any = SimpleNamespace(log=SimpleNamespace(queue_length=0))
+    held = WriteBatcher(server)
     now_s = 1000.0
     held._count_answers(BATCHING_THRESHOLD - 1, now_s)
     seen = [held._is_busy(now_s)]
@@ -165,9 +165,9 @@ def test_write_that_follows_many_answers_is_held() -> None:
 @pytest.mark.usefixtures("hold_writes")
 async def test_long_write_does_not_overtake_held_writes(tmp_path: Path) -> None:
     """Otherwise a client with consecutive sequences would get a sequence gap."""
-    async with opened(tmp_path, GRPC) as door:
-        ledger = door.ledger(client_id="till")
+    async with run_server(tmp_path, GRPC) as server:
+        ledger = server.ledger(client_id="till")
         first = asyncio.ensure_future(ledger.write(1, put("a", b"v")))
-        await until(lambda: held(door) == 1)
+        await until(lambda: held(server) == 1)
         second = asyncio.ensure_future(ledger.write(2, put("b", bytes(LONG_FRAME_BYTES))))
         assert [code(await soon(first)), code(await soon(second))] == ["OK", "OK"]

@@ -118,17 +118,17 @@ def build_transaction(number: int) -> Submission:
 
 def proven_in(log: str) -> list[bytes]:
     """Return the proofs of a log with blocks of several sizes. The second record of each block, if any, is erased."""
-    with oncelog.open_blocking(log) as opened:
+    with oncelog.open_blocking(log) as run_server:
         receipts, number = [], 0
         for size in (1, 2, 3, 7, 8, 9, 64):
             for make in (build_event, build_transaction):
-                verdicts = opened.submit_many([make(one) for one in range(number + 1, number + size + 1)])
+                verdicts = run_server.submit_many([make(one) for one in range(number + 1, number + size + 1)])
                 receipts += [one.receipt for one in verdicts if isinstance(one, Committed)]
             number += size
             if size > 1:
-                opened.erase(key=uuid.UUID(int=number - size + 2))
+                run_server.erase(key=uuid.UUID(int=number - size + 2))
         assert len(receipts) == 2 * number
-        return [encode(proof_document(opened.prove(receipt))) for receipt in receipts]
+        return [encode(proof_document(run_server.prove(receipt))) for receipt in receipts]
 
 
 @BOTH_STORES
