@@ -26,19 +26,19 @@ ABOVE = 1000
 async def test_chat_pages_over_a_leap_and_acknowledges_messages_only(tmp_path: Path) -> None:
     async with run_server(tmp_path) as chat_server:
         await chat_server.create("tea", "ann", "bob")
-        ann = await chat_server.device("ann")
-        assert [await ann.sent("tea", number) for number in range(1, 4)] == [1, 2, 3]
+        ann = await chat_server.connect("ann")
+        assert [await ann.send_committed("tea", number) for number in range(1, 4)] == [1, 2, 3]
     renewed = await run_command("epoch", log_at(tmp_path / "events.db"), "--renew", f"--above={ABOVE}")
     assert renewed.exit_code == 0, renewed.output
     async with run_server(tmp_path) as chat_server:
-        ann, bob = await chat_server.device("ann"), await chat_server.device("bob")
-        assert await bob.refused("ack", chat_id="tea", last_acked_sequence=4) == "INVALID_ACK"
-        assert await ann.sent("tea", 3) == 3
-        assert [await ann.sent("tea", number) for number in (4, 5)] == [ABOVE + 1, ABOVE + 2]
-        assert sequences(await bob.takes(2, "message")) == [ABOVE + 1, ABOVE + 2]
-        assert sequences(await bob.synced("tea", 1, limit=1)) == [2, 3, ABOVE + 1, ABOVE + 2]
+        ann, bob = await chat_server.connect("ann"), await chat_server.connect("bob")
+        assert await bob.expect_refusal("ack", chat_id="tea", last_acked_sequence=4) == "INVALID_ACK"
+        assert await ann.send_committed("tea", 3) == 3
+        assert [await ann.send_committed("tea", number) for number in (4, 5)] == [ABOVE + 1, ABOVE + 2]
+        assert sequences(await bob.wait_for_frames(2, "message")) == [ABOVE + 1, ABOVE + 2]
+        assert sequences(await bob.sync_all("tea", 1, limit=1)) == [2, 3, ABOVE + 1, ABOVE + 2]
         await bob.acknowledge("tea", ABOVE + 2)
-        await chat_server.watermark("tea", "bob", ABOVE + 2)
+        await chat_server.wait_for_watermark("tea", "bob", ABOVE + 2)
         page = (await chat_server.http("GET", "/v1/chats/tea/messages?limit=3", "ann")).json
         assert (sequences(page["messages"]), page["has_more"]) == ([3, ABOVE + 1, ABOVE + 2], True)
         page = (

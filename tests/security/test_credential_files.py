@@ -408,5 +408,5 @@ async def test_session_that_cannot_be_renewed_is_closed_and_others_are_renewed(
                 served.api_keys.revoke(key.key.id)
             await check_ended(ending)
             assert (await broken.receive())["type"] == "error"
-            await broken.closed()
+            await broken.wait_closed()
         assert "the rights of a connection could not be renewed" in caplog.text

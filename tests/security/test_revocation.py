@@ -54,7 +54,7 @@ async def create(served: Serving, client_id: str) -> CreatedKey:
 async def check_ended(client: SocketClient) -> None:
     """Check that the server closes the connection because its credential is no longer valid."""
     assert (await client.receive())["payload"]["code"] == "auth_failed"
-    assert await client.closed() == 1008
+    assert await client.wait_closed() == 1008
 
 
 def failed_files(served: Serving, kind: str) -> bool:

@@ -207,7 +207,7 @@ class SocketClient:
         assert message.type is WSMsgType.TEXT, message
         return json.loads(message.data)
 
-    async def ask(self, kind: str, payload: Any, msg_id: str | int | None = None) -> Any:
+    async def request(self, kind: str, payload: Any, msg_id: str | int | None = None) -> Any:
         """Send a message and return the payload of the next one received."""
         await self.send(kind, payload, msg_id)
         answer = await self.receive()
@@ -215,16 +215,16 @@ class SocketClient:
         return answer["payload"]
 
     async def connect(self, client_id: str = "laptop", token: str | None = None) -> Any:
-        return await self.ask("connect", {"client_id": client_id, "token": token})
+        return await self.request("connect", {"client_id": client_id, "token": token})
 
     async def submit(self, *items: Mapping[str, Any]) -> Any:
         """Submit events and return their results."""
-        return (await self.ask("submit_events", {"events": items}))["results"]
+        return (await self.request("submit_events", {"events": items}))["results"]
 
     async def sync(self, *partitions: str, since: int = 0, **members: Any) -> Any:
-        return await self.ask("sync", {"partitions": partitions, "since_committed_id": since, **members})
+        return await self.request("sync", {"partitions": partitions, "since_committed_id": since, **members})
 
-    async def closed(self) -> int | None:
+    async def wait_closed(self) -> int | None:
         """Wait until the server closes the connection without any other message, and return the close code."""
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message

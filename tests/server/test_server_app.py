@@ -266,7 +266,7 @@ async def test_reload_closes_revoked_keys_and_applies_changed_grants(tmp_path: P
         served.server.reload()
         error = await ending.receive()
         assert (error["type"], error["payload"]["code"]) == ("error", "auth_failed")
-        assert await ending.closed() == 1008
+        assert await ending.wait_closed() == 1008
         (refused, taken) = await staying.submit(item(3), item(4, "b"))
         assert (refused["reason"], taken["status"]) == ("forbidden", "committed")
         assert (await served.page("a", credential=revoked.text)).refusal == (401, "auth_failed")
@@ -326,7 +326,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
         assert (await soon(posted)).json["results"][0]["status"] == "committed"
         answer = await client.receive()
         assert answer["payload"]["results"][0]["status"] == "committed"
-        assert await client.closed() == 1001
+        assert await client.wait_closed() == 1001
         await stopping
     async with serving(tmp_path) as served:
         assert numbers((await served.page("a")).json["events"]) == [1, 2]
@@ -377,7 +377,7 @@ async def test_stopping_server_refuses_new_events_of_connected_clients(
             assert (refused["type"], refused["msg_id"]) == ("error", name)
             assert refused["payload"]["code"] == "server_busy"
             assert refused["payload"]["details"]["retry_after_ms"] == 1000
-        assert await client.closed() == 1001
+        assert await client.wait_closed() == 1001
         await stopping
     async with serving(tmp_path) as served:
         assert [one["event"]["number"] for one in (await served.page("a")).json["events"]] == [1]
@@ -419,7 +419,7 @@ async def test_open_connections_do_not_prevent_the_server_from_stopping(
         for client in clients:
             await client.sync("a")
         silent = await served.socket()  # a socket that has not sent `connect`
-        reading = [asyncio.ensure_future(client.closed()) for client in [*clients, silent] if is_reading]
+        reading = [asyncio.ensure_future(client.wait_closed()) for client in [*clients, silent] if is_reading]
         stream = await served.stream("a")
         await stream.connected()
         await served.get("/healthz")

@@ -155,7 +155,7 @@ async def test_process_shuts_down_cleanly_on_a_signal(tmp_path: Path, number: si
         assert numbers(await clients[0].submit(item(2))) == [2]
         served.process.send_signal(number)
         for client in clients:
-            assert await client.closed() == 1001
+            assert await client.wait_closed() == 1001
         await served.line("stopped")
         assert await soon(served.process.wait()) == 0
 

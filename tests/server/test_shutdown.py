@@ -169,7 +169,7 @@ async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> N
         await stream.connected()
         assert not served.server._gate.open_requests
         async with stopping(served):
-            assert await socket.closed() == 1001
+            assert await socket.wait_closed() == 1001
 
 
 async def test_connections_not_yet_accepted_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

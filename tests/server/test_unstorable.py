@@ -132,4 +132,4 @@ async def test_rejected_push_of_several_deltas_blames_no_single_delta(tmp_path: 
         answer = await gateway.push(bad)
         assert (answer.status, answer.json["code"], answer.json["index"]) == (400, "BAD_REQUEST", 0)
         assert "sending it again does not help" in answer.json["error"]
-        assert await gateway.pushed(good) == [(1, False)]
+        assert await gateway.push_accepted(good) == [(1, False)]

@@ -49,11 +49,11 @@ async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C90
     ledger = LedgerServer(served, GRPC)
     chats = ChatServer(served)
     await chats.create("acme", "ann")
-    device = await chats.device("ann")
+    device = await chats.connect("ann")
     gateway = Gateway(served.session, served.url, "acme")
 
     async def by_socket(number: int) -> Refusal | None:
-        payload = await socket.ask("submit_events", {"events": [item(number, "acme/a")]})
+        payload = await socket.request("submit_events", {"events": [item(number, "acme/a")]})
         return (payload["code"], payload["details"]) if "code" in payload else None
 
     async def by_http(number: int) -> Refusal | None:

@@ -180,7 +180,7 @@ async def test_nul_character_over_http_is_refused_or_stored(database: str, tmp_p
 async def test_nul_character_over_websocket_is_refused_or_stored(database: str, tmp_path: Path) -> None:
     async with serving(tmp_path, store=database) as served:
         for payload in ({"client_id": NUL}, {"client_id": "c", "token": NUL}):
-            await (await served.socket()).ask("connect", payload)
+            await (await served.socket()).request("connect", payload)
         client = await served.connected()
         for number, odd in enumerate(items_with_nul(), 1):
             await client.send("submit_events", {"events": [odd]}, msg_id=NUL)

@@ -37,7 +37,7 @@ class Device:
         """Received frames that no test has taken yet."""
         self._requests = count(1)
 
-    async def tell(self, kind: str, **members: Any) -> None:
+    async def send_frame(self, kind: str, **members: Any) -> None:
         await self.socket.send_str(json.dumps({"type": kind, **members}))
 
     async def receive(self) -> Json:
@@ -48,7 +48,7 @@ class Device:
         found: Json = json.loads(message.data)
         return found
 
-    async def take(self, **wanted: Any) -> Json:
+    async def wait_for_frame(self, **wanted: Any) -> Json:
         """Wait for a frame that has all of these members and return it. Earlier frames remain queued."""
         for place, frame in enumerate(self.frames):
             if wanted.items() <= frame.items():
@@ -59,25 +59,25 @@ class Device:
                 return frame
             self.frames.append(frame)
 
-    async def takes(self, number: int, kind: str) -> list[Json]:
-        return [await self.take(type=kind) for _ in range(number)]
+    async def wait_for_frames(self, number: int, kind: str) -> list[Json]:
+        return [await self.wait_for_frame(type=kind) for _ in range(number)]
 
-    async def ask(self, kind: str, **members: Any) -> Json:
+    async def request(self, kind: str, **members: Any) -> Json:
         """Send a request and return the answer with the same request_id."""
         request_id = f"r{next(self._requests)}"
-        await self.tell(kind, request_id=request_id, **members)
-        return await self.take(request_id=request_id)
+        await self.send_frame(kind, request_id=request_id, **members)
+        return await self.wait_for_frame(request_id=request_id)
 
     async def connect(self, **members: Any) -> Json:
-        return await self.ask("connect", **{"token": self.name, "device_id": "phone", **members})
+        return await self.request("connect", **{"token": self.name, "device_id": "phone", **members})
 
     async def send(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> Json:
-        return await self.ask(
+        return await self.request(
             "send_message",
             **{"client_message_id": message_uuid(number), "chat_id": chat_id, "content": content, **members},
         )
 
-    async def sent(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
+    async def send_committed(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
         """Send a message, which must be committed or known, and return its sequence."""
         answer = await self.send(chat_id, number, content, **members)
         assert answer["type"] == "send_message_ack", answer
@@ -85,9 +85,9 @@ class Device:
         return sequence
 
     async def sync(self, chat_id: str, after: int = 0, **members: Any) -> Json:
-        return await self.ask("sync_request", chat_id=chat_id, last_acked_sequence=after, **members)
+        return await self.request("sync_request", chat_id=chat_id, last_acked_sequence=after, **members)
 
-    async def synced(self, chat_id: str, after: int = 0, **members: Any) -> list[Json]:
+    async def sync_all(self, chat_id: str, after: int = 0, **members: Any) -> list[Json]:
         """Return all messages after a sequence, page by page."""
         messages: list[Json] = []
         has_more = True
@@ -100,23 +100,23 @@ class Device:
 
     async def acknowledge(self, chat_id: str, sequence: int) -> None:
         """Send an acknowledgement, which has no answer."""
-        await self.tell("ack", chat_id=chat_id, last_acked_sequence=sequence)
+        await self.send_frame("ack", chat_id=chat_id, last_acked_sequence=sequence)
 
-    async def refused(self, kind: str, **members: Any) -> str:
+    async def expect_refusal(self, kind: str, **members: Any) -> str:
         """Send a request, which must be refused, and return the error code."""
-        answer = await self.ask(kind, **members)
+        answer = await self.request(kind, **members)
         assert answer["type"] == "error", answer
         assert answer["message"]
         code: str = answer["code"]
         return code
 
-    async def quiet(self) -> list[Json]:
+    async def take_frames(self) -> list[Json]:
         """Return all frames sent so far: the server answers a ping after the frames that it sent before."""
-        await self.ask("ping")
+        await self.request("ping")
         frames, self.frames = self.frames, []
         return frames
 
-    async def closed(self) -> int | None:
+    async def wait_closed(self) -> int | None:
         """Wait until the server closes the connection and return the close code. Earlier frames remain queued."""
         while True:
             message = await soon(self.socket.receive())
@@ -157,7 +157,7 @@ class ChatServer:
         assert answer.status == 200, answer.body
         return {one["user_id"]: one["last_acked_sequence"] for one in answer.json["members"]}
 
-    async def watermark(self, chat_id: str, name: str, sequence: int) -> None:
+    async def wait_for_watermark(self, chat_id: str, name: str, sequence: int) -> None:
         """Wait until the user's watermark has reached the sequence. An ack has no answer to wait for."""
         async with asyncio.timeout(WAIT_S):
             while (await self.watermarks(chat_id, name))[f"user:{name}"] != sequence:
@@ -165,11 +165,11 @@ class ChatServer:
 
     async def socket(self, name: str) -> Device:
         """Open a connection but send no connect frame."""
-        device = await device_at(self.served.session, self.served.url, name)
+        device = await open_device(self.served.session, self.served.url, name)
         self._devices.append(device)
         return device
 
-    async def device(self, name: str, **members: Any) -> Device:
+    async def connect(self, name: str, **members: Any) -> Device:
         """Open a connection and connect as the user."""
         device = await self.socket(name)
         answer = await device.connect(**members)
@@ -182,7 +182,7 @@ class ChatServer:
         self._devices.clear()
 
 
-async def device_at(session: aiohttp.ClientSession, url: str, name: str) -> Device:
+async def open_device(session: aiohttp.ClientSession, url: str, name: str) -> Device:
     return Device(await soon(session.ws_connect(f"{url}/v1/chat", max_msg_size=0)), name)
 
 
@@ -220,5 +220,5 @@ def sequences(messages: list[Json]) -> list[int]:
     return [one["sequence"] for one in messages]
 
 
-def people(number: int) -> Iterator[str]:
+def user_names(number: int) -> Iterator[str]:
     return (f"p{index:03d}" for index in range(number))

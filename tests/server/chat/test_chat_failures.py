@@ -30,11 +30,11 @@ from server.chat.chat_servers import (
     ChatServer,
     Device,
     Json,
-    device_at,
     message_uuid,
-    people,
+    open_device,
     run_server,
     sequences,
+    user_names,
 )
 from server.cli_commands import oncelog
 from server.shared_servers import ServerPool, pool_fixture, unique_name
@@ -67,7 +67,7 @@ def chat(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def people_at(url: str) -> AsyncIterator["Place"]:
+async def connect_to(url: str) -> AsyncIterator["Place"]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield Place(session, url)
 
@@ -85,8 +85,8 @@ class Place:
         async with self.session.post(f"{self.url}/v1/chats", json=body, headers=headers) as answer:
             assert answer.status in (200, 201), await answer.text()
 
-    async def device(self, name: str, **members: Any) -> Device:
-        device = await device_at(self.session, self.url, name)
+    async def connect(self, name: str, **members: Any) -> Device:
+        device = await open_device(self.session, self.url, name)
         answer = await device.connect(**members)
         assert answer["type"] == "connected", answer
         return device
@@ -137,19 +137,19 @@ class Relay:
 async def test_retry_after_a_network_timeout_during_send_is_a_duplicate(
     shared_process: ServerProcess, chat: str
 ) -> None:
-    async with people_at(shared_process.url) as place, Relay(shared_process.url) as relay:
+    async with connect_to(shared_process.url) as place, Relay(shared_process.url) as relay:
         await place.create(chat, "ann", "bob")
-        bob = await place.device("bob")
-        ann = await Place(place.session, relay.url).device("ann")
+        bob = await place.connect("bob")
+        ann = await Place(place.session, relay.url).connect("ann")
         relay.is_mute = True
-        await ann.tell("send_message", client_message_id=message_uuid(1), chat_id=chat, content="hello")
-        assert (await bob.take(type="message"))["sequence"] == 1
+        await ann.send_frame("send_message", client_message_id=message_uuid(1), chat_id=chat, content="hello")
+        assert (await bob.wait_for_frame(type="message"))["sequence"] == 1
         await soon(relay.swallowed.wait())  # the server has sent the answer, and the proxy has dropped it
-        again = await place.device("ann")
+        again = await place.connect("ann")
         answer = await again.send(chat, 1)
         assert (answer["sequence"], answer["duplicate"], "content_mismatch" in answer) == (1, True, False)
-        assert sequences(await bob.synced(chat)) == [1]
-        assert await bob.quiet() == []
+        assert sequences(await bob.sync_all(chat)) == [1]
+        assert await bob.take_frames() == []
         await ann.close()
 
 
@@ -160,18 +160,18 @@ async def test_retry_after_a_client_crash_before_the_ack_is_a_duplicate(
     url = shared_process.url
     kept = tmp_path / "outbox.json"
     kept.write_text(json.dumps({"client_message_id": message_uuid(1), "chat_id": chat, "content": "hello"}))
-    async with people_at(url) as place:
+    async with connect_to(url) as place:
         await place.create(chat, "ann", "bob")
-        bob = await place.device("bob")
+        bob = await place.connect("bob")
         with start_script(CLIENT, url, str(kept), "silent") as client:
             assert await asyncio.to_thread(read_line, client) == "sent"
-            live = await bob.take(type="message")
+            live = await bob.wait_for_frame(type="message")
             client.kill()
         with start_script(CLIENT, url, str(kept), "on") as client:
             answer = json.loads(await asyncio.to_thread(read_line, client))
         assert (answer["sequence"], answer["message_id"]) == (live["sequence"], live["message_id"])
         assert answer["duplicate"] is True
-        assert sequences(await bob.synced(chat)) == [1]
+        assert sequences(await bob.sync_all(chat)) == [1]
 
 
 @pytest.mark.rule("CH-14", "CH-1", "CO-10", "CO-11")
@@ -179,12 +179,12 @@ async def test_retry_after_a_client_crash_before_the_ack_is_a_duplicate(
 async def test_server_crash_around_the_commit_stores_the_message_or_nothing(tmp_path: Path, moment: str) -> None:
     async with run_server(tmp_path) as chat_server:
         await chat_server.create("c", "ann", "bob")
-        await (await chat_server.device("ann")).sent("c", 1)
+        await (await chat_server.connect("ann")).send_committed("c", 1)
     with start_script(WITHHELD, log_at(tmp_path / "events.db"), moment) as process:
         url, _ = (await asyncio.to_thread(read_line, process)).split()
-        async with people_at(url) as place:
-            ann, bob = await place.device("ann"), await place.device("bob")
-            await ann.tell("send_message", client_message_id=message_uuid(2), chat_id="c", content="hello")
+        async with connect_to(url) as place:
+            ann, bob = await place.connect("ann"), await place.connect("bob")
+            await ann.send_frame("send_message", client_message_id=message_uuid(2), chat_id="c", content="hello")
             assert await asyncio.to_thread(read_line, process) == "there"
             process.kill()
             process.wait()
@@ -192,32 +192,32 @@ async def test_server_crash_around_the_commit_stores_the_message_or_nothing(tmp_
             # The server may have read the committed message from its log.
             assert sequences(await _live(bob)) in ([[], [2]] if moment == "after" else [[]])
     async with run_server(tmp_path) as chat_server:
-        ann, bob = await chat_server.device("ann"), await chat_server.device("bob")
+        ann, bob = await chat_server.connect("ann"), await chat_server.connect("bob")
         is_there = moment == "after"
-        assert sequences(await bob.synced("c")) == ([1, 2] if is_there else [1])
+        assert sequences(await bob.sync_all("c")) == ([1, 2] if is_there else [1])
         answer = await ann.send("c", 2)
         assert (answer["sequence"], answer["duplicate"]) == (2, is_there)
-        assert sequences(await bob.synced("c")) == [1, 2]
+        assert sequences(await bob.sync_all("c")) == [1, 2]
 
 
 @pytest.mark.rule("CH-14", "CH-6")
 async def test_client_that_was_offline_during_a_server_crash_syncs_all_messages(tmp_path: Path, is_soak: bool) -> None:
     crash, end = (500, 700) if is_soak else (200, 300)
     async with server_process(tmp_path) as process:
-        async with people_at(process.url) as place:
+        async with connect_to(process.url) as place:
             await place.create("c", "ann", "bob")
-            ann, bob = await place.device("ann"), await place.device("bob")
+            ann, bob = await place.connect("ann"), await place.connect("bob")
             for number in range(1, 6):
-                await ann.sent("c", number)
-            seen = sequences(await bob.takes(5, "message"))
+                await ann.send_committed("c", number)
+            seen = sequences(await bob.wait_for_frames(5, "message"))
             await bob.close()
             await send_many(ann, range(6, crash))
             await asyncio.to_thread(process.kill)
             await asyncio.to_thread(process.start)
-            ann = await place.device("ann")
+            ann = await place.connect("ann")
             await send_many(ann, range(crash, end))
-            bob = await place.device("bob")
-            seen += sequences(await bob.synced("c", seen[-1]))
+            bob = await place.connect("bob")
+            seen += sequences(await bob.sync_all("c", seen[-1]))
             assert seen == list(range(1, end))
         assert await asyncio.to_thread(process.stop) == 0
     verified = await oncelog("verify", process.store)
@@ -226,8 +226,8 @@ async def test_client_that_was_offline_during_a_server_crash_syncs_all_messages(
 
 async def send_many(device: Device, numbers: range) -> None:
     for number in numbers:
-        await device.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
-    await device.takes(len(numbers), "send_message_ack")
+        await device.send_frame("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
+    await device.wait_for_frames(len(numbers), "send_message_ack")
 
 
 @pytest.mark.rule("CH-14", "CH-4")
@@ -235,9 +235,9 @@ async def test_reused_id_with_different_content_gets_the_original_answer(
     shared_process: ServerProcess, chat: str
 ) -> None:
     """A server that was killed and restarted gives the same answer, from the log alone."""
-    async with people_at(shared_process.url) as place:
+    async with connect_to(shared_process.url) as place:
         await place.create(chat, "ann", "bob")
-        first = await (await place.device("ann")).send(chat, 1, "original")
+        first = await (await place.connect("ann")).send(chat, 1, "original")
         await check_mismatch(place, chat, first)
         await asyncio.to_thread(shared_process.kill)
         await asyncio.to_thread(shared_process.start)
@@ -245,11 +245,11 @@ async def test_reused_id_with_different_content_gets_the_original_answer(
 
 
 async def check_mismatch(place: Place, chat: str, first: Json) -> None:
-    ann = await place.device("ann")
+    ann = await place.connect("ann")
     answer = await ann.send(chat, 1, "another")
     expected = {**first, "duplicate": True, "content_mismatch": True, "request_id": answer["request_id"]}
     assert answer == expected
-    assert [one["content"] for one in await ann.synced(chat)] == ["original"]
+    assert [one["content"] for one in await ann.sync_all(chat)] == ["original"]
 
 
 # --- server killed during a fan-out ------------------------------------------------------------------------------
@@ -263,40 +263,40 @@ async def _live(device: Device) -> list[Json]:
     messages = []
     try:
         while True:
-            messages.append(await device.take(type="message"))
+            messages.append(await device.wait_for_frame(type="message"))
     except LOST:
         return messages
 
 
 @pytest.mark.rule("CH-7", "CH-6", "CO-11", "CO-13")
 async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, is_soak: bool) -> None:
-    names = list(people(200 if is_soak else 80))
+    names = list(user_names(200 if is_soak else 80))
     with start_script(FAN_OUT, log_at(tmp_path / "events.db"), str(len(names) // 2)) as process:
         url = await asyncio.to_thread(read_line, process)
-        async with people_at(url) as place:
+        async with connect_to(url) as place:
             await place.create("c", "sender", *names)
-            sender = await place.device("sender", live=False)
-            devices = await asyncio.gather(*[place.device(name) for name in names])
+            sender = await place.connect("sender", live=False)
+            devices = await asyncio.gather(*[place.connect(name) for name in names])
             for number in range(1, BEFORE + 1):
-                await sender.sent("c", number)
+                await sender.send_committed("c", number)
             for number in range(BEFORE + 1, BEFORE + 4):  # in one or several commits
                 message = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "the end"}
-                await sender.tell("send_message", **message)
+                await sender.send_frame("send_message", **message)
             seen = await asyncio.gather(*map(_live, devices))
     reached = [len(messages) > BEFORE for messages in seen]
     assert 0 < sum(reached) < len(names)
     for messages in seen:
         assert sequences(messages) == list(range(1, len(messages) + 1))
     async with run_server(tmp_path) as chat_server:
-        sender = await chat_server.device("sender", live=False)
+        sender = await chat_server.connect("sender", live=False)
         for number in range(BEFORE + 1, BEFORE + 4):
-            await sender.sent("c", number, "the end")
-        whole = await sender.synced("c")
+            await sender.send_committed("c", number, "the end")
+        whole = await sender.sync_all("c")
         assert sequences(whole) == list(range(1, BEFORE + 4))
         for name, messages in zip(names, seen, strict=True):
-            device = await chat_server.device(name)
+            device = await chat_server.connect(name)
             live = [{key: one[key] for key in one if key != "type"} for one in messages]
-            assert live + await device.synced("c", len(live)) == whole
+            assert live + await device.sync_all("c", len(live)) == whole
             await device.close()
 
 
@@ -328,10 +328,12 @@ class Writer:
                     device = await self._connected()
                     if self.chance.random() < 0.15 and not is_retry:
                         # The connection is dropped before the answer.
-                        await device.tell("send_message", client_message_id=uuid, chat_id=chat, content=self.name)
+                        await device.send_frame("send_message", client_message_id=uuid, chat_id=chat, content=self.name)
                         self._drop()
                         raise ConnectionResetError
-                    answer = await device.ask("send_message", client_message_id=uuid, chat_id=chat, content=self.name)
+                    answer = await device.request(
+                        "send_message", client_message_id=uuid, chat_id=chat, content=self.name
+                    )
                     assert answer["type"] == "send_message_ack", answer
                     assert "content_mismatch" not in answer
                     self.acked.append((chat, uuid, answer["sequence"], answer["duplicate"]))
@@ -347,7 +349,7 @@ class Writer:
 
     async def _connected(self) -> Device:
         if self._device is None:
-            self._device = await self.place.device(self.name, live=False)
+            self._device = await self.place.connect(self.name, live=False)
         return self._device
 
     def _drop(self) -> None:
@@ -376,11 +378,11 @@ async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Pat
         acked = [one for writer in writers for one in writer.acked]
         assert len({uuid for _, uuid, _, _ in acked}) == count * each
         assert sum(writer.retries for writer in writers) > count // 2
-        reader = await chat_server.device("w0", live=False)
+        reader = await chat_server.connect("w0", live=False)
         stored: dict[tuple[str, str], int] = {}
         syncs = []
         for chat in chats:
-            messages = await reader.synced(chat)
+            messages = await reader.sync_all(chat)
             assert sequences(messages) == list(range(1, len(messages) + 1))
             stored.update({(chat, one["client_message_id"]): one["sequence"] for one in messages})
             syncs.append(ObservedSync("w0", f"chat/{chat}", 0, len(messages), sequences(messages)))

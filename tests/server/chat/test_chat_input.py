@@ -56,7 +56,7 @@ async def test_invalid_message_is_refused_with_its_field_and_not_stored(
 ) -> None:
     chat = shared_server.chat()
     await shared_server.server.create(chat, "ann")
-    ann = await shared_server.server.device("ann")
+    ann = await shared_server.server.connect("ann")
     good = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id": chat, "content": "a"}
     for frame in ({**good, **members}, {**good, **members, "content_type": "text/plain", **members}):
         await ann.socket.send_str(json.dumps(frame))
@@ -67,7 +67,7 @@ async def test_invalid_message_is_refused_with_its_field_and_not_stored(
         answer = await shared_server.server.http("POST", f"/v1/chats/{chat}/messages", "ann", over_http)
         assert answer.json["error"]["code"] == code
         assert answer.status == (413 if code == "MESSAGE_TOO_LARGE" else 400)
-    assert await ann.synced(chat) == []
+    assert await ann.sync_all(chat) == []
 
 
 @pytest.mark.rule("CO-20", "CO-33")
@@ -77,13 +77,13 @@ async def test_invalid_message_is_refused_with_its_field_and_not_stored(
 async def test_malformed_frame_is_refused_and_keeps_the_connection_open(
     shared_server: SharedServer, frame: bytes
 ) -> None:
-    ann = await shared_server.server.device("ann")
+    ann = await shared_server.server.connect("ann")
     if frame != b"\xff":  # aiohttp closes the connection, as RFC 6455 requires
         await ann.socket.send_str(frame.decode())
         assert (await ann.receive())["code"] == "INVALID_REQUEST"
     await ann.socket.send_bytes(frame)
     assert (await ann.receive())["code"] == "INVALID_REQUEST"
-    assert (await ann.ask("ping"))["type"] == "pong"
+    assert (await ann.request("ping"))["type"] == "pong"
 
 
 @pytest.mark.rule("CH-6", "CO-33")
@@ -105,8 +105,8 @@ async def test_malformed_frame_is_refused_and_keeps_the_connection_open(
 async def test_invalid_sync_is_refused(shared_server: SharedServer, members: dict[str, Any]) -> None:
     chat = shared_server.chat()
     await shared_server.server.create(chat, "bob")
-    bob = await shared_server.server.device("bob")
-    assert await bob.refused("sync_request", **{"chat_id": chat, **members}) == "INVALID_REQUEST"
+    bob = await shared_server.server.connect("bob")
+    assert await bob.expect_refusal("sync_request", **{"chat_id": chat, **members}) == "INVALID_REQUEST"
 
 
 @pytest.mark.rule("CH-9", "CO-30", "CO-33")

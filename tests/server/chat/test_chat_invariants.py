@@ -41,12 +41,12 @@ async def fill(directory: Path) -> None:
     async with run_server(directory) as server:
         for chat in ("a", "b"):
             await server.create(chat, "ann", "bob")
-            ann, bob = await server.device("ann"), await server.device("bob")
+            ann, bob = await server.connect("ann"), await server.connect("bob")
             for number in range(1, 6):
-                await ann.sent(chat, number)
-                await bob.sent(chat, number)  # a duplicate
+                await ann.send_committed(chat, number)
+                await bob.send_committed(chat, number)  # a duplicate
             await bob.acknowledge(chat, 3)
-            await server.watermark(chat, "bob", 3)
+            await server.wait_for_watermark(chat, "bob", 3)
             await server.set_member(chat, "ann", "eve")
             await server.set_member(chat, "ann", "eve", present=False)
         await server.create("empty", "ann")
@@ -174,9 +174,9 @@ async def test_members_of_an_older_schema_version_are_migrated(tmp_path: Path) -
     async with run_server(tmp_path) as server:
         taken = await server.http("POST", "/v1/chats", "eve", {"chat_id": "old"})
         assert taken.status == 403
-        ann, bob = await server.device("ann"), await server.device("bob")
-        await ann.sent("old", 1)
-        assert (await bob.take(type="message"))["sequence"] == 1
+        ann, bob = await server.connect("ann"), await server.connect("bob")
+        await ann.send_committed("old", 1)
+        assert (await bob.wait_for_frame(type="message"))["sequence"] == 1
         assert (await server.http("GET", "/v1/chats", "bob")).json["chats"][0]["chat_id"] == "old"
     verified = await oncelog("verify", log_at(tmp_path / "events.db"))
     assert verified.exit_code == 0, verified.output

@@ -54,7 +54,7 @@ async def create_large_users(server: ChatServer, *names: str) -> None:
 
 
 async def messages_of(device: Device) -> list[tuple[str, int]]:
-    return [(one["chat_id"], one["sequence"]) for one in await device.quiet() if one["type"] == "message"]
+    return [(one["chat_id"], one["sequence"]) for one in await device.take_frames() if one["type"] == "message"]
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
@@ -65,44 +65,44 @@ async def test_large_messages_in_unrelated_chats_disconnect_no_one(
         await create_large_users(server, "bob")
         for number in range(8):
             await server.create(f"mallory{number}", "mallory")
-        ann, bob = await server.device("ann", live=False), await server.device("bob")
-        mallory = await server.device("mallory", live=False)
+        ann, bob = await server.connect("ann", live=False), await server.connect("bob")
+        mallory = await server.connect("mallory", live=False)
         held = HeldLookups(server, monkeypatch)
         for number in range(8):
-            await mallory.sent(f"mallory{number}", number, "x" * 4000)
+            await mallory.send_committed(f"mallory{number}", number, "x" * 4000)
         for number in (1, 2):
-            await ann.sent("own", number)
+            await ann.send_committed("own", number)
         held.release(100)
-        assert sequences(await bob.takes(2, "message")) == [1, 2]
-        await ann.sent("own", 3)
-        assert (await bob.take(type="message"))["sequence"] == 3
+        assert sequences(await bob.wait_for_frames(2, "message")) == [1, 2]
+        await ann.send_committed("own", 3)
+        assert (await bob.wait_for_frame(type="message"))["sequence"] == 3
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CO-30")
 async def test_user_that_reconnects_repeatedly_delays_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server(tmp_path, live_chats_max=2) as server:
         await create_large_users(server, "bob", "eve")
-        ann, bob = await server.device("ann", live=False), await server.device("bob")
+        ann, bob = await server.connect("ann", live=False), await server.connect("bob")
         held = HeldLookups(server, monkeypatch)
-        await ann.sent("own", 1)
+        await ann.send_committed("own", 1)
         await held.begin(1)
-        eve = await server.device("eve")
-        await ann.sent("own", 2)
+        eve = await server.connect("eve")
+        await ann.send_committed("own", 2)
         held.release()  # the result is used for bob, although eve has connected meanwhile
-        assert sequences(await bob.takes(2, "message")) == [1, 2]
+        assert sequences(await bob.wait_for_frames(2, "message")) == [1, 2]
         await held.begin(2)
         assert held.asked == [{("chat/own", "user:bob")}, {("chat/own", "user:eve")}]
         await eve.close()
-        eve = await server.device("eve")
-        await ann.sent("own", 3)  # bob follows the chat already; eve must be looked up
-        assert (await bob.take(type="message"))["sequence"] == 3
+        eve = await server.connect("eve")
+        await ann.send_committed("own", 3)  # bob follows the chat already; eve must be looked up
+        assert (await bob.wait_for_frame(type="message"))["sequence"] == 3
         held.release(100)
-        assert (await eve.take(type="message", sequence=3))["chat_id"] == "own"
-        second = await server.device("bob")  # follows the same chats as the first device
+        assert (await eve.wait_for_frame(type="message", sequence=3))["chat_id"] == "own"
+        second = await server.connect("bob")  # follows the same chats as the first device
         asked = len(held.asked)
-        await ann.sent("own", 4)
+        await ann.send_committed("own", 4)
         for device in (bob, second, eve):
-            assert (await device.take(type="message"))["sequence"] == 4
+            assert (await device.wait_for_frame(type="message"))["sequence"] == 4
         assert len(held.asked) == asked
 
 
@@ -115,23 +115,23 @@ async def test_member_removed_during_a_lookup_gets_nothing_and_an_added_one_gets
         await server.set_member("own", "ann", "eve", present=False)
         await server.create("x3", "ann", "eve")
         ann, bob, eve = (
-            await server.device("ann", live=False),
-            await server.device("bob"),
-            await server.device("eve"),
+            await server.connect("ann", live=False),
+            await server.connect("bob"),
+            await server.connect("eve"),
         )
         held = HeldLookups(server, monkeypatch)
-        await ann.sent("own", 1)
+        await ann.send_committed("own", 1)
         await held.begin(1)
         await server.set_member("own", "ann", "bob", present=False)
         await server.set_member("own", "ann", "eve")
-        await bob.take(type="membership", user_id="user:bob", present=False)
-        await eve.take(type="membership", user_id="user:eve", present=True)
-        await ann.sent("own", 2)
+        await bob.wait_for_frame(type="membership", user_id="user:bob", present=False)
+        await eve.wait_for_frame(type="membership", user_id="user:eve", present=True)
+        await ann.send_committed("own", 2)
         held.release(100)
-        assert (await eve.take(type="message", sequence=2))["chat_id"] == "own"
-        assert (await eve.take(type="membership", user_id="user:bob"))["present"] is False
-        await ann.sent("own", 3)
-        await eve.take(type="message", sequence=3)
+        assert (await eve.wait_for_frame(type="message", sequence=2))["chat_id"] == "own"
+        assert (await eve.wait_for_frame(type="membership", user_id="user:bob"))["present"] is False
+        await ann.send_committed("own", 3)
+        await eve.wait_for_frame(type="message", sequence=3)
         assert await messages_of(bob) == []
 
 
@@ -142,13 +142,13 @@ async def test_missed_messages_are_delivered_once_in_pages_and_not_to_the_sender
     async with run_server(tmp_path, live_chats_max=2) as server:
         await create_large_users(server, "bob")
         ann, bob, second = (
-            await server.device("ann", live=False),
-            await server.device("bob"),
-            await server.device("bob"),
+            await server.connect("ann", live=False),
+            await server.connect("bob"),
+            await server.connect("bob"),
         )
         held = HeldLookups(server, monkeypatch)
         for number in range(1, 8):
-            await (bob if number % 3 == 0 else ann).sent("own", number, "x" * 4000)
+            await (bob if number % 3 == 0 else ann).send_committed("own", number, "x" * 4000)
         read = server.served.server.log.read
 
         async def short_pages(**options: Any) -> Any:
@@ -156,10 +156,10 @@ async def test_missed_messages_are_delivered_once_in_pages_and_not_to_the_sender
 
         monkeypatch.setattr(server.served.server.log, "read", short_pages)
         held.release(100)
-        assert sequences(await second.takes(7, "message")) == [1, 2, 3, 4, 5, 6, 7]
-        await ann.sent("own", 8)
-        assert (await second.take(type="message"))["sequence"] == 8
-        assert sequences(await bob.takes(6, "message")) == [1, 2, 4, 5, 7, 8]
+        assert sequences(await second.wait_for_frames(7, "message")) == [1, 2, 3, 4, 5, 6, 7]
+        await ann.send_committed("own", 8)
+        assert (await second.wait_for_frame(type="message"))["sequence"] == 8
+        assert sequences(await bob.wait_for_frames(6, "message")) == [1, 2, 4, 5, 7, 8]
         assert await messages_of(bob) == await messages_of(second) == []
 
 
@@ -174,9 +174,9 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
             await server.create(chat, "cyn")
         await server.create("pair", "cyn", "dan")
         cyn, dan, bob = (
-            await server.device("cyn", live=False),
-            await server.device("dan"),
-            await server.device("bob"),
+            await server.connect("cyn", live=False),
+            await server.connect("dan"),
+            await server.connect("bob"),
         )
         held = HeldLookups(server, monkeypatch)
         held.release(1000)
@@ -188,11 +188,11 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
             return encode(record)
 
         monkeypatch.setattr(codec, "encode_message_frame", counted)
-        await cyn.sent("pair", 1)
-        await dan.take(type="message")
+        await cyn.send_committed("pair", 1)
+        await dan.wait_for_frame(type="message")
         assert encoded == [1]
         for chat in others:
-            await cyn.sent(chat, 1)
+            await cyn.send_committed(chat, 1)
         pending = server.served.server.apis.chat_hub.lookups
         wanted = {f"chat/{chat}" for chat in ("pair", *others)}
         await until(lambda: {scope for pairs in held.asked for scope, _ in pairs} >= wanted)
@@ -200,8 +200,8 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_cached(
         assert {scope for pairs in held.asked for scope, _ in pairs} == wanted
         number = len(held.asked)
         for chat in ("pair", *others):
-            await cyn.sent(chat, 2)
-        await dan.take(type="message")
+            await cyn.send_committed(chat, 2)
+        await dan.wait_for_frame(type="message")
         assert await messages_of(bob) == []
         assert len(held.asked) == number
         assert encoded == [1, 2]
@@ -218,25 +218,25 @@ async def test_users_are_disconnected_and_sync_when_the_store_does_not_answer(
         for number in range(6):
             await server.create(f"other{number}", "ann")
         ann, bob, cyn = (
-            await server.device("ann", live=False),
-            await server.device("bob"),
-            await server.device("cyn"),
+            await server.connect("ann", live=False),
+            await server.connect("bob"),
+            await server.connect("cyn"),
         )
         held = HeldLookups(server, monkeypatch)
-        await ann.sent("own", 1)
+        await ann.send_committed("own", 1)
         for number in range(6):
-            await ann.sent(f"other{number}", 1)
-        await bob.closed()
+            await ann.send_committed(f"other{number}", 1)
+        await bob.wait_closed()
         assert bob.frames[0]["code"] == "UNAVAILABLE"
         pending = server.served.server.apis.chat_hub.lookups
         assert (pending._size, pending._unanswered, pending.users) == (0, {}, {})
         held.release(100)
-        bob = await server.device("bob")
-        assert sequences(await bob.synced("own")) == [1]
-        await ann.sent("own", 2)
-        assert (await bob.take(type="message"))["sequence"] == 2
+        bob = await server.connect("bob")
+        assert sequences(await bob.sync_all("own")) == [1]
+        await ann.send_committed("own", 2)
+        assert (await bob.wait_for_frame(type="message"))["sequence"] == 2
         held.error = StoreUnavailableError("no answer")
-        await ann.sent("x1", 1)
-        await soon(bob.closed())
-        await ann.sent("small", 1)  # a user below the limit is not affected
-        assert (await cyn.take(type="message"))["sequence"] == 1
+        await ann.send_committed("x1", 1)
+        await soon(bob.wait_closed())
+        await ann.send_committed("small", 1)  # a user below the limit is not affected
+        assert (await cyn.wait_for_frame(type="message"))["sequence"] == 1

@@ -51,8 +51,8 @@ async def test_one_of_many_concurrent_creators_creates_the_chat(
 async def test_chat_without_members_cannot_be_created_again(shared_server: SharedServer) -> None:
     chat = shared_server.chat()
     await shared_server.server.create(chat, "ann")
-    ann = await shared_server.server.device("ann")
-    await ann.sent(chat, 1, "secret")
+    ann = await shared_server.server.connect("ann")
+    await ann.send_committed(chat, 1, "secret")
     await shared_server.server.set_member(chat, "ann", "ann", present=False)
     for name in ("eve", "ann"):
         answer = await shared_server.server.http("POST", "/v1/chats", name, {"chat_id": chat})
@@ -66,11 +66,11 @@ async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer
     server = shared_server.server
     for number, chat in enumerate(chats):
         await server.create(chat, name, *(f"m{one}" for one in range(number)))
-    device = await server.device(name)
+    device = await server.connect(name)
     for chat in chats[:3]:
-        await device.sent(chat, 1)
+        await device.send_committed(chat, 1)
     await device.acknowledge(chats[1], 1)
-    await server.watermark(chats[1], name, 1)
+    await server.wait_for_watermark(chats[1], name, 1)
     found, after = [], ""
     while True:
         page = (await server.http("GET", f"/v1/chats?limit=3{after}", name)).json
@@ -96,10 +96,10 @@ async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer
 # --- non-members ---------------------------------------------------------------------------------------------
 
 
-async def asked_by(server: ChatServer, name: str, chat: str, number: int) -> list[bytes]:
+async def send_all_requests(server: ChatServer, name: str, chat: str, number: int) -> list[bytes]:
     """Send every kind of request for a chat and return the answers as bytes, with the test's ids removed."""
     found = []
-    device = await server.device(name)
+    device = await server.connect(name)
     uuid = message_uuid(number)
     frames: list[Json] = [
         {"type": "send_message", "client_message_id": uuid, "content": "secret"},
@@ -111,7 +111,7 @@ async def asked_by(server: ChatServer, name: str, chat: str, number: int) -> lis
         {"type": "ack", "last_acked_sequence": 10**6},
     ]
     for frame in frames:
-        await device.tell(frame.pop("type"), chat_id=chat, request_id="r", **frame)
+        await device.send_frame(frame.pop("type"), chat_id=chat, request_id="r", **frame)
         message = await device.socket.receive()
         found.append(message.data.replace(chat, "CHAT").replace(uuid, "UUID").encode())
     path = f"/v1/chats/{chat}"
@@ -130,7 +130,7 @@ async def asked_by(server: ChatServer, name: str, chat: str, number: int) -> lis
         answer = await server.http(method, path + rest, name, body)
         assert answer.status == 403
         found.append(answer.body)
-    assert await device.quiet() == []
+    assert await device.take_frames() == []
     return found
 
 
@@ -141,17 +141,17 @@ async def test_answers_to_a_non_member_reveal_nothing(shared_server: SharedServe
     full, left, none = (shared_server.chat(suffix) for suffix in ("full", "left", "none"))
     for chat in (full, left):
         await server.create(chat, "ann", "eve")
-        ann = await server.device("ann")
-        await ann.sent(chat, 1, "secret")
-    eve = await server.device("eve")
-    assert await eve.sent(left, 2, "secret") == 2
+        ann = await server.connect("ann")
+        await ann.send_committed(chat, 1, "secret")
+    eve = await server.connect("eve")
+    assert await eve.send_committed(left, 2, "secret") == 2
     await server.set_member(left, "ann", "eve", present=False)
     await server.set_member(full, "ann", "eve", present=False)
     answers = [
-        await asked_by(server, "eve", full, 1),
-        await asked_by(server, "eve", left, 2),
-        await asked_by(server, "eve", none, 3),
-        await asked_by(server, "mallory", full, 1),
+        await send_all_requests(server, "eve", full, 1),
+        await send_all_requests(server, "eve", left, 2),
+        await send_all_requests(server, "eve", none, 3),
+        await send_all_requests(server, "mallory", full, 1),
     ]
     assert answers[0] == answers[1] == answers[2] == answers[3]
     assert all(b"NOT_A_MEMBER" in one for one in answers[0])
@@ -174,20 +174,20 @@ async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) 
         made = await server.http("POST", "/v1/chats", keys["owner"], {"chat_id": "a", "members": members})
         assert made.status == 201
         assert (await server.http("POST", "/v1/chats", keys["reader"], {"chat_id": "a"})).status == 403
-        owner = await server.device(keys["owner"])
-        await owner.sent("a", 1)
+        owner = await server.connect(keys["owner"])
+        await owner.send_committed("a", 1)
         mine = {"client_message_id": message_uuid(1), "content": "hello"}
         allowed = {"reader": (False, True), "writer": (True, False), "other": (False, False)}
         for name, (may_write, may_read) in allowed.items():
-            device = await server.device(keys[name])
-            sent = await device.ask("send_message", chat_id="a", **mine)
+            device = await server.connect(keys[name])
+            sent = await device.request("send_message", chat_id="a", **mine)
             assert (sent["type"] == "send_message_ack") is may_write, name
             assert (await device.sync("a"))["type"] == ("message_batch" if may_read else "error"), name
-            sequence = await owner.sent("a", 100 + len(name))
+            sequence = await owner.send_committed("a", 100 + len(name))
             if may_read:
-                await device.take(type="message", sequence=sequence)
+                await device.wait_for_frame(type="message", sequence=sequence)
             else:
-                assert await device.quiet() == [], name
+                assert await device.take_frames() == [], name
             chats = (await server.http("GET", "/v1/chats", keys[name])).json["chats"]
             assert len(chats) == int(may_read)
             assert (await server.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
@@ -200,11 +200,11 @@ async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) 
 async def test_expired_token_closes_the_connection(tmp_path: Path) -> None:
     async with run_server(tmp_path, tokens=True) as server:
         token = auth_material.token(sub="ann", grants={"read": ["chat/*"], "write": ["chat/*"]})
-        ann = await server.device(token)
-        assert await ann.refused("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
+        ann = await server.connect(token)
+        assert await ann.expect_refusal("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
         server.served.clock.advance(10**9)  # type: ignore[attr-defined]
         server.served.server.run_checks()
-        assert await ann.closed() == 1008
+        assert await ann.wait_closed() == 1008
         assert ann.frames[-1]["code"] == "AUTH_FAILED"
 
 
@@ -215,10 +215,10 @@ async def test_invalid_credential_is_refused_and_the_connection_closed(tmp_path:
             device = await server.socket("x")
             error = await device.connect(**members)
             assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
-            assert await device.closed() == 1008
+            assert await device.wait_closed() == 1008
         silent = await server.socket("x")
-        assert await silent.refused("ping") == "INVALID_REQUEST"
-        assert await silent.refused("connect", token=7) == "INVALID_REQUEST"
+        assert await silent.expect_refusal("ping") == "INVALID_REQUEST"
+        assert await silent.expect_refusal("connect", token=7) == "INVALID_REQUEST"
         answer = await server.http("GET", "/v1/chats", "nonsense")
         assert (answer.status, answer.json["error"]["code"]) == (401, "AUTH_FAILED")
 

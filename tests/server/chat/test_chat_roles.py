@@ -56,16 +56,16 @@ async def test_guest_cannot_remove_the_creator_or_change_members(shared_server: 
 async def test_membership_changes_are_recorded_but_invisible_in_the_chat(shared_server: SharedServer) -> None:
     server, chat = shared_server.server, shared_server.chat()
     await server.create(chat, "ann", "bob")
-    ann = await server.device("ann")
-    assert await ann.sent(chat, 1) == 1
+    ann = await server.connect("ann")
+    assert await ann.send_committed(chat, 1) == 1
     for _ in range(2):  # the repeated request changes nothing and is not recorded
         assert (await server.set_member(chat, "ann", "cyn")).status == 200
         assert await set_role(server, chat, "ann", "bob", "owner") == (200, "owner")
     assert (await refusal_of(server, chat, "cyn", "bob", present=False)) == (403, "NOT_AN_OWNER")
     assert (await server.set_member(chat, "ann", "bob", present=False)).status == 200
-    assert await ann.sent(chat, 2) == 2
-    assert sequences(await ann.synced(chat)) == [1, 2]
-    assert {frame["type"] for frame in await ann.quiet()} <= {"membership", "message", "watermark"}
+    assert await ann.send_committed(chat, 2) == 2
+    assert sequences(await ann.sync_all(chat)) == [1, 2]
+    assert {frame["type"] for frame in await ann.take_frames()} <= {"membership", "message", "watermark"}
     await ann.close()
     # The last owner leaves, and the longest-standing member becomes owner.
     assert (await server.set_member(chat, "ann", "ann", present=False)).status == 200
@@ -154,18 +154,18 @@ async def test_unknown_role_is_refused_with_the_known_ones(shared_server: Shared
 async def test_oldest_member_becomes_owner_and_devices_are_notified(shared_server: SharedServer) -> None:
     server, chat = shared_server.server, shared_server.chat()
     await server.create(chat, "ann", "zoe", "bob")
-    zoe, bob = await server.device("zoe"), await server.device("bob")
-    await zoe.sent(chat, 1)
+    zoe, bob = await server.connect("zoe"), await server.connect("bob")
+    await zoe.send_committed(chat, 1)
     await zoe.acknowledge(chat, 1)
-    await server.watermark(chat, "zoe", 1)
+    await server.wait_for_watermark(chat, "zoe", 1)
     await server.set_member(chat, "ann", "ann", present=False)
     for device in (zoe, bob):
-        told = await device.take(type="membership", chat_id=chat, user_id="user:zoe")
+        told = await device.wait_for_frame(type="membership", chat_id=chat, user_id="user:zoe")
         assert (told["present"], told["role"], told["last_acked_sequence"]) == (True, "owner", 1)
-        assert "role" not in await device.take(type="membership", chat_id=chat, user_id="user:ann")
+        assert "role" not in await device.wait_for_frame(type="membership", chat_id=chat, user_id="user:ann")
     assert await roles_of(server, chat, "bob") == {"bob": "member", "zoe": "owner"}
     assert await set_role(server, chat, "zoe", "bob", "owner") == (200, "owner")
-    told = await zoe.take(type="membership", chat_id=chat, user_id="user:bob")
+    told = await zoe.wait_for_frame(type="membership", chat_id=chat, user_id="user:bob")
     assert (told["present"], told["role"]) == (True, "owner")
     assert await server.watermarks(chat, "bob") == {"user:bob": 0, "user:zoe": 1}
 
@@ -256,33 +256,35 @@ async def test_chats_created_by_others_do_not_stop_live_delivery(tmp_path: Path)
         await server.create("z-own", "ann", "bob")
         for number in range(6):
             await server.create(f"foreign-{number}", "mallory", "bob")
-        ann, bob, mallory = [await server.device(name) for name in ("ann", "bob", "mallory")]
-        second = await server.device("bob")
+        ann, bob, mallory = [await server.connect(name) for name in ("ann", "bob", "mallory")]
+        second = await server.connect("bob")
         for number in range(3):
-            assert await ann.sent("z-own", number) == number + 1
+            assert await ann.send_committed("z-own", number) == number + 1
             for foreign in range(6):
-                await mallory.sent(f"foreign-{foreign}", number)
+                await mallory.send_committed(f"foreign-{foreign}", number)
         for device in (bob, second):
-            messages = await device.takes(21, "message")
+            messages = await device.wait_for_frames(21, "message")
             for chat in ("z-own", *(f"foreign-{number}" for number in range(6))):
                 assert sequences([one for one in messages if one["chat_id"] == chat]) == [1, 2, 3]
-        assert await bob.sent("z-own", 100) == 4
-        assert (await second.take(type="message"))["sequence"] == 4
-        assert not [frame for frame in await bob.quiet() if frame["type"] == "message"]  # the sender has its answer
+        assert await bob.send_committed("z-own", 100) == 4
+        assert (await second.wait_for_frame(type="message"))["sequence"] == 4
+        assert not [
+            frame for frame in await bob.take_frames() if frame["type"] == "message"
+        ]  # the sender has its answer
 
 
 @pytest.mark.rule("CH-19", "CH-7", "CH-9")
 async def test_chats_joined_while_connected_beyond_the_limit_are_delivered(tmp_path: Path) -> None:
     async with run_server(tmp_path, live_chats_max=2) as server:
-        bob, mallory = await server.device("bob"), await server.device("mallory")
+        bob, mallory = await server.connect("bob"), await server.connect("mallory")
         chats = [f"c{number}" for number in range(6)]
         for chat in chats:
             await server.create(chat, "mallory", "bob")
-            assert (await bob.take(type="membership", chat_id=chat, user_id="user:bob"))["present"]
+            assert (await bob.wait_for_frame(type="membership", chat_id=chat, user_id="user:bob"))["present"]
         for number in range(1, 4):
             for chat in chats:
-                await mallory.sent(chat, number)
-        messages = await bob.takes(18, "message")
+                await mallory.send_committed(chat, number)
+        messages = await bob.wait_for_frames(18, "message")
         for chat in chats:
             assert sequences([one for one in messages if one["chat_id"] == chat]) == [1, 2, 3]
         hub = server.served.server.apis.chat_hub
@@ -290,6 +292,8 @@ async def test_chats_joined_while_connected_beyond_the_limit_are_delivered(tmp_p
         assert len(user.chats) <= 2
         for chat in chats:  # removed from all chats, so no later message arrives
             await server.set_member(chat, "mallory", "bob", present=False)
-            assert not (await bob.take(type="membership", chat_id=chat, user_id="user:bob", present=False))["present"]
-            await mallory.sent(chat, 9)
-        assert not [frame for frame in await bob.quiet() if frame["type"] == "message"]
+            assert not (await bob.wait_for_frame(type="membership", chat_id=chat, user_id="user:bob", present=False))[
+                "present"
+            ]
+            await mallory.send_committed(chat, 9)
+        assert not [frame for frame in await bob.take_frames() if frame["type"] == "message"]

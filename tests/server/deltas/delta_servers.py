@@ -61,7 +61,7 @@ class Live:
         assert len(found) == count
         return found
 
-    async def closed(self) -> int | None:
+    async def wait_closed(self) -> int | None:
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
         return close_code(message, self.socket)
@@ -97,7 +97,7 @@ class Gateway:
         # aiohttp warns about long bodies that are `bytes`.
         return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)
 
-    async def pushed(self, *deltas: Json) -> list[tuple[int, bool]]:
+    async def push_accepted(self, *deltas: Json) -> list[tuple[int, bool]]:
         """Push deltas, which must succeed; return the sequence of each and whether it was known."""
         response = await self.push(*deltas)
         assert response.status == 200, response.body
@@ -158,7 +158,7 @@ class Gateway:
         return Live(await soon(self.session.ws_connect(f"{self.url}/live", headers=shown)))
 
 
-def compacted(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 0, following: str = "") -> Json:
+def compaction_answer(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 0, following: str = "") -> Json:
     """Return the expected answer to a compaction that no consumer holds back."""
     return {
         "compacted": deltas,
@@ -183,7 +183,7 @@ def refusal(answer: Answer) -> tuple[int, str]:
     return answer.status, error["code"]
 
 
-async def streamed(stream: EventStream, count: int) -> list[Json]:
+async def read_deltas(stream: EventStream, count: int) -> list[Json]:
     """Return the next deltas of a stream, and check that the event id of each is its sequence."""
     found = []
     for _ in range(count):
@@ -194,7 +194,7 @@ async def streamed(stream: EventStream, count: int) -> list[Json]:
     return found
 
 
-def delivered(delta: Json, sequence: int) -> Json:
+def as_delivered(delta: Json, sequence: int) -> Json:
     """Return a delta in the form that readers get."""
     return {"sequence": sequence, **delta}
 
@@ -252,12 +252,12 @@ class SharedServer:
 # --- stored data ------------------------------------------------------------------------------------------------
 
 
-async def stored(directory: Path) -> dict[str, int]:
+async def count_rows(directory: Path) -> dict[str, int]:
     """Return the row count of each table of the log."""
-    return await asyncio.to_thread(_stored, directory / "events.db")
+    return await asyncio.to_thread(_count_rows, directory / "events.db")
 
 
-def _stored(path: Path) -> dict[str, int]:
+def _count_rows(path: Path) -> dict[str, int]:
     if is_postgres():
         address = log_at(path)
         names = query(address, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
@@ -275,7 +275,7 @@ def rows_of(model: dict[tuple[str, str], Any], table: str = "t") -> dict[str, An
     return {row_id: row for (name, row_id), row in model.items() if name == table}
 
 
-def merged_of(rows: Sequence[Json], deltas: Sequence[Json]) -> list[Json]:
+def merge_onto_snapshot(rows: Sequence[Json], deltas: Sequence[Json]) -> list[Json]:
     """Merge a snapshot, converted to deltas, with the deltas that follow it, as a client does."""
     found = []
     for row in rows:

@@ -19,12 +19,12 @@ from server.deltas.delta_servers import (
     DeltasServer,
     Gateway,
     SharedServer,
+    as_delivered,
     change,
-    delivered,
+    read_deltas,
     refusal,
     run_server,
     server_pool_with,
-    streamed,
 )
 from server.running_server import Answer, api_key
 
@@ -49,7 +49,7 @@ def mine(hlc: int = 1, row: str = "r1", **columns: Any) -> Any:
     return change(hlc, row, client="till-1", **(columns or {"a": hlc}))
 
 
-async def asked(gateway: Gateway) -> list[Answer]:
+async def send_all_requests(gateway: Gateway) -> list[Answer]:
     """Send every kind of request to a gateway, none of which may start a stream."""
     return [
         await gateway.push(mine(1)),
@@ -60,18 +60,18 @@ async def asked(gateway: Gateway) -> list[Answer]:
 
 @pytest.mark.rule("CO-21", "CO-22")
 async def test_all_invalid_credentials_get_the_same_answer(shared_server: SharedServer) -> None:
-    await shared_server.gateway(credential=token(write=[shared_server.scope], **ADA)).pushed(mine(1))
+    await shared_server.gateway(credential=token(write=[shared_server.scope], **ADA)).push_accepted(mine(1))
     expired = token(read=["*"], write=["*"], exp=auth_material.NOW_S - 3600)
     for credential in (None, "nonsense", expired):
         for suffix in ("", "-other"):
-            answers = await asked(shared_server.gateway(suffix, credential))
+            answers = await send_all_requests(shared_server.gateway(suffix, credential))
             assert {refusal(answer) for answer in answers} == {(401, "AUTH_FAILED")}
             assert len({answer.body for answer in answers}) == 1
             assert {answer.headers["WWW-Authenticate"] for answer in answers} == {"Bearer"}
     live = await shared_server.gateway().live()
     error = await live.connect(token=expired)
     assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
-    assert await live.closed() == 1008
+    assert await live.wait_closed() == 1008
 
 
 @pytest.mark.rule("CO-20")
@@ -89,7 +89,7 @@ async def test_actor_sent_by_the_client_is_ignored(shared_server: SharedServer) 
 @pytest.mark.rule("CO-18", "CO-22")
 async def test_unauthorized_push_does_not_reveal_known_deltas(shared_server: SharedServer) -> None:
     scope = shared_server.scope
-    await shared_server.gateway(credential=token(write=[scope], **ADA)).pushed(mine(1), mine(2))
+    await shared_server.gateway(credential=token(write=[scope], **ADA)).push_accepted(mine(1), mine(2))
     stranger = shared_server.gateway(credential=token(read=[f"{scope}ping"], write=[f"{scope}ping"], **ADA))
     known, unknown = await stranger.push(mine(1)), await stranger.push(mine(99))
     assert refusal(known) == (403, "FORBIDDEN")
@@ -126,18 +126,18 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
         "index": 2,
     }
     assert await gateway.pull_all() == []
-    assert await gateway.pushed(mine(1)) == [(1, False)]
+    assert await gateway.push_accepted(mine(1)) == [(1, False)]
     # Without a client id, a credential's client id is its actor, including the prefix.
     user = shared_server.gateway(credential=token([scope], [scope]))
     assert refusal(await user.push(change(1, client="ada", a=1))) == (403, "FORBIDDEN")
-    assert await user.pushed(change(1, client="user:ada", a=1)) == [(2, False)]
+    assert await user.push_accepted(change(1, client="user:ada", a=1)) == [(2, False)]
 
 
 @pytest.mark.rule("CO-43")
 async def test_compaction_records_the_principal_of_the_request(shared_server: SharedServer) -> None:
     scope = shared_server.scope
     gateway = shared_server.gateway(credential=token([f"{scope}*"], [f"{scope}*"], **ADA))
-    await gateway.pushed(mine(1), mine(2, op="DELETE"))
+    await gateway.push_accepted(mine(1), mine(2, op="DELETE"))
     await gateway.compact(keep=0, tombstoneAgeMs=0)
     page = await shared_server.server.log.audit(wanted=AuditFilter(stream=scope))
     assert [(one.act, one.actor, one.details) for one in page.entries] == [
@@ -158,7 +158,7 @@ async def test_reading_writing_and_compacting_require_separate_grants(shared_ser
             ([f"{scope}*"], [f"{scope}*"]),
         )
     )
-    assert await writer.pushed(mine(1)) == [(1, False)]
+    assert await writer.push_accepted(mine(1)) == [(1, False)]
     for gateway, may_push, may_compact, may_read in (
         (reader, False, False, True),
         (writer, True, False, False),
@@ -176,7 +176,7 @@ async def test_reading_writing_and_compacting_require_separate_grants(shared_ser
     assert refusal(await writer.request("GET", "live")) == (403, "FORBIDDEN")
     stream = await reader.stream()
     await stream.connected()
-    assert await streamed(stream, 1) == [delivered(mine(1), 1)]
+    assert await read_deltas(stream, 1) == [as_delivered(mine(1), 1)]
     stream.close()
 
 
@@ -227,7 +227,7 @@ async def test_live_streams_end_when_the_credential_loses_its_rights(tmp_path: P
         assert await stream.next() is None
         error = await live.receive()
         assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
-        await live.closed()
+        await live.wait_closed()
 
 
 @pytest.mark.rule("CO-30")
@@ -248,14 +248,14 @@ async def test_rate_limit_applies_only_to_new_deltas(tmp_path: Path, monkeypatch
     async with run_server(tmp_path, clock=clock, new_events_per_second_max=10) as server:
         gateway = server.gateway()
         many = [change(number, a=number) for number in range(1, 101)]
-        assert len(await gateway.pushed(*many)) == 100  # a push is accepted as a whole, even above the rate
+        assert len(await gateway.push_accepted(*many)) == 100  # a push is accepted as a whole, even above the rate
         answer = await gateway.push(many[0], change(0, a=0))
         assert refusal(answer) == (429, "RATE_LIMITED")
         assert 0 < answer.json["retryAfterMs"] <= 1000
         assert answer.headers["Retry-After"] == "1"
-        assert len(await gateway.pushed(*many)) == 100
+        assert len(await gateway.push_accepted(*many)) == 100
         clock.advance(1000)
-        assert len(await gateway.pushed(*(change(0, f"r{number}", a=0) for number in range(10)))) == 10
+        assert len(await gateway.push_accepted(*(change(0, f"r{number}", a=0) for number in range(10)))) == 10
         assert refusal(await gateway.push(change(0, a=1))) == (429, "RATE_LIMITED")
 
 
@@ -263,7 +263,7 @@ async def test_rate_limit_applies_only_to_new_deltas(tmp_path: Path, monkeypatch
 async def test_stopping_server_refuses_new_deltas(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        await gateway.pushed(change(1, a=1))
+        await gateway.push_accepted(change(1, a=1))
         auth_gate = server.server.apis.deltas.service.auth_gate
         auth_gate.is_closing = True
         answer = await gateway.push(change(2, a=2))
@@ -279,7 +279,7 @@ async def test_requests_during_a_store_failure_are_answered_with_server_error(
 ) -> None:
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        await gateway.pushed(change(1, a=1))
+        await gateway.push_accepted(change(1, a=1))
         break_store(server, monkeypatch)
         for answer in (
             await gateway.push(change(2, a=2)),
@@ -291,9 +291,9 @@ async def test_requests_during_a_store_failure_are_answered_with_server_error(
         ):
             assert refusal(answer) == (503, "SERVER_ERROR")
             assert answer.json["retryAfterMs"] > 0
-        assert await gateway.pushed(change(1, a=1)) == [(1, True)]  # answered from the cache
+        assert await gateway.push_accepted(change(1, a=1)) == [(1, True)]  # answered from the cache
         monkeypatch.undo()
-        assert await gateway.pushed(change(2, a=2)) == [(2, False)]
+        assert await gateway.push_accepted(change(2, a=2)) == [(2, False)]
 
 
 def break_store(server: DeltasServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from databases import BOTH_STORES
 from oncelog.testing.clock import ManualClock
-from server.deltas.delta_servers import MS, change, refusal, run_server, stored
+from server.deltas.delta_servers import MS, change, count_rows, refusal, run_server
 
 pytestmark = BOTH_STORES
 
@@ -19,8 +19,8 @@ async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_pat
         gateway = server.gateway()
         known = change(now * MS, a=1)
         ahead = change((now + 5000) * MS + 65_535, a=2)
-        assert await gateway.pushed(known, ahead) == [(1, False), (2, False)]
-        before = await stored(tmp_path), await gateway.snapshot()
+        assert await gateway.push_accepted(known, ahead) == [(1, False), (2, False)]
+        before = await count_rows(tmp_path), await gateway.snapshot()
         far = change((now + 5001) * MS, a=3)
         answer = await gateway.push(known, change(1, "r2", a=1), far, change(2, "r2", a=2))
         assert refusal(answer) == (409, "CLOCK_DRIFT")
@@ -28,12 +28,12 @@ async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_pat
         expected = {"detail": problem, "error": problem, "code": "CLOCK_DRIFT", "index": 2, "serverTime": now}
         assert answer.json.items() >= {**expected, "retryAfterMs": 1, "retry_after_ms": 1}.items()
         assert answer.headers["Retry-After"] == "1"
-        assert (await stored(tmp_path), await gateway.snapshot()) == before
-        assert await gateway.pushed(known) == [(1, True)]
+        assert (await count_rows(tmp_path), await gateway.snapshot()) == before
+        assert await gateway.push_accepted(known) == [(1, True)]
         answer = await gateway.push(change((now + 60_000) * MS, a=0))
         assert (answer.json["retryAfterMs"], answer.headers["Retry-After"]) == (55_000, "55")
         clock.advance(1)
-        assert await gateway.pushed(known, far) == [(1, True), (3, False)]
+        assert await gateway.push_accepted(known, far) == [(1, True), (3, False)]
 
 
 @pytest.mark.rule("DE-4", "DE-8", "CO-18")
@@ -41,13 +41,13 @@ async def test_known_delta_is_acknowledged_regardless_of_its_clock(tmp_path: Pat
     clock = ManualClock()
     ahead = change((clock.wall_ms() + 5000) * MS, a=1)
     async with run_server(tmp_path, clock=clock) as server:
-        await server.gateway().pushed(ahead)
+        await server.gateway().push_accepted(ahead)
     # After a restart only the store knows the delta.
     async with run_server(tmp_path, clock=clock) as server:
-        assert await server.gateway().pushed(ahead) == [(1, True)]
+        assert await server.gateway().push_accepted(ahead) == [(1, True)]
         largest = change(2**64 - 1, a=2)
         assert refusal(await server.gateway().push(ahead, largest)) == (409, "CLOCK_DRIFT")
-        assert await server.gateway().pushed(ahead) == [(1, True)]
+        assert await server.gateway().push_accepted(ahead) == [(1, True)]
 
 
 @pytest.mark.rule("DE-8")
@@ -56,7 +56,7 @@ async def test_clock_drift_is_measured_against_log_time(tmp_path: Path) -> None:
     now = clock.wall_ms()
     async with run_server(tmp_path, clock=clock) as server:
         gateway = server.gateway()
-        assert await gateway.pushed(change(1, a=1)) == [(1, False)]
+        assert await gateway.push_accepted(change(1, a=1)) == [(1, False)]
         clock.jump(-2000)
-        assert await gateway.pushed(change((now + 5000) * MS, a=2)) == [(2, False)]
+        assert await gateway.push_accepted(change((now + 5000) * MS, a=2)) == [(2, False)]
         assert refusal(await gateway.push(change((now + 5001) * MS, a=3))) == (409, "CLOCK_DRIFT")

@@ -19,11 +19,11 @@ from server.deltas.delta_servers import (
     DeltasServer,
     Json,
     SharedServer,
+    as_delivered,
     change,
-    delivered,
+    read_deltas,
     refusal,
     run_server,
-    streamed,
 )
 
 pytestmark = BOTH_STORES
@@ -33,7 +33,7 @@ DELTAS = [change(number, f"r{number}", a=number) for number in range(1, 10)]
 
 
 def numbered(first: int, last: int) -> list[Json]:
-    return [delivered(DELTAS[number - 1], number) for number in range(first, last + 1)]
+    return [as_delivered(DELTAS[number - 1], number) for number in range(first, last + 1)]
 
 
 # --- server-sent events -----------------------------------------------------------------------------------------
@@ -42,30 +42,30 @@ def numbered(first: int, last: int) -> list[Json]:
 @pytest.mark.rule("DE-9")
 async def test_stream_delivers_stored_and_then_new_deltas(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(*DELTAS[:3])
+    await gateway.push_accepted(*DELTAS[:3])
     stream = await gateway.stream(since=1)
     assert stream.response.status == 200
     assert stream.response.headers["Content-Type"] == "text/event-stream"
     assert await stream.connected() == {"epoch": shared_server.server.log.epoch}
     assert stream.retry_ms == 1000
-    assert await streamed(stream, 2) == numbered(2, 3)
-    await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])  # known deltas are not delivered again
-    await gateway.pushed(DELTAS[5])
-    assert await streamed(stream, 3) == numbered(4, 6)
-    await shared_server.gateway("other").pushed(DELTAS[8])
-    await gateway.pushed(DELTAS[6])
-    assert await streamed(stream, 1) == numbered(7, 7)
+    assert await read_deltas(stream, 2) == numbered(2, 3)
+    await gateway.push_accepted(DELTAS[0], *DELTAS[3:5], DELTAS[3])  # known deltas are not delivered again
+    await gateway.push_accepted(DELTAS[5])
+    assert await read_deltas(stream, 3) == numbered(4, 6)
+    await shared_server.gateway("other").push_accepted(DELTAS[8])
+    await gateway.push_accepted(DELTAS[6])
+    assert await read_deltas(stream, 1) == numbered(7, 7)
     stream.close()
 
 
 @pytest.mark.rule("DE-9")
 async def test_last_event_id_resumes_a_stream_without_gaps_or_repeats(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(*DELTAS[:6])
+    await gateway.push_accepted(*DELTAS[:6])
     for last, first in (("0", 1), ("2", 3), ("6", 7), ("", 5)):
         stream = await gateway.stream(since=4, headers={"Last-Event-ID": last})
         await stream.connected()
-        assert await streamed(stream, 7 - first) == numbered(first, 6)
+        assert await read_deltas(stream, 7 - first) == numbered(first, 6)
         stream.close()
     answer = await gateway.request("GET", "live", headers={"Last-Event-ID": "x"})
     assert (answer.status, answer.json["code"]) == (400, "BAD_REQUEST")
@@ -75,7 +75,7 @@ async def test_last_event_id_resumes_a_stream_without_gaps_or_repeats(shared_ser
 @pytest.mark.rule("DE-12")
 async def test_stream_from_before_the_compaction_ends_with_a_snapshot_event(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(*DELTAS[:5])
+    await gateway.push_accepted(*DELTAS[:5])
     await gateway.compact(upto=3)
     stream = await gateway.stream(since=2)
     await stream.connected()
@@ -85,7 +85,7 @@ async def test_stream_from_before_the_compaction_ends_with_a_snapshot_event(shar
     assert await stream.next() is None
     stream = await gateway.stream(since=3)
     await stream.connected()
-    assert await streamed(stream, 2) == numbered(4, 5)
+    assert await read_deltas(stream, 2) == numbered(4, 5)
     stream.close()
 
 
@@ -95,8 +95,8 @@ async def test_idle_stream_sends_heartbeats(tmp_path: Path) -> None:
         stream = await server.gateway().stream()
         await stream.connected()
         await stream.comment()
-        await server.gateway().pushed(DELTAS[0])
-        assert await streamed(stream, 1) == numbered(1, 1)
+        await server.gateway().push_accepted(DELTAS[0])
+        assert await read_deltas(stream, 1) == numbered(1, 1)
         stream.close()
 
 
@@ -107,14 +107,14 @@ async def test_idle_stream_sends_heartbeats(tmp_path: Path) -> None:
 async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     epoch = shared_server.server.log.epoch
-    await gateway.pushed(*DELTAS[:3])
+    await gateway.push_accepted(*DELTAS[:3])
     live = await gateway.live()
     assert await live.connect(since=1, epoch=epoch) == {"type": "connected", "epoch": epoch}
     assert await live.deltas(2) == numbered(2, 3)
-    await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])
+    await gateway.push_accepted(DELTAS[0], *DELTAS[3:5], DELTAS[3])
     assert await live.deltas(2) == numbered(4, 5)
     await live.send(type="whatever")  # is ignored
-    await gateway.pushed(DELTAS[5])
+    await gateway.push_accepted(DELTAS[5])
     assert await live.deltas(1) == numbered(6, 6)
     readers = len(shared_server.server.server.apis.deltas.sessions)
     await soon(live.socket.close())
@@ -125,12 +125,12 @@ async def test_socket_delivers_stored_and_then_new_deltas(shared_server: SharedS
 @pytest.mark.rule("DE-12")
 async def test_socket_from_before_the_compaction_closes_with_a_snapshot_frame(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(*DELTAS[:5])
+    await gateway.push_accepted(*DELTAS[:5])
     await gateway.compact(upto=3)
     live = await gateway.live()
     await live.connect()
     assert await live.receive() == {"type": "snapshot"}
-    assert await live.closed() == 1000
+    assert await live.wait_closed() == 1000
 
 
 @pytest.mark.rule("CO-33")
@@ -158,13 +158,13 @@ async def test_malformed_first_frame_is_refused(shared_server: SharedServer, fra
     error = await live.receive()
     assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
     assert error["error"].startswith(words)
-    assert await live.closed() == 1008
+    assert await live.wait_closed() == 1008
 
 
 @pytest.mark.rule("DE-9", "CO-40")
 async def test_socket_refuses_a_cursor_of_another_history(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(DELTAS[0])
+    await gateway.push_accepted(DELTAS[0])
     for members, newest in (({"since": 2}, 1), ({"since": 1, "epoch": "other"}, None)):
         live = await gateway.live()
         error = await live.connect(**members)
@@ -172,7 +172,7 @@ async def test_socket_refuses_a_cursor_of_another_history(shared_server: SharedS
             "error", "HISTORY_CHANGED", shared_server.server.log.epoch,
         )  # fmt: skip
         assert error.get("newest") == newest
-        assert await live.closed() == 1008
+        assert await live.wait_closed() == 1008
 
 
 async def test_socket_without_a_first_frame_is_closed(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_socket_without_a_first_frame_is_closed(tmp_path: Path) -> None:
         live = await server.gateway().live()
         error = await live.receive()
         assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
-        assert await live.closed() == 1008
+        assert await live.wait_closed() == 1008
 
 
 async def test_socket_closed_before_its_first_frame_is_not_an_error(
@@ -213,7 +213,7 @@ async def test_internal_error_on_a_socket_is_logged_and_closes_it(
         monkeypatch.setattr(server.log, "follow_several", failing)
         live = await server.gateway().live()
         assert (await live.connect())["type"] == "connected"
-        assert await live.closed() == 1011
+        assert await live.wait_closed() == 1011
         assert "a live reader could not be served" in caplog.text
 
 
@@ -226,13 +226,13 @@ async def test_streams_and_sockets_deliver_each_delta_once_during_writes(shared_
 
     async def write(writer: int) -> None:
         for number in range(each):
-            await gateway.pushed(change(1000 - number, f"r{number}", client=f"c{writer}", a=number))
+            await gateway.push_accepted(change(1000 - number, f"r{number}", client=f"c{writer}", a=number))
 
     live, stream = await gateway.live(), await gateway.stream()
     await live.connect()
     await stream.connected()
     _, *found = await asyncio.gather(
-        asyncio.gather(*map(write, range(writers))), live.deltas(writers * each), streamed(stream, writers * each)
+        asyncio.gather(*map(write, range(writers))), live.deltas(writers * each), read_deltas(stream, writers * each)
     )
     expected = await gateway.pull_all()
     assert found == [expected, expected]
@@ -247,12 +247,12 @@ async def test_stopping_server_ends_all_streams(tmp_path: Path) -> None:
         stream, live, silent = await gateway.stream(), await gateway.live(), await gateway.live()
         await stream.connected()
         await live.connect()
-        await gateway.pushed(DELTAS[0])
-        assert await streamed(stream, 1) == await live.deltas(1) == numbered(1, 1)
+        await gateway.push_accepted(DELTAS[0])
+        assert await read_deltas(stream, 1) == await live.deltas(1) == numbered(1, 1)
 
         stopping = asyncio.ensure_future(server.server.stop())
         assert await stream.next() is None
-        assert await live.closed() == await silent.closed() == 1001
+        assert await live.wait_closed() == await silent.wait_closed() == 1001
         await soon(stopping)
 
 
@@ -311,7 +311,7 @@ async def test_slow_reader_is_disconnected_without_affecting_others(tmp_path: Pa
         reader = await gateway.stream()
         await reader.connected()
         for number in range(1, 25):
-            await gateway.pushed(change(number, a="x" * 250_000, n=number))
+            await gateway.push_accepted(change(number, a="x" * 250_000, n=number))
             message = await reader.next()
             assert message is not None
             assert message.id == str(number)
@@ -327,7 +327,7 @@ async def test_websocket_with_unsent_data_is_closed_if_it_answers_no_pings(tmp_p
     async with run_server(tmp_path) as server, unread(server, "ws", heartbeat_ms=LONG_HEARTBEAT_MS):
         gateway = server.gateway()
         for number in range(1, 25):
-            await gateway.pushed(change(number, a="x" * 250_000, n=number))
+            await gateway.push_accepted(change(number, a="x" * 250_000, n=number))
         (stuck,) = await until(lambda: [one for one in connections(server) if has_unsent_data(one)])
         time = LoopClock(asyncio.get_running_loop())
         await time.advance_until(lambda: stuck not in connections(server), step_s=5)
@@ -342,7 +342,7 @@ async def test_websocket_with_unsent_data_is_closed_if_it_answers_no_pings(tmp_p
 async def test_number_of_grpc_connections_is_limited(tmp_path: Path) -> None:
     async with run_server(tmp_path, connections_max=2) as server:
         gateway = server.gateway()
-        await gateway.pushed(change(1, "r1", table="live", a=1))
+        await gateway.push_accepted(change(1, "r1", table="live", a=1))
         stream = await gateway.stream()
         await stream.connected()
         other = await gateway.live()

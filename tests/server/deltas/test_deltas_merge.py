@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from databases import BOTH_STORES
-from server.deltas.delta_servers import Gateway, Json, SharedServer, change, merged_of, rows_of, run_server
+from server.deltas.delta_servers import Gateway, Json, SharedServer, change, merge_onto_snapshot, rows_of, run_server
 from server.deltas.row_model import merge_model
 
 pytestmark = BOTH_STORES
@@ -61,7 +61,7 @@ async def state(gateway: Gateway) -> list[Any]:
     return [(await gateway.snapshot())[0], bodies]
 
 
-async def agree(gateway: Gateway, deltas: Sequence[Json]) -> None:
+async def check_agreement(gateway: Gateway, deltas: Sequence[Json]) -> None:
     model = merge_model(deltas)
     for table in "tu":
         assert await gateway.rows(table) == rows_of(model, table)
@@ -76,8 +76,8 @@ async def test_every_permutation_of_a_small_set_merges_to_the_same_rows(
     for number, order in enumerate(permutations(deltas)):
         gateway = shared_server.gateway(number)
         cut = number % 4
-        await gateway.pushed(*order[:cut])
-        await gateway.pushed(*order[: cut + 1], *order[cut:])  # repeat some deltas, one of them within a push
+        await gateway.push_accepted(*order[:cut])
+        await gateway.push_accepted(*order[: cut + 1], *order[cut:])  # repeat some deltas, one of them within a push
         assert await gateway.rows() == rows_of(model), order
         states.append(await state(gateway))
     assert states == [states[0]] * 24
@@ -86,12 +86,12 @@ async def test_every_permutation_of_a_small_set_merges_to_the_same_rows(
 @pytest.mark.rule("DE-7", "DE-4", "DE-6")
 async def test_write_after_a_delete_restores_the_row_with_only_its_own_columns(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(change(5, op="INSERT", name="Tea", price=1))
-    await gateway.pushed(change(7, op="DELETE"))
+    await gateway.push_accepted(change(5, op="INSERT", name="Tea", price=1))
+    await gateway.push_accepted(change(7, op="DELETE"))
     assert await gateway.rows() == {}
-    await gateway.pushed(change(6, price=2))  # late delta, older than the delete
+    await gateway.push_accepted(change(6, price=2))  # late delta, older than the delete
     assert await gateway.rows() == {}
-    await gateway.pushed(change(8, price=3))
+    await gateway.push_accepted(change(8, price=3))
     assert await gateway.rows() == {"r1": {"price": 3}}  # only the new delta's columns
     one = await gateway.ok("GET", "rows/t", params={"rowId": "r1"})
     assert one == {"rows": [{"rowId": "r1", "columns": {"price": 3}, "hlc": "8"}], "hasMore": False, "next": ""}
@@ -119,25 +119,25 @@ async def test_random_orders_with_duplicates_compactions_and_restarts_merge_to_t
         batch = coming + again
         if random_.random() < 0.5:
             random_.shuffle(batch)
-        await gateway.pushed(*batch)
+        await gateway.push_accepted(*batch)
         if random_.random() < 0.6:
             await gateway.compact(keep=random_.randint(0, 5))
-            await gateway.pushed(*again)
+            await gateway.push_accepted(*again)
 
     while any(orders.values()):
         async with run_server(tmp_path) as server:
             for name in names:
                 gateway = server.gateway(name)
                 await some(gateway, name)
-                await agree(gateway, pushed[name])
+                await check_agreement(gateway, pushed[name])
     async with run_server(tmp_path) as server:
         states = []
         for name in names:
             gateway = server.gateway(name)
-            assert all(is_known for _, is_known in await gateway.pushed(*random_.sample(deltas, len(deltas))))
-            await agree(gateway, deltas)
+            assert all(is_known for _, is_known in await gateway.push_accepted(*random_.sample(deltas, len(deltas))))
+            await check_agreement(gateway, deltas)
             rows, cursor = await gateway.snapshot(limit=random_.randint(1, 4))
             assert cursor == len(deltas)
-            assert merge_model(merged_of(rows, [])) == merge_model(deltas)
+            assert merge_model(merge_onto_snapshot(rows, [])) == merge_model(deltas)
             states.append(await state(gateway))
         assert states == [states[0]] * len(names)

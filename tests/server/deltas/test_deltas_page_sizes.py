@@ -47,7 +47,7 @@ async def test_page_fetches_at_most_one_row_more_than_it_returns(
 ) -> None:
     gateway = shared_server.gateway()
     names = [f"r{number:04}" for number in range(len(lengths))]
-    await gateway.pushed(*[change(1, name, a="x" * size) for name, size in zip(names, lengths, strict=True)])
+    await gateway.push_accepted(*[change(1, name, a="x" * size) for name, size in zip(names, lengths, strict=True)])
     found: list[str] = []
     more, following = "page" if path == "snapshot" else "after", ""
     while following or not found:

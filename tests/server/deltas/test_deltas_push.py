@@ -12,7 +12,7 @@ from core.delta_faults import FAULTS, GOOD, NOT_JSON, Fault, delta_json, delta_t
 from databases import BOTH_STORES
 from deadlines import soon, until
 from oncelog.core.canonical import canonical
-from server.deltas.delta_servers import Gateway, SharedServer, change, delivered, refusal, run_server, stored
+from server.deltas.delta_servers import Gateway, SharedServer, as_delivered, change, count_rows, refusal, run_server
 
 pytestmark = BOTH_STORES
 
@@ -45,7 +45,7 @@ async def test_pushed_deltas_are_committed_and_pulled_unchanged(shared_server: S
     ]
     page = await gateway.pull()
     assert page == {
-        "deltas": [delivered(delta, number) for number, delta in enumerate(deltas, 1)],
+        "deltas": [as_delivered(delta, number) for number, delta in enumerate(deltas, 1)],
         "cursor": 5,
         "hasMore": False,
         "epoch": shared_server.server.log.epoch,
@@ -61,18 +61,18 @@ async def test_unknown_members_are_dropped_and_negative_zero_is_zero(shared_serv
     assert "-0.0" in text
     answer = await gateway.push_body(f'{{"deltas": [{text}]}}'.encode())
     assert answer.status == 200, answer.body
-    assert await gateway.pull_all() == [delivered(zero, 1)]
+    assert await gateway.pull_all() == [as_delivered(zero, 1)]
     assert (await gateway.request("GET", "rows/t")).body.count(b'"a":0}') == 1
-    assert await gateway.pushed(zero) == [(1, True)]
+    assert await gateway.push_accepted(zero) == [(1, True)]
 
 
 @pytest.mark.rule("DE-6")
 async def test_empty_push_and_largest_push_are_accepted(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    assert await gateway.pushed() == []
+    assert await gateway.push_accepted() == []
     many = [change(number, f"r{number % 50}", a=number) for number in range(1, 10_001)]
-    assert await gateway.pushed(*many) == [(number, False) for number in range(1, 10_001)]
-    assert await gateway.pushed(*many) == [(number, True) for number in range(1, 10_001)]
+    assert await gateway.push_accepted(*many) == [(number, False) for number in range(1, 10_001)]
+    assert await gateway.push_accepted(*many) == [(number, True) for number in range(1, 10_001)]
     answer = await gateway.push(*many, change(10_001, a=1))
     assert refusal(answer) == (413, "TOO_LARGE")
     assert answer.json["error"] == "deltas: must be at most 10000, not 10001"
@@ -83,7 +83,7 @@ async def test_empty_push_and_largest_push_are_accepted(shared_server: SharedSer
 async def test_development_mode_accepts_any_credential_and_client_id(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway(credential="whatever")
     deltas = [change(1, client="a", a=1), change(1, client="b", a=1)]
-    assert await gateway.pushed(*deltas) == [(1, False), (2, False)]
+    assert await gateway.push_accepted(*deltas) == [(1, False), (2, False)]
 
 
 # --- known -----------------------------------------------------------------------------------------------------
@@ -95,19 +95,19 @@ async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
     deleted, late = change(7, "r2", op="DELETE"), change(5, "r2", a=1)
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        assert await gateway.pushed(winner, loser, loser, deleted, late, late) == [
+        assert await gateway.push_accepted(winner, loser, loser, deleted, late, late) == [
             (1, False), (2, False), (2, True), (3, False), (4, False), (4, True),
         ]  # fmt: skip
-        before = await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()
+        before = await count_rows(tmp_path), await gateway.snapshot(), await gateway.pull_all()
         for again in ([winner], [loser], [late, deleted], [loser, loser, winner, late]):
-            assert all(is_known for _, is_known in await gateway.pushed(*again))
-        assert (await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
+            assert all(is_known for _, is_known in await gateway.push_accepted(*again))
+        assert (await count_rows(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
         assert await gateway.rows() == {"r1": {"a": 1, "b": 3}}
     async with run_server(tmp_path) as server:  # the restarted server has an empty cache
         gateway = server.gateway()
         for _ in range(2):  # known from the store, then from the cache
-            assert await gateway.pushed(loser, winner, late) == [(2, True), (1, True), (4, True)]
-        assert (await stored(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
+            assert await gateway.push_accepted(loser, winner, late) == [(2, True), (1, True), (4, True)]
+        assert (await count_rows(tmp_path), await gateway.snapshot(), await gateway.pull_all()) == before
 
 
 @pytest.mark.rule("DE-2", "DE-4")
@@ -116,19 +116,19 @@ async def test_delta_with_another_op_is_a_duplicate_and_counted(tmp_path: Path) 
     other = {**first, "op": "DELETE"}
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        assert await gateway.pushed(first, other) == [(1, False), (1, True)]
-        assert await gateway.pushed(other, first) == [(1, True), (1, True)]  # from the cache
+        assert await gateway.push_accepted(first, other) == [(1, False), (1, True)]
+        assert await gateway.push_accepted(other, first) == [(1, True), (1, True)]  # from the cache
         assert dict(server.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 2}
         assert await gateway.rows() == {"r1": {"a": 1}}
         assert [delta["op"] for delta in await gateway.pull_all()] == ["UPDATE"]
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        assert await gateway.pushed(other, change(2, a=2)) == [(1, True), (2, False)]  # from the store
+        assert await gateway.push_accepted(other, change(2, a=2)) == [(1, True), (2, False)]  # from the store
         assert await gateway.rows() == {"r1": {"a": 2}}
         text = (await server.served.get("/metrics")).body.decode()
         assert 'oncelog_deltas_total{outcome="committed"} 1.0' in text
         assert 'oncelog_deltas_total{outcome="known_under_another_op"} 1.0' in text
-        await gateway.pushed(first)
+        await gateway.push_accepted(first)
         assert dict(server.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 1}
 
 
@@ -141,13 +141,13 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
     async with run_server(tmp_path, **options) as server:
         gateway = server.gateway()
         known = [change(number, a=number) for number in range(1, 3)]
-        await gateway.pushed(*known)
-        before = await stored(tmp_path)
+        await gateway.push_accepted(*known)
+        before = await count_rows(tmp_path)
         gate = server.served.hold_commits(monkeypatch)
-        waiting = asyncio.ensure_future(gateway.pushed(*(change(number, "x", a=0) for number in range(10, 14))))
+        waiting = asyncio.ensure_future(gateway.push_accepted(*(change(number, "x", a=0) for number in range(10, 14))))
         await until(lambda: server.log.queue_length == 4)
         inquiries = server.log._committer._known_only_queue
-        again = asyncio.ensure_future(gateway.pushed(*known))
+        again = asyncio.ensure_future(gateway.push_accepted(*known))
         await until(lambda: again.done() if is_in_memory else len(inquiries) == 1)
         if is_in_memory:
             body = b'{"deltas":[%b]}' % b",".join(canonical(delta) for delta in known)
@@ -163,7 +163,7 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         assert answer.json["retryAfterMs"] >= 0
         assert len(await waiting) == 4
         assert len(await gateway.pull_all()) == 6
-        grown = {name for name, count in (await stored(tmp_path)).items() if count != before.get(name)}
+        grown = {name for name, count in (await count_rows(tmp_path)).items() if count != before.get(name)}
         assert grown  # the four new deltas are stored
 
 
@@ -210,7 +210,7 @@ async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path) -> None
         assert answer.json["index"] == 3
         assert answer.json["error"].startswith("deltas[3]: body must have at most 1000 bytes, not ")
         assert await is_empty(gateway)
-        assert await gateway.pushed(*deltas[:10]) == [(number, False) for number in range(1, 11)]
+        assert await gateway.push_accepted(*deltas[:10]) == [(number, False) for number in range(1, 11)]
 
 
 @pytest.mark.rule("DE-10")
@@ -250,14 +250,14 @@ async def test_too_deeply_nested_value_is_refused(shared_server: SharedServer, l
 async def test_wrong_delta_id_is_refused_with_the_expected_one(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
     good, other = change(1, a=1), change(2, a=2)
-    await gateway.pushed(good)
+    await gateway.push_accepted(good)
     for forged in (good["deltaId"], "0" * 64, other["deltaId"].upper(), other["deltaId"][:-1], ""):
         answer = await gateway.push(change(3, a=3), {**other, "deltaId": forged})
         assert refusal(answer) == (400, "DELTA_ID_MISMATCH")
         assert answer.json["index"] == 1
         assert answer.json["expected"] == other["deltaId"]
         assert answer.json["error"].startswith("deltas[1].deltaId: is not the id of the delta")
-    assert await gateway.pull_all() == [delivered(good, 1)]
+    assert await gateway.pull_all() == [as_delivered(good, 1)]
     assert await gateway.rows() == {"r1": {"a": 1}}
 
 
@@ -294,18 +294,18 @@ async def test_oversized_body_value_or_row_is_refused(tmp_path: Path) -> None:
         # The row limit applies to the merged row, regardless of the number of deltas.
         large = [change(number, **{f"c{number}": "x" * 999_990}) for number in range(1, 6)]
         for delta in large[:4]:
-            await gateway.pushed(delta)
+            await gateway.push_accepted(delta)
         answer = await gateway.push(change(9, "r2", a=1), large[4])
         assert refusal(answer) == (422, "INVALID")
         assert answer.json["error"] == "deltas[1]: the row's values would have more than 4194304 bytes"
         assert answer.json["index"] == 1
         assert len(await gateway.pull_all()) == 4
         columns = [change(number, "r3", **{f"c{number}_{one}": 0 for one in range(500)}) for number in range(1, 4)]
-        await gateway.pushed(*columns[:2])
+        await gateway.push_accepted(*columns[:2])
         answer = await gateway.push(columns[2])
         assert refusal(answer) == (422, "INVALID")
         assert "more than 1000 columns" in answer.json["error"]
-        assert await gateway.pushed(columns[1]) == [(6, True)]
+        assert await gateway.push_accepted(columns[1]) == [(6, True)]
 
 
 @pytest.mark.rule("DE-10")

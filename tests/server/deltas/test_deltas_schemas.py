@@ -66,8 +66,8 @@ async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path:
             change(5, table="products", op="DELETE"),
             change(5, table="empty", op="INSERT"),
         ]
-        assert [is_known for _, is_known in await gateway.pushed(*allowed)].count(True) == 0
-        assert await server.gateway("other").pushed(change(1, table="whatever", a=1)) == [(1, False)]
+        assert [is_known for _, is_known in await gateway.push_accepted(*allowed)].count(True) == 0
+        assert await server.gateway("other").push_accepted(change(1, table="whatever", a=1)) == [(1, False)]
 
 
 @BOTH_STORES
@@ -78,12 +78,12 @@ async def test_known_delta_is_acknowledged_after_the_schema_has_become_stricter(
     for is_in_memory in (True, False):
         async with run_server(tmp_path, deltas_schemas=path) as server:
             gateway = server.gateway()
-            assert await gateway.pushed(old) == [(1, not is_in_memory)]
+            assert await gateway.push_accepted(old) == [(1, not is_in_memory)]
             written(tmp_path, SHOP)
             server.server.reload()
-            assert await gateway.pushed(old) == [(1, True)]
+            assert await gateway.push_accepted(old) == [(1, True)]
             assert refusal(await gateway.push(old, product(2, anything=2))) == (422, "INVALID")
-            assert await gateway.pushed(old) == [(1, True)]
+            assert await gateway.push_accepted(old) == [(1, True)]
 
 
 async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ async def test_reload_of_an_invalid_schema_file_keeps_the_old_schemas(
         assert "not reloaded: deltas_schemas: " in caplog.text
         assert "shop.t.a" in caplog.text
         assert refusal(await gateway.push(change(1, a=1))) == (422, "INVALID")
-        assert await gateway.pushed(product(name="Tea")) == [(1, False)]
+        assert await gateway.push_accepted(product(name="Tea")) == [(1, False)]
         written(tmp_path, {"shop": {"t": {"a": "integer"}}})
         server.server.reload()
-        assert await gateway.pushed(change(1, a=1)) == [(2, False)]
+        assert await gateway.push_accepted(change(1, a=1)) == [(2, False)]
 
 
 @pytest.mark.rule("CO-28")
@@ -170,7 +170,7 @@ async def test_bad_schema_file_does_not_prevent_the_reload_of_other_files(tmp_pa
         server.server.reload()
         assert refusal(await server.gateway(credential=first.text).push(change(1, a=1))) == (401, "AUTH_FAILED")
         gateway = server.gateway(credential=second.text)
-        assert await gateway.pushed(change(1, a=1)) == [(1, False)]
+        assert await gateway.push_accepted(change(1, a=1)) == [(1, False)]
         written(tmp_path, SHOP)
         (tmp_path / "keys.json").write_bytes(b"no keys")
         server.server.reload()

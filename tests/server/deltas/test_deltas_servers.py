@@ -19,7 +19,7 @@ from databases import BOTH_STORES, SQLITE, log_at
 from deadlines import soon
 from scripts import read_line, start_script
 from server.cli_commands import oncelog
-from server.deltas.delta_servers import Gateway, change, refusal, rows_of, run_server, stored, streamed
+from server.deltas.delta_servers import Gateway, change, count_rows, read_deltas, refusal, rows_of, run_server
 from server.deltas.row_model import merge_model
 from server.shared_servers import ServerPool, pool_fixture, unique_name
 
@@ -43,9 +43,9 @@ async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(t
     old = [change(number, a=number) for number in range(1, 4)]
     new = [change(number, f"r{number}", a=number) for number in range(10, 30)]
     async with run_server(tmp_path) as deltas_server:
-        await deltas_server.gateway().pushed(*old)
+        await deltas_server.gateway().push_accepted(*old)
         await deltas_server.gateway().compact(upto=2)
-        before = await stored(tmp_path)
+        before = await count_rows(tmp_path)
     with start_script(WORKER, log_at(tmp_path / "events.db"), moment) as process:
         url, _ = (await asyncio.to_thread(read_line, process)).split()
         async with at(url) as gateway:
@@ -61,12 +61,12 @@ async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(t
         is_there = moment == "after"
         assert (await gateway.snapshot())[1] == (23 if is_there else 3)
         if not is_there:
-            assert await stored(tmp_path) == before
+            assert await count_rows(tmp_path) == before
         expected = [(number, True) for number in (1, 2, 3)] + [(number, is_there) for number in range(4, 24)]
-        assert await gateway.pushed(*old, *new) == expected
-        after = await stored(tmp_path)
-        assert await gateway.pushed(*old, *new) == [(number, True) for number in range(1, 24)]
-        assert await stored(tmp_path) == after
+        assert await gateway.push_accepted(*old, *new) == expected
+        after = await count_rows(tmp_path)
+        assert await gateway.push_accepted(*old, *new) == [(number, True) for number in range(1, 24)]
+        assert await count_rows(tmp_path) == after
         assert await gateway.rows() == rows_of(merge_model(old + new))
 
 
@@ -76,7 +76,7 @@ async def test_server_killed_under_load_and_compaction_loses_nothing(tmp_path: P
 
     async def push_all(gateway: Gateway) -> None:
         for end in range(10, len(many) + 10, 10):
-            await gateway.pushed(*many[:end])
+            await gateway.push_accepted(*many[:end])
             if end % 40 == 10:
                 await gateway.compact(keep=15)
 
@@ -93,7 +93,7 @@ async def test_server_killed_under_load_and_compaction_loses_nothing(tmp_path: P
         await soon(pushing)
         await asyncio.to_thread(served.start)
         await push_all(gateway)  # the client resends everything
-        assert await gateway.pushed(*many) == [(number, True) for number in range(1, 121)]
+        assert await gateway.push_accepted(*many) == [(number, True) for number in range(1, 121)]
         assert (await gateway.snapshot())[1] == len(many)
         assert await gateway.rows() == rows_of(merge_model(many))
         assert await asyncio.to_thread(served.stop) == 0
@@ -108,7 +108,7 @@ async def test_hangup_signal_reloads_the_schemas(tmp_path: Path) -> None:
     schemas.write_text("{}", encoding="utf-8")
     arguments = (*DEVELOPMENT, f"--set=deltas_schemas={schemas}")
     async with server_process(tmp_path, *arguments) as served, at(served.url) as gateway:
-        await gateway.pushed(change(1, a=1))
+        await gateway.push_accepted(change(1, a=1))
         schemas.write_text('{"shop": {"t": {"a": "integer"}}}', encoding="utf-8")
         os.kill(served.process.pid, signal.SIGHUP)
         number = 2
@@ -152,10 +152,10 @@ async def test_push_on_one_server_is_delivered_live_by_the_other(pair: list[Gate
     await live.connect()
     for number in range(1, 6):
         delta = change(number, a=number)
-        assert await other.pushed(delta) == [(number, False)]
-        assert await one.pushed(delta) == [(number, True)]
+        assert await other.push_accepted(delta) == [(number, False)]
+        assert await one.push_accepted(delta) == [(number, True)]
         expected = [{"sequence": number, **delta}]
-        assert await streamed(stream, 1) == expected
+        assert await read_deltas(stream, 1) == expected
         assert await live.deltas(1) == expected
     assert await one.rows() == await other.rows() == {"r1": {"a": 5}}
     stream.close()
@@ -165,7 +165,7 @@ async def test_push_on_one_server_is_delivered_live_by_the_other(pair: list[Gate
 @pytest.mark.rule("DE-4", "CO-14")
 async def test_concurrent_duplicates_on_two_servers_commit_once(pair: list[Gateway]) -> None:
     deltas = [change(number, f"r{number}", a=number) for number in range(1, 11)]
-    found = await asyncio.gather(*(pair[number % 2].pushed(*deltas) for number in range(12)))
+    found = await asyncio.gather(*(pair[number % 2].push_accepted(*deltas) for number in range(12)))
     assert sum(not is_known for results in found for _, is_known in results) == 10
     assert {tuple(sequence for sequence, _ in results) for results in found} == {tuple(range(1, 11))}
     for gateway in pair:
@@ -183,9 +183,9 @@ async def test_compaction_on_one_server_during_pushes_on_the_other(pair: list[Ga
 
     async def push() -> None:
         for place in range(0, 100, 10):
-            await one.pushed(*many[: place + 10])
+            await one.push_accepted(*many[: place + 10])
 
     await asyncio.gather(compact(), push())
     for gateway in pair:
-        assert await gateway.pushed(*many) == [(number, True) for number in range(1, 101)]
+        assert await gateway.push_accepted(*many) == [(number, True) for number in range(1, 101)]
         assert await gateway.rows() == rows_of(merge_model(many))

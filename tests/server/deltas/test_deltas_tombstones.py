@@ -14,8 +14,8 @@ from server.deltas.delta_servers import (
     Json,
     SharedServer,
     change,
-    compacted,
-    merged_of,
+    compaction_answer,
+    merge_onto_snapshot,
     refusal,
     rows_of,
     run_server,
@@ -36,17 +36,17 @@ def horizon_json(horizon: int, row: str) -> Json:
 async def replica(gateway: Gateway) -> dict[tuple[str, str], Json]:
     """Return the rows of a new client, which merges a snapshot and then the pull from its cursor."""
     rows, cursor = await gateway.snapshot(limit=3)
-    return merge_model(merged_of(rows, await gateway.pull_all(cursor)))
+    return merge_model(merge_onto_snapshot(rows, await gateway.pull_all(cursor)))
 
 
 @pytest.mark.rule("DE-13")
 async def test_old_deleted_rows_are_dropped_from_the_snapshot(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(change(1, "kept", a=1), *(change(2, f"r{number}", a=1) for number in range(ROWS)))
-    await gateway.pushed(*(change(3, f"r{number}", op="DELETE") for number in range(ROWS)))
-    assert await gateway.compact(keep=0) == compacted(2 * ROWS + 1, 2 * ROWS + 1), "30 days have not passed"
+    await gateway.push_accepted(change(1, "kept", a=1), *(change(2, f"r{number}", a=1) for number in range(ROWS)))
+    await gateway.push_accepted(*(change(3, f"r{number}", op="DELETE") for number in range(ROWS)))
+    assert await gateway.compact(keep=0) == compaction_answer(2 * ROWS + 1, 2 * ROWS + 1), "30 days have not passed"
     assert len((await gateway.snapshot())[0]) == ROWS + 1
-    assert await gateway.compact(keep=0, tombstoneAgeMs=0) == compacted(0, 2 * ROWS + 1, dropped=ROWS)
+    assert await gateway.compact(keep=0, tombstoneAgeMs=0) == compaction_answer(0, 2 * ROWS + 1, dropped=ROWS)
     ((kept,), _) = await gateway.snapshot()
     assert kept["rowId"] == "kept"
     assert (await gateway.ok("GET", "snapshot"))["horizon"] == "4"
@@ -58,14 +58,14 @@ async def test_late_delta_of_a_dropped_row_is_acknowledged_and_loses(tmp_path: P
     late = [change(2, "gone", b=1), change(3, "never seen", b=1)]
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        await gateway.pushed(change(1, "gone", a=1), change(5, "gone", op="DELETE"), change(4, "kept", a=1))
+        await gateway.push_accepted(change(1, "gone", a=1), change(5, "gone", op="DELETE"), change(4, "kept", a=1))
         await gateway.compact(keep=0, tombstoneAgeMs=0)
-        assert await gateway.pushed(*late) == [(4, False), (5, False)]
+        assert await gateway.push_accepted(*late) == [(4, False), (5, False)]
         assert await gateway.rows() == {"kept": {"a": 1}}
     async with run_server(tmp_path) as server:
         gateway = server.gateway()
-        assert await gateway.pushed(*late) == [(4, True), (5, True)]
-        await gateway.pushed(change(4, "gone", c=1), change(7, "gone", d=1), change(5, "gone", e=1))
+        assert await gateway.push_accepted(*late) == [(4, True), (5, True)]
+        await gateway.push_accepted(change(4, "gone", c=1), change(7, "gone", d=1), change(5, "gone", e=1))
         assert await gateway.rows() == {"kept": {"a": 1}, "gone": {"d": 1}}
         found = await gateway.pull_all(3)
         assert found == [
@@ -85,7 +85,7 @@ async def test_late_delta_of_a_dropped_row_is_acknowledged_and_loses(tmp_path: P
 async def test_reader_that_missed_dropped_deletes_must_replace_its_rows(shared_server: SharedServer) -> None:
     """Otherwise it would keep rows that the snapshot lacks. A reader without rows has nothing to replace."""
     gateway = shared_server.gateway()
-    await gateway.pushed(change(1, "gone", a=1), change(2, "gone", op="DELETE"), change(3, "kept", a=1))
+    await gateway.push_accepted(change(1, "gone", a=1), change(2, "gone", op="DELETE"), change(3, "kept", a=1))
     await gateway.compact(upto=2, tombstoneAgeMs=0)
     assert (await gateway.pull(0))["snapshot"] is True
     answer = await gateway.request("GET", "pull", params={"since": 1})
@@ -113,7 +113,7 @@ async def test_reader_that_missed_dropped_deletes_must_replace_its_rows(shared_s
 @pytest.mark.rule("DE-13", "DE-12")
 async def test_snapshot_is_read_again_when_rows_are_dropped_between_its_pages(shared_server: SharedServer) -> None:
     gateway = shared_server.gateway()
-    await gateway.pushed(change(1, "a", a=1), change(1, "b", op="DELETE"), change(1, "c", a=1))
+    await gateway.push_accepted(change(1, "a", a=1), change(1, "b", op="DELETE"), change(1, "c", a=1))
     page = await gateway.ok("GET", "snapshot", params={"limit": 1})
     assert page["horizon"] is None
     await gateway.compact(keep=1, tombstoneAgeMs=0)
@@ -128,8 +128,8 @@ async def test_snapshot_is_read_again_when_rows_are_dropped_between_its_pages(sh
 async def test_only_compacted_deletes_are_dropped(shared_server: SharedServer) -> None:
     """A reader between the compaction and the newest delta still gets the DELETE."""
     gateway = shared_server.gateway()
-    await gateway.pushed(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
-    assert await gateway.compact(keep=1, tombstoneAgeMs=0) == compacted(1, 1, dropped=1)
+    await gateway.push_accepted(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
+    assert await gateway.compact(keep=1, tombstoneAgeMs=0) == compaction_answer(1, 1, dropped=1)
     assert [row["rowId"] for row in (await gateway.snapshot())[0]] == ["b"]
     assert [one["rowId"] for one in await gateway.pull_all(1)] == ["b"]
 
@@ -137,16 +137,16 @@ async def test_only_compacted_deletes_are_dropped(shared_server: SharedServer) -
 @pytest.mark.rule("DE-13")
 async def test_lagging_consumer_holds_back_the_drop_and_is_reported(shared_server: SharedServer) -> None:
     gateway, log = shared_server.gateway(), shared_server.server.log
-    await gateway.pushed(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
+    await gateway.push_accepted(change(1, "a", op="DELETE"), change(1, "b", op="DELETE"))
     await log.commit_cursor("fast", 2, stream=shared_server.scope)
     await log.commit_cursor("slow", 1, stream=shared_server.scope)
     held = {"consumer": "slow", "cursor": 1, "lag": 1}
-    assert await gateway.compact(keep=0) == compacted(2, 2), "no consumer holds back a young tombstone"
-    assert await gateway.compact(keep=0, tombstoneAgeMs=0) == {**compacted(0, 2, dropped=1), "heldBy": held}
+    assert await gateway.compact(keep=0) == compaction_answer(2, 2), "no consumer holds back a young tombstone"
+    assert await gateway.compact(keep=0, tombstoneAgeMs=0) == {**compaction_answer(0, 2, dropped=1), "heldBy": held}
     assert [row["rowId"] for row in (await gateway.snapshot())[0]] == ["b"]
     assert ("slow", 1) in [(one.name, one.lag) for one in await log.consumers() if one.scope == shared_server.scope]
     await log.commit_cursor("slow", None, stream=shared_server.scope)
-    assert await gateway.compact(keep=0, tombstoneAgeMs=0) == compacted(0, 2, dropped=1)
+    assert await gateway.compact(keep=0, tombstoneAgeMs=0) == compaction_answer(0, 2, dropped=1)
     assert (await gateway.snapshot())[0] == []
 
 
@@ -154,9 +154,9 @@ async def test_lagging_consumer_holds_back_the_drop_and_is_reported(shared_serve
 async def test_minimum_age_is_configurable(tmp_path: Path) -> None:
     async with run_server(tmp_path, tombstone_age_ms=0) as server:
         gateway = server.gateway()
-        await gateway.pushed(change(1, "a", op="DELETE"))
-        assert await gateway.compact(keep=0, tombstoneAgeMs=86_400_000) == compacted(1, 1)
-        assert await gateway.compact(keep=0) == compacted(0, 1, dropped=1)
+        await gateway.push_accepted(change(1, "a", op="DELETE"))
+        assert await gateway.compact(keep=0, tombstoneAgeMs=86_400_000) == compaction_answer(1, 1)
+        assert await gateway.compact(keep=0) == compaction_answer(0, 1, dropped=1)
 
 
 @pytest.mark.rule("DE-13")
@@ -165,7 +165,7 @@ async def test_one_request_reads_a_bounded_number_of_rows(
 ) -> None:
     monkeypatch.setattr("oncelog.server.deltas.service.COMPACT_ROWS_MAX", 3)
     gateway = shared_server.gateway()
-    await gateway.pushed(*(change(1, f"r{number}", op="DELETE") for number in range(7)))
+    await gateway.push_accepted(*(change(1, f"r{number}", op="DELETE") for number in range(7)))
     done = await gateway.compact(keep=0, tombstoneAgeMs=0)
     dropped = [done["droppedRows"]]
     while done["next"]:
@@ -198,7 +198,7 @@ async def test_deltas_pushed_during_compactions_converge(shared_server: SharedSe
 
     async def push(deltas: list[Json]) -> None:
         for one in deltas:
-            await gateway.pushed(one)
+            await gateway.push_accepted(one)
 
     async def compact() -> None:
         for _ in range(6):

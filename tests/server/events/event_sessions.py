@@ -111,7 +111,7 @@ class MemoryWire:
     def abort(self) -> None:
         self.is_aborted = True
 
-    async def arrived(self, count: int) -> list[Json]:
+    async def wait_for_messages(self, count: int) -> list[Json]:
         """Wait until `count` messages have arrived and return them."""
         async with asyncio.timeout(WAIT_S):
             while len(self.messages) < count:
@@ -153,15 +153,15 @@ class Peer:
         self._numbers += 1
         msg_id = f"{self.name}-{self._numbers}"
         message = {"type": kind, "protocol_version": "1.0", "msg_id": msg_id, "payload": payload, **more}
-        await self.raw(orjson.dumps(message))
+        await self.send_raw(orjson.dumps(message))
         return msg_id
 
-    async def raw(self, data: bytes) -> None:
+    async def send_raw(self, data: bytes) -> None:
         waiting = self.session.receive(data)
         if waiting is not None:
             await waiting
 
-    async def ask(self, kind: str, payload: Any, **more: Any) -> Json:
+    async def request(self, kind: str, payload: Any, **more: Any) -> Json:
         """Send a message and return the reply to it, regardless of other messages before it."""
         msg_id = await self.send(kind, payload, **more)
         return await self.reply(msg_id)
@@ -169,23 +169,23 @@ class Peer:
     async def reply(self, msg_id: str) -> Json:
         seen = 0
         while True:
-            for message in (await self.wire.arrived(seen + 1))[seen:]:
+            for message in (await self.wire.wait_for_messages(seen + 1))[seen:]:
                 seen += 1
                 if message.get("msg_id") == msg_id:
                     return message
 
     async def connect(self) -> Json:
-        return await self.ask("connect", {"token": self.name, "client_id": f"client-{self.name}"})
+        return await self.request("connect", {"token": self.name, "client_id": f"client-{self.name}"})
 
     async def submit(self, *items: Json) -> list[Json]:
-        reply = await self.ask("submit_events", {"events": list(items)})
+        reply = await self.request("submit_events", {"events": list(items)})
         assert reply["type"] == "submit_events_result", reply
         results: list[Json] = reply["payload"]["results"]
         return results
 
     async def sync(self, *partitions: str, since: int = 0, **more: Any) -> Json:
         payload = {"partitions": list(partitions or ("a",)), "since_committed_id": since, **more}
-        reply = await self.ask("sync", payload)
+        reply = await self.request("sync", payload)
         assert reply["type"] == "sync_response", reply
         found: Json = reply["payload"]
         return found
@@ -228,7 +228,7 @@ class SessionServer:
         for peer in self.peers:
             peer.session.fail(error)
 
-    async def connected(self, name: str = "ada") -> Peer:
+    async def connect(self, name: str = "ada") -> Peer:
         """Open a session and send `connect`."""
         peer = self.accept(name)
         assert (await peer.connect())["type"] == "connected"

@@ -29,13 +29,13 @@ class CamelPeer(Peer):
         self._numbers += 1
         msg_id = f"{self.name}-{self._numbers}"
         message = {"type": kind, "protocolVersion": "1.0", "msgId": msg_id, "timestamp": 1, "payload": payload, **more}
-        await self.raw(json.dumps(message).encode())  # not orjson, which refuses lone surrogates
+        await self.send_raw(json.dumps(message).encode())  # not orjson, which refuses lone surrogates
         return msg_id
 
     async def reply(self, msg_id: str) -> Json:
         seen = 0
         while True:
-            for message in (await self.wire.arrived(seen + 1))[seen:]:
+            for message in (await self.wire.wait_for_messages(seen + 1))[seen:]:
                 seen += 1
                 if message.get("msgId") == msg_id:
                     return message
@@ -46,11 +46,11 @@ class CamelPeer(Peer):
 
     async def connect(self, project: str = PROJECT) -> Json:
         payload = {"token": self.name, "clientId": self.client_id, "projectId": project}
-        return await self.ask("connect", payload)
+        return await self.request("connect", payload)
 
     async def submit(self, *items: Json) -> list[Json]:
         events = [{**item, "meta": {"clientId": self.client_id, **item["meta"]}} for item in items]
-        reply = await self.ask("submit_events", {"events": events})
+        reply = await self.request("submit_events", {"events": events})
         assert reply["type"] == "submit_events_result", reply
         results: list[Json] = reply["payload"]["results"]
         return results
@@ -58,7 +58,7 @@ class CamelPeer(Peer):
     async def sync(self, *partitions: str, since: int = 0, **more: Any) -> Json:
         assert not partitions
         payload = {"projectId": PROJECT, "sinceCommittedId": since, "limit": 500, **more}
-        reply = await self.ask("sync", payload)
+        reply = await self.request("sync", payload)
         assert reply["type"] == "sync_response", reply
         found: Json = reply["payload"]
         return found

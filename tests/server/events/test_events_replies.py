@@ -21,7 +21,7 @@ from server.events.event_sessions import Peer, SessionServer, Tokens, item, sess
 
 async def submit_in_turn(server: SessionServer) -> tuple[Peer, Peer]:
     """Connect Ada and Bob. Bob submits the events 1, 3, 5, 7 and 9, and Ada the even ones up to 10."""
-    ada, bob = await server.connected("ada"), await server.connected("bob")
+    ada, bob = await server.connect("ada"), await server.connect("bob")
     for number in range(1, 11):
         await (ada, bob)[number % 2].submit(item(number))
     return ada, bob
@@ -37,11 +37,11 @@ async def submit_soon(peer: Peer, *numbers: int) -> str:
 @pytest.mark.rule("EV-8")
 async def test_replies_are_sent_in_the_order_of_their_requests() -> None:
     async with session_server() as server:
-        ada = await server.connected()
+        ada = await server.connect()
         await ada.submit(item(1))
         server.log.hold_commits()
         await submit_soon(ada, 2)
-        await ada.raw(b"{")
+        await ada.send_raw(b"{")
         ada.session.receive_binary()
         await submit_soon(ada, 1)  # known, so answered from memory
         await ada.send("unknown", {})
@@ -49,14 +49,14 @@ async def test_replies_are_sent_in_the_order_of_their_requests() -> None:
         await turns()
         assert ada.received() == ["connected", [1]]
         server.log.gate.open()
-        await ada.wire.arrived(8)
+        await ada.wire.wait_for_messages(8)
         assert ada.received()[2:] == [[2], "bad_request", "bad_request", [1], "bad_request", [3]]
 
 
 @pytest.mark.rule("EV-8", "EV-13")
 async def test_page_does_not_overtake_an_earlier_result() -> None:
     async with session_server() as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
+        ada, bob = await server.connect("ada"), await server.connect("bob")
         await ada.sync()
         server.log.hold_commits()
         await submit_soon(ada, 1)
@@ -67,14 +67,14 @@ async def test_page_does_not_overtake_an_earlier_result() -> None:
         server.log.gate.open()
         assert [one["committed_id"] for one in (await syncing)["events"]] == [1]
         await bob.submit(item(2))
-        await ada.wire.arrived(5)
+        await ada.wire.wait_for_messages(5)
         assert ada.received()[2:] == [[1], "sync_response", 2]
 
 
 @pytest.mark.rule("EV-13", "EV-14")
 async def test_error_during_an_open_sync_cycle_waits_for_held_results() -> None:
     async with session_server(cycle_idle_ms=10**7) as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
+        ada, bob = await server.connect("ada"), await server.connect("bob")
         await bob.submit(item(1), item(2))
         page = await ada.sync(limit=1)
         await submit_soon(ada, 3)
@@ -82,14 +82,14 @@ async def test_error_during_an_open_sync_cycle_waits_for_held_results() -> None:
         await until(lambda: server.hub.position == 3)
         assert ada.received() == ["connected", "sync_response"]
         await ada.sync(since=page["next_since_committed_id"])
-        await ada.wire.arrived(5)
+        await ada.wire.wait_for_messages(5)
         assert ada.received() == ["connected", "sync_response", "sync_response", [3], "bad_request"]
 
 
 @pytest.mark.rule("CO-30", "CO-31")
 async def test_frames_are_not_read_while_too_many_replies_are_waiting() -> None:
     async with session_server(outbox_frames_max=4) as server:
-        ada = await server.connected()
+        ada = await server.connect()
         server.log.hold_commits()
         await submit_soon(ada, 1)
         for _ in range(3):
@@ -99,7 +99,7 @@ async def test_frames_are_not_read_while_too_many_replies_are_waiting() -> None:
         assert server.counts.frames_received == 5
         server.log.gate.open()
         await fifth
-        await ada.wire.arrived(6)
+        await ada.wire.wait_for_messages(6)
         assert ada.received() == ["connected", [1], *["bad_request"] * 4]
 
 
@@ -109,7 +109,7 @@ async def test_frames_are_not_read_while_too_many_replies_are_waiting() -> None:
 @pytest.mark.rule("EV-8", "EV-2")
 async def test_connection_over_the_frame_limit_closes_after_the_results_of_accepted_requests() -> None:
     async with session_server(frames_per_second_max=5) as server:
-        ada = await server.connected()
+        ada = await server.connect()
         server.log.hold_commits()
         sent = [await submit_soon(ada, number) for number in range(1, 7)]
         await turns()
@@ -124,7 +124,7 @@ async def test_connection_over_the_frame_limit_closes_after_the_results_of_accep
 @pytest.mark.rule("EV-8", "EV-14")
 async def test_broadcasts_continue_until_a_closing_error_is_sent() -> None:
     async with session_server(frames_per_second_max=3) as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
+        ada, bob = await server.connect("ada"), await server.connect("bob")
         await ada.sync()
         server.log.hold_commits()
         await submit_soon(bob, 1)
@@ -138,7 +138,7 @@ async def test_broadcasts_continue_until_a_closing_error_is_sent() -> None:
 @pytest.mark.rule("EV-8", "CO-30")
 async def test_closing_error_waits_a_bounded_time_for_results() -> None:
     async with session_server(frames_per_second_max=2, close_wait_ms=1) as server:
-        ada = await server.connected()
+        ada = await server.connect()
         server.log.hold_commits()
         await submit_soon(ada, 1)
         await submit_soon(ada, 2)
@@ -152,7 +152,7 @@ async def test_closing_error_waits_a_bounded_time_for_results() -> None:
 @pytest.mark.rule("EV-8", "CO-16")
 async def test_failed_request_closes_the_connection_after_earlier_replies() -> None:
     async with session_server() as server:
-        ada = await server.connected()
+        ada = await server.connect()
         server.log.gate.shut()
         commits = 0
 
@@ -180,7 +180,7 @@ async def test_revoked_writer_gets_its_results_but_a_revoked_reader_is_closed_im
     for name in ("ada", "eve"):
         tokens.add(name, parse_grants(["a"], ["a"]))
     async with session_server(tokens=tokens) as server:
-        writer, reader = await server.connected("ada"), await server.connected("eve")
+        writer, reader = await server.connect("ada"), await server.connect("eve")
         await reader.sync()
         server.log.hold_commits()
         await submit_soon(writer, 1)
@@ -203,10 +203,10 @@ async def test_own_events_are_not_broadcast_when_a_sync_cycle_is_abandoned() -> 
         ada, bob = await submit_in_turn(server)
         await ada.sync(limit=2)
         await submit_soon(ada, 11)
-        await ada.wire.arrived(12)
+        await ada.wire.wait_for_messages(12)
         assert ada.received()[6:] == ["sync_response", 3, 5, 7, 9, [11]]
         await bob.submit(item(12))
-        assert (await ada.wire.arrived(13))[-1]["payload"]["committed_id"] == 12
+        assert (await ada.wire.wait_for_messages(13))[-1]["payload"]["committed_id"] == 12
 
 
 @pytest.mark.rule("EV-14", "CO-31")
@@ -222,7 +222,7 @@ async def test_reader_is_closed_when_its_own_events_are_no_longer_known(monkeypa
             WSCloseCode.POLICY_VIOLATION,
             "the sync cycle was left open for too long; sync again",
         )
-        again = await server.connected("ada")
+        again = await server.connect("ada")
         assert [one["committed_id"] for one in (await again.sync(since=1))["events"]] == list(range(2, 12))
 
 

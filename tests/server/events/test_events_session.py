@@ -18,7 +18,7 @@ async def test_messages_before_connect_are_refused_and_keep_the_connection_open(
     async with session_server() as server:
         peer = server.accept()
         for kind, payload in (("sync", {}), ("submit_events", {"events": [item(1)]}), ("hello", {})):
-            assert code_of(await peer.ask(kind, payload)) == "bad_request"
+            assert code_of(await peer.request(kind, payload)) == "bad_request"
         reply = await peer.connect()
         assert reply["type"] == "connected"
         assert reply["payload"] == {
@@ -27,7 +27,7 @@ async def test_messages_before_connect_are_refused_and_keep_the_connection_open(
             "server_last_committed_id": 0,
             "epoch": server.log.epoch,
         }
-        assert code_of(await peer.ask("connect", {"token": "ada", "client_id": "x"})) == "bad_request"
+        assert code_of(await peer.request("connect", {"token": "ada", "client_id": "x"})) == "bad_request"
         assert peer.wire.closed_with is None
         assert (await peer.submit(item(1)))[0]["committed_id"] == 1
 
@@ -49,17 +49,17 @@ async def test_refused_connect_is_answered_and_closes_the_connection(
     tokens.add("ada", client_id="one")
     async with session_server(tokens=tokens) as server:
         peer = server.accept()
-        assert code_of(await peer.ask("connect", payload, protocol_version=version)) == code
+        assert code_of(await peer.request("connect", payload, protocol_version=version)) == code
         assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, code)
 
 
 @pytest.mark.rule("EV-2")
 async def test_reply_echoes_the_message_id_and_unknown_members_are_ignored() -> None:
     async with session_server() as server:
-        peer = await server.connected()
+        peer = await server.connect()
         for msg_id in ("ü\n", 17, ""):
             await peer.send("submit_events", {"events": [item(1)], "more": {"x": []}}, msg_id=msg_id, extra=None)
-            reply = (await peer.wire.arrived(len(peer.messages) + 1))[-1]
+            reply = (await peer.wire.wait_for_messages(len(peer.messages) + 1))[-1]
             assert reply["msg_id"] == msg_id
             assert reply["protocol_version"] == "1.0"
             assert reply["timestamp"] == server.log.clock.wall_ms()
@@ -71,7 +71,7 @@ async def test_failed_connects_per_address_are_rate_limited() -> None:
         codes = []
         for _ in range(5):
             peer = server.accept()
-            codes.append(code_of(await peer.ask("connect", {"token": "nobody", "client_id": "x"})))
+            codes.append(code_of(await peer.request("connect", {"token": "nobody", "client_id": "x"})))
         assert codes == ["auth_failed"] * 3 + ["rate_limited"] * 2
         server.log.clock.advance(60_000)
         assert (await server.accept().connect())["type"] == "connected"
@@ -83,11 +83,11 @@ async def test_expired_token_closes_the_connection_at_the_next_message_or_renewa
     async with session_server(tokens=tokens) as server:
         now_ms = server.log.clock.wall_ms()
         tokens.add("ada", expires_ms=now_ms + 1000)
-        first, second = await server.connected(), await server.connected()
+        first, second = await server.connect(), await server.connect()
         server.log.clock.advance(999)
         assert (await first.submit(item(1)))[0]["status"] == "committed"
         server.log.clock.advance(1)
-        assert code_of(await first.ask("submit_events", {"events": [item(1)]})) == "auth_failed"
+        assert code_of(await first.request("submit_events", {"events": [item(1)]})) == "auth_failed"
         assert first.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, "auth_failed")
         assert second.session.principal is not None
         second.session.renew(tokens.refresh_principal(second.session.principal, server.log.clock.wall_ms()))
@@ -100,7 +100,7 @@ async def test_expired_token_closes_the_connection_at_the_next_message_or_renewa
 @pytest.mark.rule("EV-3", "EV-4", "EV-5", "EV-8", "CO-20")
 async def test_event_commits_once_and_different_content_under_its_id_is_rejected() -> None:
     async with session_server() as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
+        ada, bob = await server.connect("ada"), await server.connect("bob")
         (first,) = await ada.submit(item(1, "b", "a", actor="root"))
         server.log.clock.advance(5000)
         (again,) = await bob.submit(item(1, "a", "b", "a"))
@@ -148,8 +148,8 @@ async def test_event_commits_once_and_different_content_under_its_id_is_rejected
 )  # fmt: skip
 async def test_malformed_submit_is_refused_as_a_whole_before_any_commit(events: Any, field: str) -> None:
     async with session_server(request_events_max=5) as server:
-        peer = await server.connected()
-        reply = await peer.ask("submit_events", {"events": events})
+        peer = await server.connect()
+        reply = await peer.request("submit_events", {"events": events})
         assert code_of(reply) == "bad_request"
         assert reply["payload"]["details"] == {"field": field}
         assert reply["payload"]["message"].startswith(f"{field}: ")
@@ -182,9 +182,9 @@ async def test_malformed_submit_is_refused_as_a_whole_before_any_commit(events: 
 )
 async def test_only_the_invalid_event_is_rejected_with_its_field(bad: bytes, field: str | None) -> None:
     async with session_server() as server:
-        peer = await server.connected()
+        peer = await server.connect()
         events = b'{"id":"%b",%b}' % (uuid(2).encode(), bad)
-        await peer.raw(
+        await peer.send_raw(
             b'{"type":"submit_events","protocol_version":"1.0","msg_id":"m","payload":{"events":[%b,%b,%b]}}'
             % (orjson.dumps(item(1)), events, orjson.dumps(item(3)))
         )
@@ -202,7 +202,7 @@ async def test_only_the_invalid_event_is_rejected_with_its_field(bad: bytes, fie
 @pytest.mark.rule("EV-8", "CO-33")
 async def test_only_the_oversized_event_is_rejected() -> None:
     async with session_server(engine={"body_bytes_max": 100}) as server:
-        ada = await server.connected("ada")
+        ada = await server.connect("ada")
         large = item(2, "a", event={"type": "t", "text": "x" * 100})
         results = await ada.submit(item(1, "a"), large, item(3, "a"))
         assert [one["status"] for one in results] == ["committed", "rejected", "committed"]
@@ -215,7 +215,7 @@ async def test_forbidden_write_is_rejected_alike_for_known_and_unknown_ids() -> 
     tokens.add("ada")
     tokens.add("eve", parse_grants(["*"], ["public", "eve/*"]))
     async with session_server(tokens=tokens) as server:
-        ada, eve = await server.connected("ada"), await server.connected("eve")
+        ada, eve = await server.connect("ada"), await server.connect("eve")
         await ada.submit(item(1, "secret"), item(2, "public"))
         batches = len(server.log.store.batches)
         known, unknown, other = (
@@ -243,7 +243,7 @@ async def test_retry_after_a_grant_was_removed_is_forbidden() -> None:
     tokens = Tokens()
     tokens.add("ada", parse_grants([], ["a"]))
     async with session_server(tokens=tokens) as server:
-        peer = await server.connected()
+        peer = await server.connect()
         assert (await peer.submit(item(1)))[0]["status"] == "committed"
         tokens.add("ada", parse_grants([], ["b"]))
         peer.session.renew(tokens.known["ada"])
@@ -253,7 +253,7 @@ async def test_retry_after_a_grant_was_removed_is_forbidden() -> None:
 @pytest.mark.rule("CO-19", "CO-18")
 async def test_failed_expectation_reports_the_newest_id_and_a_retry_gets_its_original_result() -> None:
     async with session_server() as server:
-        peer = await server.connected()
+        peer = await server.connect()
         await peer.submit(item(1, expected_committed_id=0))
         (stale,) = await peer.submit(item(2, expected_committed_id=0))
         assert stale["status"] == "rejected"
@@ -270,7 +270,7 @@ async def test_failed_expectation_reports_the_newest_id_and_a_retry_gets_its_ori
 @pytest.mark.rule("CO-32", "EV-2")
 async def test_full_queue_refuses_new_events_and_still_answers_retries() -> None:
     async with session_server(engine={"queue_items_max": 2}) as server:
-        peer = await server.connected()
+        peer = await server.connect()
         await peer.submit(item(1))
         server.log.hold_commits()
         waiting = [await peer.send("submit_events", {"events": [item(number)]}) for number in (2, 3)]
@@ -292,7 +292,7 @@ async def test_full_queue_refuses_new_events_and_still_answers_retries() -> None
 @pytest.mark.rule("CO-30")
 async def test_too_many_events_in_flight_are_refused_and_keep_the_connection_open() -> None:
     async with session_server(events_in_flight_max=2) as server:
-        peer = await server.connected()
+        peer = await server.connect()
         server.log.hold_commits()
         await peer.send("submit_events", {"events": [item(1), item(2)]})
         busy = await peer.send("submit_events", {"events": [item(3)]})
@@ -305,13 +305,13 @@ async def test_too_many_events_in_flight_are_refused_and_keep_the_connection_ope
 @pytest.mark.rule("CO-30", "EV-2")
 async def test_exceeding_the_frame_rate_closes_the_connection() -> None:
     async with session_server(frames_per_second_max=3) as server:
-        peer = await server.connected()
+        peer = await server.connect()
         for number in (1, 2):
             assert (await peer.submit(item(number)))[0]["committed_id"] == number
         server.log.clock.advance(1000)
         for number in (1, 2, 3):
             assert (await peer.submit(item(number)))[0]["committed_id"] == number
-        reply = await peer.ask("submit_events", {"events": [item(4)]})
+        reply = await peer.request("submit_events", {"events": [item(4)]})
         assert code_of(reply) == "rate_limited"
         assert reply["payload"]["details"] == {"limit": 3, "retry_after_ms": 1000}
         assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, "rate_limited")
@@ -320,11 +320,11 @@ async def test_exceeding_the_frame_rate_closes_the_connection() -> None:
 @pytest.mark.rule("CO-15", "CO-18", "EV-2")
 async def test_new_events_per_actor_are_rate_limited_but_retries_are_not() -> None:
     async with session_server(new_events_per_second_max=2) as server:
-        first, other = await server.connected("ada"), await server.connected("bob")
+        first, other = await server.connect("ada"), await server.connect("bob")
         await first.submit(item(1), item(2))
         assert (await first.submit(item(1)))[0]["committed_id"] == 1
         assert (await other.submit(item(3)))[0]["committed_id"] == 3
-        reply = await first.ask("submit_events", {"events": [item(2), item(4)]})
+        reply = await first.request("submit_events", {"events": [item(2), item(4)]})
         assert code_of(reply) == "server_busy"
         assert reply["payload"]["details"] == {"retry_after_ms": 500}
         server.log.clock.advance(500)
@@ -335,7 +335,7 @@ async def test_new_events_per_actor_are_rate_limited_but_retries_are_not() -> No
 @pytest.mark.rule("CO-15", "CO-30", "EV-8", "EV-9")
 async def test_request_above_the_rate_limit_commits_nothing_and_is_resent_as_a_whole() -> None:
     async with session_server(new_events_per_second_max=5) as server:
-        ada, reader = await server.connected("ada"), await server.connected("bob")
+        ada, reader = await server.connect("ada"), await server.connect("bob")
         await reader.sync()
         await ada.submit(item(100))
         events = [item(number) for number in range(1, 11)]
@@ -347,10 +347,10 @@ async def test_request_above_the_rate_limit_commits_nothing_and_is_resent_as_a_w
         server.log.clock.advance(200)
         # More than the burst of 5: the full bucket admits it, and must refill before the next event.
         assert [one["committed_id"] for one in await ada.submit(*events)] == list(range(2, 12))
-        late = await ada.ask("submit_events", {"events": [item(101)]})
+        late = await ada.request("submit_events", {"events": [item(101)]})
         assert late["payload"]["details"] == {"retry_after_ms": 1200}
         assert not server.counts.events_rejected
-        await reader.wire.arrived(13)
+        await reader.wire.wait_for_messages(13)
         assert reader.received() == ["connected", "sync_response", *range(1, 12)]
         assert ada.wire.closed_with is None
 
@@ -358,13 +358,13 @@ async def test_request_above_the_rate_limit_commits_nothing_and_is_resent_as_a_w
 @pytest.mark.rule("CO-16", "EV-2")
 async def test_store_failure_during_commit_closes_the_connection_with_server_error() -> None:
     async with session_server() as server:
-        peer = await server.connected()
+        peer = await server.connect()
 
         async def fail(_: object) -> None:
             raise StoreUnavailableError("the disk is away: /secret/path")
 
         server.log.store.before_commit = fail
-        reply = await peer.ask("submit_events", {"events": [item(1)]})
+        reply = await peer.request("submit_events", {"events": [item(1)]})
         assert code_of(reply) == "server_error"
         assert "secret" not in str(reply)
         assert peer.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
@@ -373,7 +373,7 @@ async def test_store_failure_during_commit_closes_the_connection_with_server_err
 @pytest.mark.rule("CO-41")
 async def test_erased_event_is_answered_and_paged_as_erased() -> None:
     async with session_server() as server:
-        peer = await server.connected()
+        peer = await server.connect()
         await peer.submit(item(1))
         await server.log.erase(key=uuid(1))
         (again,) = await peer.submit(item(1))
@@ -420,11 +420,11 @@ async def test_erased_event_is_answered_and_paged_as_erased() -> None:
 )
 async def test_malformed_frame_gets_an_error_and_commits_nothing(data: bytes) -> None:
     async with session_server() as server:
-        peer = await server.connected()
-        await peer.raw(data)
-        assert code_of((await peer.wire.arrived(2))[-1]) == "bad_request"
+        peer = await server.connect()
+        await peer.send_raw(data)
+        assert code_of((await peer.wire.wait_for_messages(2))[-1]) == "bad_request"
         peer.session.receive_binary()
-        assert code_of((await peer.wire.arrived(3))[-1]) == "bad_request"
+        assert code_of((await peer.wire.wait_for_messages(3))[-1]) == "bad_request"
         assert peer.wire.closed_with is None
         assert (await peer.submit(item(1)))[0]["committed_id"] == 1
         assert len(server.log.store.batches) == 1

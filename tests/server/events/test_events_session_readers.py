@@ -70,7 +70,7 @@ class Crowd:
 @pytest.mark.parametrize("seed", range(40))
 async def test_every_reader_gets_each_event_once_and_in_order(seed: int) -> None:
     async with session_server(engine={"poll_ms": 600_000}, outbox_frames_max=10**6) as server:
-        peers = [await server.connected(name) for name in ("ada", "ada", "bob", "cyd")]
+        peers = [await server.connect(name) for name in ("ada", "ada", "bob", "cyd")]
         crowd = Crowd(server, peers, seed)
         for _ in range(60):
             await crowd.act()
@@ -84,7 +84,7 @@ async def test_every_reader_gets_each_event_once_and_in_order(seed: int) -> None
 @pytest.mark.parametrize("seed", range(20))
 async def test_replies_keep_their_order_when_the_queue_is_full_and_other_processes_commit(seed: int) -> None:
     async with session_server(engine={"queue_items_max": 3}, cycle_idle_ms=1, outbox_frames_max=10**6) as server:
-        peers = [await server.connected(name) for name in ("ada", "ada", "bob", "cyd")]
+        peers = [await server.connect(name) for name in ("ada", "ada", "bob", "cyd")]
         crowd = Crowd(server, peers, seed)
         for _ in range(80):
             await crowd.act()
@@ -144,7 +144,7 @@ def check(peer: Peer, everything: set[int]) -> None:
 @pytest.mark.rule("CO-31", "CO-30")
 async def test_slow_reader_is_logged_then_closed_without_delaying_others(caplog: pytest.LogCaptureFixture) -> None:
     async with session_server(outbox_frames_max=10) as server:
-        ada, slow, bob = await server.connected("ada"), await server.connected("cyd"), await server.connected("bob")
+        ada, slow, bob = await server.connect("ada"), await server.connect("cyd"), await server.connect("bob")
         await slow.sync()
         await bob.sync()
         slow.wire.is_stuck = True
@@ -157,9 +157,9 @@ async def test_slow_reader_is_logged_then_closed_without_delaying_others(caplog:
         assert slow.wire.is_aborted
         assert server.counts.slow_readers_closed == 1
         slow.session.on_disconnect()
-        await bob.wire.arrived(13)
+        await bob.wire.wait_for_messages(13)
         assert bob.received()[2:] == list(range(1, 12))
-        again = await server.connected("cyd")
+        again = await server.connect("cyd")
         assert numbers(await again.sync(since=0)) == list(range(1, 12))
         assert "a reader is slow" in caplog.text
         assert "a slow reader is closed" in caplog.text
@@ -168,14 +168,14 @@ async def test_slow_reader_is_logged_then_closed_without_delaying_others(caplog:
 @pytest.mark.rule("CO-31")
 async def test_slow_reader_that_recovers_gets_its_queue_in_one_write() -> None:
     async with session_server(outbox_frames_max=10) as server:
-        ada, slow = await server.connected("ada"), await server.connected("cyd")
+        ada, slow = await server.connect("ada"), await server.connect("cyd")
         await slow.sync()
         slow.wire.is_stuck = True
         for number in range(1, 8):
             await ada.submit(item(number))
         writes = slow.wire.writes
         slow.wire.unstick()
-        await slow.wire.arrived(9)
+        await slow.wire.wait_for_messages(9)
         assert slow.received()[2:] == list(range(1, 8))
         assert slow.wire.writes == writes + 1
         assert slow.wire.closed_with is None
@@ -184,7 +184,7 @@ async def test_slow_reader_that_recovers_gets_its_queue_in_one_write() -> None:
 @pytest.mark.rule("CO-16")
 async def test_unreadable_log_closes_all_sessions() -> None:
     async with session_server(engine={"poll_ms": 600_000}) as server:
-        idle, live = await server.connected("ada"), await server.connected("bob")
+        idle, live = await server.connect("ada"), await server.connect("bob")
         await live.sync("a")
 
         async def changed(_: object) -> None:
@@ -198,14 +198,14 @@ async def test_unreadable_log_closes_all_sessions() -> None:
         assert server.hub._pending_replies == {}
         server.log.store.before_read = nothing
         server.hub.position = await server.log.listen(server.hub)
-        back = await server.connected("cyd")
+        back = await server.connect("cyd")
         assert (await back.submit(item(8)))[0]["committed_id"] == 2
         assert (await back.submit(item(9)))[0]["committed_id"] == 3
 
 
 async def test_closed_session_leaves_no_state() -> None:
     async with session_server() as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
+        ada, bob = await server.connect("ada"), await server.connect("bob")
         await ada.sync("a", "b")
         server.log.hold_commits()
         await ada.send("submit_events", {"events": [item(1)]})

@@ -67,7 +67,7 @@ async def test_oversized_frame_closes_only_its_own_connection(tmp_path: Path) ->
     async with serving(tmp_path, frame_bytes_max=10_000) as served:
         large, other = await served.connected("large"), await served.connected("other")
         await large.socket.send_str("x" * 10_001)
-        assert await large.closed() == 1009
+        assert await large.wait_closed() == 1009
         assert numbers(await other.submit(item(1))) == [1]
 
 
@@ -113,7 +113,7 @@ async def test_oversized_frame_closes_the_connection_after_the_results_of_accept
         await until(lambda: served.server.counts.requests["events", "websocket", "too_large"] == 1)
         gate.open()
         assert [(await client.receive())["msg_id"] for _ in range(2)] == ["1", "2"]
-        assert await client.closed() == 1009
+        assert await client.wait_closed() == 1009
         assert [one.levelname for one in caplog.records if "a frame is larger" in one.message] == ["WARNING"]
 
 
@@ -132,7 +132,7 @@ async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp
         auth_gate.limits = replace(limits, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         silent = await served.socket()
         auth_gate.limits = limits
-        assert await silent.closed() == 1008
+        assert await silent.wait_closed() == 1008
         await until(lambda: len(served.server.apis.event_sessions) == 0)
         assert "epoch" in await (await served.socket()).connect()
 
@@ -151,7 +151,7 @@ async def test_expired_token_closes_its_connection(tmp_path: Path, monkeypatch: 
         clock.advance(60_000 + 30_000)
         message = await client.receive()  # the server checks expiry periodically
         assert message["payload"]["code"] == "auth_failed"
-        assert await client.closed() == 1008
+        assert await client.wait_closed() == 1008
 
 
 @BOTH_STORES
@@ -164,7 +164,7 @@ async def test_revoked_key_closes_its_connection_and_others_stay_open(tmp_path: 
         served.api_keys.revoke(gone.key.id)
         served.server.reload()
         assert (await second.receive())["payload"]["code"] == "auth_failed"
-        assert await second.closed() == 1008
+        assert await second.wait_closed() == 1008
         assert [one["status"] for one in await first.submit(item(1))] == ["committed"]
 
 
@@ -297,7 +297,7 @@ async def _send_all(session: aiohttp.ClientSession, served: processes.ServerProc
             code = message["payload"]["code"]
             assert code in ("bad_request", "history_changed", "protocol_version_unsupported"), message
             if code == "protocol_version_unsupported":  # the mutation changed a byte of the version
-                assert await client.closed() == 1008
+                assert await client.wait_closed() == 1008
                 client = await _client(session, served, f"storm-{seed}")
     await client.close()
 

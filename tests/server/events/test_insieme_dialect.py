@@ -36,7 +36,7 @@ MISSING_VERSION = (
 async def test_frame_of_neither_dialect_gets_an_error_that_lists_both(version: dict[str, str]) -> None:
     async with session_server() as server:
         ada = server.accept()
-        await ada.raw(orjson.dumps({"type": "connect", "msg_id": "1", "payload": {"client_id": "a"}, **version}))
+        await ada.send_raw(orjson.dumps({"type": "connect", "msg_id": "1", "payload": {"client_id": "a"}, **version}))
         reply = await ada.reply("1")
         assert reply["payload"] == {
             "code": "bad_request",
@@ -52,9 +52,9 @@ async def test_frame_of_neither_dialect_gets_an_error_that_lists_both(version: d
 async def test_first_frame_selects_the_dialect_of_a_connection() -> None:
     async with session_server() as server:
         ada = camel.accept(server)
-        await ada.raw(b"no JSON")  # the frame identifies no dialect, so the answer is in the native one
-        assert (await ada.wire.arrived(1))[0]["protocol_version"] == "1.0"
-        assert code_of(await ada.ask("sync", {})) == "bad_request"
+        await ada.send_raw(b"no JSON")  # the frame identifies no dialect, so the answer is in the native one
+        assert (await ada.wire.wait_for_messages(1))[0]["protocol_version"] == "1.0"
+        assert code_of(await ada.request("sync", {})) == "bad_request"
         reply = await ada.connect()
         assert reply["type"] == "connected"
         assert reply["payload"] == {
@@ -65,17 +65,17 @@ async def test_first_frame_selects_the_dialect_of_a_connection() -> None:
         }
         assert (reply["protocolVersion"], reply["timestamp"]) == ("1.0", server.log.clock.wall_ms())
         assert set(reply) == {"type", "protocolVersion", "msgId", "timestamp", "payload"}
-        assert code_of(await ada.ask("connect", {})) == "bad_request"
-        await ada.raw(orjson.dumps({"type": "sync", "protocol_version": "1.0", "payload": {}}))
-        assert (await ada.wire.arrived(5))[-1]["payload"] == {
+        assert code_of(await ada.request("connect", {})) == "bad_request"
+        await ada.send_raw(orjson.dumps({"type": "sync", "protocol_version": "1.0", "payload": {}}))
+        assert (await ada.wire.wait_for_messages(5))[-1]["payload"] == {
             "code": "bad_request",
             "message": f"$.protocolVersion: {MISSING_VERSION}",
             "details": {"field": "$.protocolVersion"},
         }
         assert (await ada.submit(draft("e1")))[0]["committedId"] == 1
 
-        bob = await server.connected("bob")
-        await bob.raw(orjson.dumps({"type": "sync", "protocolVersion": "1.0", "payload": {}, "msg_id": "x"}))
+        bob = await server.connect("bob")
+        await bob.send_raw(orjson.dumps({"type": "sync", "protocolVersion": "1.0", "payload": {}, "msg_id": "x"}))
         assert code_of(await bob.reply("x")) == "bad_request"
         assert ada.wire.closed_with is bob.wire.closed_with is None
 
@@ -91,7 +91,7 @@ async def test_unsupported_version_or_bad_token_closes_the_connection() -> None:
         ):
             peer = camel.accept(server)
             payload = {"token": token, "clientId": client, "projectId": PROJECT}
-            assert code_of(await peer.ask("connect", payload, protocolVersion=version)) == code
+            assert code_of(await peer.request("connect", payload, protocolVersion=version)) == code
             assert peer.wire.closed_with == (WSCloseCode.POLICY_VIOLATION, code)
 
 
@@ -102,7 +102,7 @@ async def test_project_id_must_be_a_valid_partition_name(project: Any) -> None:
         data = {"token": "ada", "clientId": "c", "projectId": "@"}
         message = {"type": "connect", "protocolVersion": "1.0", "msgId": "1", "payload": data}
         name = b'"\\ud800"' if project == "\ud800" else orjson.dumps(project)
-        await peer.raw(orjson.dumps(message).replace(b'"@"', name))
+        await peer.send_raw(orjson.dumps(message).replace(b'"@"', name))
         assert code_of(await peer.reply("1")) == "bad_request"
         assert (await peer.connect())["type"] == "connected"
 
@@ -111,7 +111,7 @@ async def test_message_id_must_be_a_string() -> None:
     async with session_server() as server:
         peer = await camel.connected(server)
         await peer.send("sync", {"projectId": PROJECT, "sinceCommittedId": 0}, msgId=17)
-        assert code_of((await peer.wire.arrived(2))[-1]) == "bad_request"
+        assert code_of((await peer.wire.wait_for_messages(2))[-1]) == "bad_request"
         assert "msgId" not in peer.messages[-1]
 
 
@@ -241,8 +241,8 @@ async def test_unauthorized_submit_is_refused_without_reading_the_log() -> None:
         assert code_of(await eve.connect()) == "forbidden"
         assert (await eve.connect("p2"))["type"] == "connected"
         sync = {"projectId": PROJECT, "sinceCommittedId": 0}
-        assert code_of(await eve.ask("sync", sync)) == "forbidden"
-        assert code_of(await fay.ask("sync", sync)) == "forbidden"
+        assert code_of(await eve.request("sync", sync)) == "forbidden"
+        assert code_of(await fay.request("sync", sync)) == "forbidden"
         assert (await fay.submit(draft("e2")))[0]["committedId"] == 2
         assert all(one.wire.closed_with is None for one in server.peers)
 
@@ -259,8 +259,8 @@ async def test_malformed_request_is_refused_as_a_whole() -> None:
             [good, good],
             [good, draft("e2"), draft("e3")],
         ):
-            assert code_of(await ada.ask("submit_events", {"events": events})) == "bad_request"
-        assert code_of(await ada.ask("submit", {})) == "bad_request"
+            assert code_of(await ada.request("submit_events", {"events": events})) == "bad_request"
+        assert code_of(await ada.request("submit", {})) == "bad_request"
         longest = "é" * EVENT_ID_CHARACTERS_MAX
         assert (await ada.submit(draft(longest)))[0] | {"serverTs": 0} == {
             "id": longest,
@@ -283,7 +283,7 @@ async def test_unusable_id_rejects_only_its_item(bad_id: str) -> None:
         assert behind["blockedById"] == bad_id
         assert (await ada.submit(draft("e3")))[0]["committedId"] == 2
         twice = [draft(bad_id, meta={"clientTs": 1})] * 2
-        assert code_of(await ada.ask("submit_events", {"events": twice})) == "bad_request"
+        assert code_of(await ada.request("submit_events", {"events": twice})) == "bad_request"
         assert ada.wire.closed_with is None
 
 
@@ -291,7 +291,7 @@ async def test_busy_server_answers_server_error_which_the_client_retries() -> No
     async with session_server() as server:
         ada = await camel.connected(server)
         server.service.auth_gate.is_closing = True
-        reply = await ada.ask("submit_events", {"events": [draft("e1", meta={"clientTs": 1})]})
+        reply = await ada.request("submit_events", {"events": [draft("e1", meta={"clientTs": 1})]})
         assert code_of(reply) == "server_error"
         assert reply["payload"]["details"] == {"retryAfterMs": 1000}
         assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
@@ -300,15 +300,15 @@ async def test_busy_server_answers_server_error_which_the_client_retries() -> No
 @pytest.mark.rule("CO-15", "CO-30")
 async def test_rate_limit_of_an_actor_spans_both_dialects_and_all_projects() -> None:
     async with session_server(new_events_per_second_max=2) as server:
-        ada, plain = await camel.connected(server), await server.connected("ada")
+        ada, plain = await camel.connected(server), await server.connect("ada")
         (first,) = await ada.submit(draft("e1"))
         assert (await plain.submit(item(1)))[0]["committed_id"] == 2
         assert await ada.submit(draft("e1")) == [first]
-        reply = await ada.ask("submit_events", {"events": [draft("e2", meta={"clientTs": 1})]})
+        reply = await ada.request("submit_events", {"events": [draft("e2", meta={"clientTs": 1})]})
         assert code_of(reply) == "server_error"
         assert reply["payload"]["details"] == {"retryAfterMs": 500}
         assert ada.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
-        assert code_of(await plain.ask("submit_events", {"events": [item(2)]})) == "server_busy"
+        assert code_of(await plain.request("submit_events", {"events": [item(2)]})) == "server_busy"
         server.log.clock.advance(500)
         again = await camel.connected(server)
         assert (await again.submit(draft("e2")))[0]["committedId"] == 3
@@ -336,7 +336,7 @@ async def test_pages_and_broadcasts_return_an_event_as_submitted() -> None:
             "meta": {**sent["meta"], "clientId": "user:ada/client-ada"},
             "actor": "user:ada",
         }
-        broadcast = (await bob.wire.arrived(4))[2]
+        broadcast = (await bob.wire.wait_for_messages(4))[2]
         assert (broadcast["type"], "msgId" in broadcast) == ("event_broadcast", False)
         assert broadcast["payload"] == expected
         page = await bob.sync(limit=1)
@@ -350,7 +350,7 @@ async def test_pages_and_broadcasts_return_an_event_as_submitted() -> None:
 async def test_result_is_ordered_among_the_broadcasts() -> None:
     async with session_server() as server:
         ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob")
-        plain = await server.connected("cyd")
+        plain = await server.connect("cyd")
         for peer in (ada, bob):
             await peer.sync()
         await plain.sync("project/p1")
@@ -360,7 +360,7 @@ async def test_result_is_ordered_among_the_broadcasts() -> None:
         for peer, msg_id in ((ada, first), (bob, second), (ada, third)):
             await peer.reply(msg_id)
         for wire in (ada.wire, bob.wire, plain.wire):
-            await wire.arrived(5)
+            await wire.wait_for_messages(5)
         assert ada.received()[2:] == [[1], 2, [3]]
         assert bob.received()[2:] == [1, [2], 3]
         assert plain.received()[2:] == [1, 2, 3]
@@ -380,21 +380,21 @@ async def test_events_committed_during_paging_follow_the_pages_once() -> None:
         await turns()
         assert bob.received() == ["connected", "sync_response"]
         assert (await bob.sync(since=2, limit=2))["syncToCommittedId"] == 3
-        await bob.wire.arrived(4)
+        await bob.wire.wait_for_messages(4)
         await ada.submit(draft("e4"))
-        await bob.wire.arrived(5)
+        await bob.wire.wait_for_messages(5)
         assert bob.received() == ["connected", "sync_response", "sync_response", 4, 5]
 
 
 async def test_cursor_of_another_history_is_refused_and_the_connection_stays_open() -> None:
     async with session_server() as server:
         ada = await camel.connected(server)
-        reply = await ada.ask("sync", {"projectId": PROJECT, "sinceCommittedId": 99})
+        reply = await ada.request("sync", {"projectId": PROJECT, "sinceCommittedId": 99})
         assert code_of(reply) == "history_changed"
         assert reply["payload"]["details"] == {"epoch": server.log.epoch, "serverLastCommittedId": 0}
         for payload in ({}, {"projectId": PROJECT}, {"projectId": PROJECT, "sinceCommittedId": -1}):
-            assert code_of(await ada.ask("sync", payload)) == "bad_request"
-        assert code_of(await ada.ask("sync", {"projectId": "p2", "sinceCommittedId": 0})) == "forbidden"
+            assert code_of(await ada.request("sync", payload)) == "bad_request"
+        assert code_of(await ada.request("sync", {"projectId": "p2", "sinceCommittedId": 0})) == "forbidden"
         assert (await ada.sync())["events"] == []
 
 
@@ -403,12 +403,12 @@ async def test_cursor_of_another_history_is_refused_and_the_connection_stays_ope
 
 async def test_native_readers_see_both_partitions_and_a_stable_uuid() -> None:
     async with session_server() as server:
-        ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
+        ada, bob = await camel.connected(server, "ada"), await server.connect("bob")
         other = await camel.connected(server, "cyd", "p2")
         await bob.sync("board")
         await ada.submit(draft(uuid(7), userId="u"), draft("e2"))
         await other.submit(draft("e2", projectId="p2"))
-        seen = [message["payload"] for message in (await bob.wire.arrived(5))[2:]]
+        seen = [message["payload"] for message in (await bob.wire.wait_for_messages(5))[2:]]
         assert seen[0] == {
             "id": uuid(7),
             "client_id": "user:ada/client-ada",
@@ -432,7 +432,7 @@ async def test_native_readers_see_both_partitions_and_a_stable_uuid() -> None:
 
 async def test_native_events_with_the_required_members_are_shown() -> None:
     async with session_server() as server:
-        ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
+        ada, bob = await camel.connected(server, "ada"), await server.connect("bob")
         await ada.sync()
         whole = {
             "type": "t",
@@ -461,7 +461,7 @@ async def test_native_events_with_the_required_members_are_shown() -> None:
             await bob.submit(item(number, *partitions, event=event))
         await bob.submit(item(20, "project/p10", event=whole), item(21, "project/p1/board", event=whole))
         events = (await ada.sync())["events"]
-        assert events == [message["payload"] for message in (await ada.wire.arrived(6))[2:6]]
+        assert events == [message["payload"] for message in (await ada.wire.wait_for_messages(6))[2:6]]
         assert [(one["committedId"], one["id"]) for one in events] == [(n, uuid(n + 4)) for n in range(7, 11)]
         assert [one["partition"] for one in events] == [one[2] for one in shown]
         assert [one.get("userId") for one in events] == ["u", None, "u", None]
@@ -476,7 +476,7 @@ async def test_native_events_with_the_required_members_are_shown() -> None:
 async def test_same_uuid_in_both_dialects_has_two_separate_submitters() -> None:
     """The same UUID in a project and in the log denotes two events, each with its own submitter."""
     async with session_server() as server:
-        ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
+        ada, bob = await camel.connected(server, "ada"), await server.connect("bob")
         await ada.sync()
         await bob.sync("project/p1")
         sent = draft(uuid(1), meta={"clientTs": 1})
@@ -485,7 +485,7 @@ async def test_same_uuid_in_both_dialects_has_two_separate_submitters() -> None:
         second = await bob.send("submit_events", {"events": [item(1, "project/p1", "board", event=event)]})
         await asyncio.gather(ada.reply(first), bob.reply(second))
         for peer in (ada, bob):
-            await peer.wire.arrived(4)
+            await peer.wire.wait_for_messages(4)
         assert ada.received()[2:] == [[1], 2]
         assert bob.received()[2:] == [1, [2]]
 
@@ -504,7 +504,7 @@ async def test_application_validation_failure_stops_the_request() -> None:
 async def test_both_dialects_deliver_the_same_order() -> None:
     async with session_server() as server:
         peers = [await camel.connected(server, name) for name in ("ada", "bob")]
-        plain = await server.connected("cyd")
+        plain = await server.connect("cyd")
         for peer in peers:
             await peer.sync()
         await plain.sync("project/p1")
@@ -535,7 +535,7 @@ def _numbers(received: list[Any]) -> list[int]:
 async def test_every_invalid_value_is_answered_and_committed_events_are_readable() -> None:
     async with session_server() as server:
         ada = await camel.connected(server)
-        plain = await server.connected("bob")
+        plain = await server.connect("bob")
         meta = {"clientId": ada.client_id, "clientTs": 1, "more": 1}
         submit = {"events": [draft("@", userId="u", meta=meta), draft("#", meta=meta)]}
         sync = {"projectId": PROJECT, "sinceCommittedId": 0, "limit": 1}
@@ -544,9 +544,9 @@ async def test_every_invalid_value_is_answered_and_committed_events_are_readable
         for kind, payload in (("submit_events", submit), ("sync", sync)):
             whole = orjson.dumps({"type": kind, "protocolVersion": "1.0", "msgId": "m", "payload": payload})
             for number, text in enumerate(_replace_each_value(whole.decode())):
-                await ada.raw(text.replace("@", f"a{number}").replace("#", f"b{number}").encode())
+                await ada.send_raw(text.replace("@", f"a{number}").replace("#", f"b{number}").encode())
                 answered += 1
-                reply = (await ada.wire.arrived(answered))[-1]
+                reply = (await ada.wire.wait_for_messages(answered))[-1]
                 if reply["type"] == "error":
                     codes.add(code_of(reply))
                 if ada.wire.closed_with is not None:  # unsupported protocol version
