@@ -10,7 +10,7 @@ from deadlines import soon
 from server.auth import auth_material
 from server.auth.auth_material import encoded, key_of, token
 from server.ledger.ledger_servers import run_server
-from server.ledger.ledger_transports import GRPC, HTTP, refused
+from server.ledger.ledger_transports import GRPC, HTTP, expect_refusal
 from server.running_server import item
 
 GRANTS = {"read": ["*"], "write": ["*"]}
@@ -56,7 +56,7 @@ async def test_every_api_refuses_forged_tokens(tmp_path: Path, forgery: str) -> 
         assert (await socket.connect("laptop", forged))["code"] == "auth_failed"
         for wire in (GRPC, HTTP):
             server.kind = wire
-            error = await refused(server.ledger(credential=forged).get_entity("a"))
+            error = await expect_refusal(server.ledger(credential=forged).get_entity("a"))
             assert error.status == "UNAUTHENTICATED"
         chat = await soon(served.session.ws_connect(f"{served.url}/v1/chat"))
         await chat.send_json({"type": "connect", "token": forged})

@@ -30,7 +30,7 @@ from oncelog.testing.clock import ManualClock
 from server.chat.chat_servers import ChatServer, message_uuid
 from server.deltas.delta_servers import Gateway, change, refusal
 from server.ledger.ledger_servers import LedgerServer
-from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, put, success
+from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, expect_success, put
 from server.running_server import Serving, item, serving
 
 Refusal = tuple[str, dict[str, Any]]
@@ -68,7 +68,7 @@ async def ways(served: Serving) -> AsyncIterator[dict[str, Write]]:  # noqa: C90
             except CallError as error:
                 return error.code, dict(error.details)
             if code(answer) != "ALREADY_COMMITTED":  # the answer to a retry that the store recognizes
-                success(answer)
+                expect_success(answer)
             return None
 
         return write

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from server.ledger.ledger_servers import SharedServer, key
-from server.ledger.ledger_transports import GRPC, HTTP, CallError, GrpcWire, HttpWire, Json, code, put, refused
+from server.ledger.ledger_transports import GRPC, HTTP, CallError, GrpcWire, HttpWire, Json, code, expect_refusal, put
 
 ONLY_GRPC: Final = pytest.mark.parametrize("wire", [GRPC], indirect=True)
 ONLY_HTTP: Final = pytest.mark.parametrize("wire", [HTTP], indirect=True)
@@ -28,11 +28,11 @@ async def check_nothing_written(shared_server: SharedServer) -> None:
     assert await ledger.value("a") == b"1"
 
 
-async def among_others(shared_server: SharedServer, bad: Any) -> CallError:
+async def send_among_valid_writes(shared_server: SharedServer, bad: Any) -> CallError:
     """Send a call that must be refused together with valid writes of other clients, and return its error."""
     others = [shared_server.ledger(f"client-{number}") for number in range(4)]
     good = [ledger.write(1, put(ledger.client_id), key=key(1)) for ledger in others]
-    one, two, error, three, four = await asyncio.gather(good[0], good[1], refused(bad), good[2], good[3])
+    one, two, error, three, four = await asyncio.gather(good[0], good[1], expect_refusal(bad), good[2], good[3])
     assert [code(answer) for answer in (one, two, three, four)] == ["OK"] * 4
     assert isinstance(error, CallError)
     return error

@@ -28,7 +28,7 @@ def token(sub: str = "ada", read: Sequence[str] = ("*",), write: Sequence[str] =
     return auth_material.token(sub=sub, grants={"read": list(read), "write": list(write)}, **claims)
 
 
-class Ways:
+class Connections:
     """Connections to one server: a gRPC channel and an HTTP session that the wires of all credentials share."""
 
     def __init__(self, kind: str, url: str, rpc_port: int) -> None:
@@ -65,7 +65,7 @@ class Ways:
         self._connections.clear()
 
 
-class LedgerServer(Ways):
+class LedgerServer(Connections):
     """A server in this process and connections to it."""
 
     def __init__(self, served: Serving, kind: str) -> None:

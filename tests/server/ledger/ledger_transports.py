@@ -92,7 +92,7 @@ class CallError(Exception):
         return self.status, self.message, self.field
 
 
-class Watching(Protocol):
+class BlockStream(Protocol):
     """An open block stream."""
 
     async def next(self) -> Json | None:
@@ -110,7 +110,7 @@ class Wire(Protocol):
     async def call(self, name: str, members: Mapping[str, Any]) -> Json:
         """Call the operation by its gRPC method name. Raises CallError."""
 
-    async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> Watching:
+    async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> BlockStream:
         """Start a block stream."""
 
     async def close(self) -> None:
@@ -172,16 +172,16 @@ class GrpcWire:
             raise rpc_error(error) from None
         return answer
 
-    async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> "GrpcWatching":
+    async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> "GrpcBlockStream":
         given = dict(members) if last_event_id is None else {**members, "after_height": int(last_event_id)}
         request = message_of(pb.WatchBlocksRequest, given)
-        return GrpcWatching(self.stub.WatchBlocks(request, metadata=self.metadata))
+        return GrpcBlockStream(self.stub.WatchBlocks(request, metadata=self.metadata))
 
     async def close(self) -> None:
         await self.channel.close()
 
 
-class GrpcWatching:
+class GrpcBlockStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
@@ -301,20 +301,20 @@ class HttpWire:
         ):
             return await _answer(response)
 
-    async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> "HttpWatching":
+    async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> "HttpBlockStream":
         headers = dict(self.headers) if last_event_id is None else {**self.headers, "Last-Event-ID": last_event_id}
         query = {name: str(value) for name, value in members.items()}
         response = await soon(self.session.get(f"{self.url}/v1/ledger/blocks/stream", params=query, headers=headers))
         if response.status != 200:
             async with response:
                 await _answer(response)
-        return HttpWatching(response)
+        return HttpBlockStream(response)
 
     async def close(self) -> None:
         await self.session.close()
 
 
-class HttpWatching:
+class HttpBlockStream:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._stream = EventStream(response)
 
@@ -479,7 +479,7 @@ class Ledger:
     async def get_proof(self, tx_id: str) -> Json:
         return await self.wire.call("GetProof", self._scoped(tx_id=tx_id))
 
-    async def watch_blocks(self, after_height: int = 0, last_event_id: str | None = None) -> Watching:
+    async def watch_blocks(self, after_height: int = 0, last_event_id: str | None = None) -> BlockStream:
         return await self.wire.watch(self._scoped(after_height=after_height), last_event_id)
 
     async def transaction_ids(self) -> list[str]:
@@ -499,16 +499,16 @@ class Ledger:
     async def _newest(self) -> int:
         """Return the newest height of the lane, taken from the error for a height that is too high."""
 
-        async def begun() -> Json | None:
+        async def open_stream() -> Json | None:
             watching = await self.watch_blocks(after_height=2**52)
             return await watching.next()
 
-        error = await refused(begun())
+        error = await expect_refusal(open_stream())
         assert error.field == "after_height"
         return int(error.message.partition(" to ")[2].partition(",")[0])
 
 
-def success(answer: Json) -> Json:
+def expect_success(answer: Json) -> Json:
     """Check that the answer is a success and return it."""
     assert "error" not in answer, answer
     assert answer.keys() == {
@@ -524,7 +524,7 @@ def success(answer: Json) -> Json:
     return answer
 
 
-def failure(answer: Json) -> Json:
+def expect_failure(answer: Json) -> Json:
     """Check that the answer has an error and return the error."""
     assert answer.keys() == {"error"}, answer
     error: Json = answer["error"]
@@ -534,10 +534,10 @@ def failure(answer: Json) -> Json:
 
 def code(answer: Json) -> str:
     """Return the error code of an answer, or OK."""
-    return "OK" if "error" not in answer else str(failure(answer)["code"])
+    return "OK" if "error" not in answer else str(expect_failure(answer)["code"])
 
 
-async def refused(call: Any) -> CallError:
+async def expect_refusal(call: Any) -> CallError:
     """Await a call that must fail and return its error."""
     try:
         answer = await call
@@ -546,7 +546,7 @@ async def refused(call: Any) -> CallError:
     raise AssertionError(f"the call was not refused but answered with {answer}")
 
 
-async def blocks(watching: Watching, count: int) -> list[Json]:
+async def read_blocks(watching: BlockStream, count: int) -> list[Json]:
     """Return the next `count` blocks."""
     found = []
     for _ in range(count):

@@ -15,15 +15,15 @@ from server.ledger.ledger_servers import SharedServer, key, prepare, run_server,
 from server.ledger.ledger_transports import (
     GRPC,
     HTTP,
+    BlockStream,
     CallError,
     Json,
     Ledger,
-    Watching,
     code,
+    expect_refusal,
+    expect_success,
     put,
-    refused,
     relate,
-    success,
 )
 from server.running_server import api_key
 
@@ -37,9 +37,9 @@ server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_min
 """Servers that require credentials, with a clock that stands still."""
 
 
-async def begun(ledger: Ledger) -> Json | None:
+async def read_first_block(ledger: Ledger) -> Json | None:
     """Open a block stream and return its first block."""
-    watching: Watching = await ledger.watch_blocks()
+    watching: BlockStream = await ledger.watch_blocks()
     found = await watching.next()
     await watching.close()
     return found
@@ -58,13 +58,13 @@ def reads(ledger: Ledger) -> list[Any]:
         ledger.get_transaction(TX),
         ledger.get_block(1),
         ledger.get_proof(TX),
-        begun(ledger),
+        read_first_block(ledger),
     ]
 
 
 async def refusals(calls: Sequence[Any]) -> list[tuple[str, str, str | None]]:
     """Return the errors of calls that must all be refused."""
-    return [error.summary for error in await asyncio.gather(*map(refused, calls))]
+    return [error.summary for error in await asyncio.gather(*map(expect_refusal, calls))]
 
 
 # --- credentials -----------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ async def test_invalid_credentials_are_refused_with_one_message(shared_server: S
     ):
         ledger = shared_server.ledger_as(bad)
         for call in (*writes(ledger), *reads(ledger), ledger.get_client_state()):
-            error = await refused(call)
+            error = await expect_refusal(call)
             assert (error.status, error.code, error.field) == ("UNAUTHENTICATED", "auth_failed", None), bad
             texts.add(error.message)
     assert len(texts) == 1  # the message does not reveal why the credential failed
@@ -102,7 +102,7 @@ async def test_invalid_credentials_are_refused_with_one_message(shared_server: S
 @pytest.mark.rule("CO-21")
 async def test_credential_is_checked_before_the_request_is_parsed(shared_server: SharedServer) -> None:
     wire = shared_server.wire()
-    error = await refused(wire.raw("Write", b"\xff") if wire.kind == GRPC else wire.post("write", b"{"))
+    error = await expect_refusal(wire.raw("Write", b"\xff") if wire.kind == GRPC else wire.post("write", b"{"))
     assert error.status == "UNAUTHENTICATED"
 
 
@@ -112,14 +112,14 @@ async def test_repeated_authentication_failures_are_rate_limited(tmp_path: Path,
     async with run_server(tmp_path, wire, tokens=True, clock=clock, auth_failures_per_minute_max=3) as server:
         bad, good = server.ledger(credential="bad"), server.ledger(credential=token())
         for _ in range(3):
-            assert (await refused(bad.last_sequence())).status == "UNAUTHENTICATED"
-        error = await refused(bad.last_sequence())
+            assert (await expect_refusal(bad.last_sequence())).status == "UNAUTHENTICATED"
+        error = await expect_refusal(bad.last_sequence())
         assert (error.status, error.code) == ("RESOURCE_EXHAUSTED", "rate_limited")
         retry_after_ms = error.retry_after_ms or 0
         assert 0 < retry_after_ms <= 20_000
         assert await good.last_sequence() == 0
         clock.advance(retry_after_ms)
-        assert (await refused(bad.last_sequence())).status == "UNAUTHENTICATED"
+        assert (await expect_refusal(bad.last_sequence())).status == "UNAUTHENTICATED"
 
 
 # --- actors ----------------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ async def test_recorded_actor_is_the_user_of_a_token_or_the_client_of_an_api_key
     ):
         ledger = shared_server.ledger_as(credential)
         if ledger.wire.kind == HTTP:
-            assert (await refused(ledger.write(1, SET, key=key(1), actor="system:gc"))).field == "actor"
-        answer = success(await ledger.write(1, SET, key=key(1)))
+            assert (await expect_refusal(ledger.write(1, SET, key=key(1), actor="system:gc"))).field == "actor"
+        answer = expect_success(await ledger.write(1, SET, key=key(1)))
         assert answer["actor"] == actor
         found = await ledger.get_transaction(answer["committed_tx_id"])
         assert (found["actor"], found["client_id"]) == (actor, client)
@@ -254,7 +254,7 @@ async def test_unauthorized_write_does_not_reveal_keys_or_sequences(shared_serve
         ]
         assert await refusals(calls) == [MAY_NOT_WRITE] * len(calls)
     # A malformed field is reported before a missing grant, which reveals nothing about stored data.
-    error = await refused(ledger.write(0, SET, key=key(1)))
+    error = await expect_refusal(ledger.write(0, SET, key=key(1)))
     assert error.field == "sequence"
     assert await owner.last_sequence() == 1
 
@@ -263,11 +263,11 @@ async def test_unauthorized_write_does_not_reveal_keys_or_sequences(shared_serve
 async def test_retry_after_the_write_grant_was_removed_is_refused(shared_server: SharedServer) -> None:
     shown = api_key(shared_server.server.served, "app", [shared_server.scope], [shared_server.scope])
     ledger = shared_server.ledger_as(shown.text)
-    answer = success(await ledger.write(1, SET, key=key(1)))
+    answer = expect_success(await ledger.write(1, SET, key=key(1)))
     assert await ledger.write(1, SET, key=key(1)) == answer
     with replace_grants(shared_server):
         assert await refusals(writes(ledger)) == [MAY_NOT_WRITE] * 2
-        assert (await refused(ledger.get_client_state())).summary == MAY_NOTHING
+        assert (await expect_refusal(ledger.get_client_state())).summary == MAY_NOTHING
     assert await ledger.write(1, SET, key=key(1)) == answer
 
 
@@ -293,7 +293,7 @@ async def test_transaction_of_another_scope_is_not_found(tmp_path: Path, wire: s
     await prepare(tmp_path, clock)  # one lane, so that the ids of both scopes have the same form
     async with run_server(tmp_path, wire, tokens=True, clock=clock) as server:
         owner = server.ledger(vault="secret", credential=token("owner"))
-        answer = success(await owner.write(1, SET, key=key(1)))
+        answer = expect_success(await owner.write(1, SET, key=key(1)))
         tx_id = answer["committed_tx_id"]
         ledger = server.ledger(vault="mine", credential=token("ada", ["ledger/acme/mine"], ["ledger/acme/mine"]))
         await ledger.write(1, SET)
@@ -302,6 +302,6 @@ async def test_transaction_of_another_scope_is_not_found(tmp_path: Path, wire: s
             one = server.ledger(credential=token()).of(**scope)
             for other in (tx_id, "0" * 16, "f" * 16, f"{int(tx_id, 16) + 7:016x}", "0000000000000001"):
                 assert await refusals([one.get_transaction(other), one.get_proof(other)]) == [missing] * 2
-        assert (await refused(ledger.get_transaction(tx_id))).summary == missing
+        assert (await expect_refusal(ledger.get_transaction(tx_id))).summary == missing
         assert (await owner.get_transaction(tx_id))["tx_id"] == tx_id
         assert await refusals(reads(ledger.of(vault="secret"))) == [MAY_NOT_READ] * 8

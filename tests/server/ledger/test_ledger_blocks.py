@@ -12,15 +12,24 @@ from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.testing.clock import ManualClock
 from server.ledger.ledger_servers import SharedServer, key, prepare, run_server
-from server.ledger.ledger_transports import GRPC, Json, Ledger, Watching, blocks, put, refused, success
-from server.ledger.write_answers import block_of, written
+from server.ledger.ledger_transports import (
+    GRPC,
+    BlockStream,
+    Json,
+    Ledger,
+    expect_refusal,
+    expect_success,
+    put,
+    read_blocks,
+)
+from server.ledger.write_answers import block_of, write_transactions
 
 pytestmark = BOTH_STORES
 
 SET: Final = put("a", b"1")
 
 
-async def followed(watching: Watching, upto: set[str]) -> list[Json]:
+async def read_blocks_until(watching: BlockStream, upto: set[str]) -> list[Json]:
     """Read the stream until it has delivered all of these transactions, and return the blocks."""
     found = []
     left = set(upto)
@@ -45,19 +54,19 @@ async def test_block_stream_starts_after_any_height(tmp_path: Path, wire: str) -
     async with run_server(tmp_path, wire) as server:
         ledger = server.ledger(client_id="app")
         empty = await ledger.watch_blocks()
-        answers = await written(ledger, 3)
-        heights = await blocks(empty, 3)
+        answers = await write_transactions(ledger, 3)
+        heights = await read_blocks(empty, 3)
         assert [block["tx_ids"] for block in heights] == [[answer["committed_tx_id"]] for answer in answers]
         assert [block["header"] for block in heights] == [answer["block_header"] for answer in answers]
         for after in range(4):
             watching = await ledger.watch_blocks(after)
-            assert await blocks(watching, 3 - after) == heights[after:]
+            assert await read_blocks(watching, 3 - after) == heights[after:]
             await watching.close()
         resumed = await ledger.watch_blocks(last_event_id="2")
-        assert await blocks(resumed, 1) == heights[2:]
-        fourth = success(await ledger.write(4, SET))
+        assert await read_blocks(resumed, 1) == heights[2:]
+        fourth = expect_success(await ledger.write(4, SET))
         for watching in (empty, resumed):
-            (block,) = await blocks(watching, 1)
+            (block,) = await read_blocks(watching, 1)
             assert block == {
                 "header": fourth["block_header"],
                 "tx_ids": [fourth["committed_tx_id"]],
@@ -73,9 +82,9 @@ async def test_blocks_of_other_scopes_of_the_lane_hide_their_transactions(tmp_pa
     async with run_server(tmp_path, wire, clock=clock) as server:
         ledger, other = server.ledger(client_id="app"), server.ledger("other", client_id="app")
         watching = await ledger.watch_blocks()
-        first = success(await ledger.write(1, SET))
-        second = success(await other.write(1, SET))
-        found = await blocks(watching, 2)
+        first = expect_success(await ledger.write(1, SET))
+        second = expect_success(await other.write(1, SET))
+        found = await read_blocks(watching, 2)
         assert [block["tx_ids"] for block in found] == [[first["committed_tx_id"]], []]
         assert found[1]["header"] == second["block_header"]
         await watching.close()
@@ -86,7 +95,7 @@ async def test_block_streams_are_complete_and_ordered_while_two_servers_write(tm
     writers, each = 6, 5
 
     async def write(ledger: Ledger) -> list[str]:
-        return [success(await ledger.write(n, SET, key=key(n)))["committed_tx_id"] for n in range(1, each + 1)]
+        return [expect_success(await ledger.write(n, SET, key=key(n)))["committed_tx_id"] for n in range(1, each + 1)]
 
     async with run_server(tmp_path, wire) as one, run_server(tmp_path, wire) as other:
         servers = (one, other)
@@ -95,13 +104,13 @@ async def test_block_streams_are_complete_and_ordered_while_two_servers_write(tm
             asyncio.ensure_future(write(servers[number % 2].ledger(client_id=f"client-{number}")))
             for number in range(writers)
         ]
-        begun = [await blocks(watching, 3) for watching in early]
+        begun = [await read_blocks(watching, 3) for watching in early]
         assert begun[0] == begun[1]
         late = [await server.ledger().watch_blocks(3) for server in servers]
         ids = {tx_id for several in await asyncio.gather(*writing) for tx_id in several}
         assert len(ids) == writers * each
         seen = {tx_id for block in begun[0] for tx_id in block["tx_ids"]}
-        rest = await asyncio.gather(*[followed(watching, ids - seen) for watching in (*early, *late)])
+        rest = await asyncio.gather(*[read_blocks_until(watching, ids - seen) for watching in (*early, *late)])
         for found in rest:
             assert found == rest[0]
             check_order([*begun[0], *found], 1)
@@ -113,12 +122,12 @@ async def test_block_streams_are_complete_and_ordered_while_two_servers_write(tm
 async def test_block_stream_ends_at_shutdown_and_resumes_on_the_next_server(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire) as server:
         ledger = server.ledger(client_id="app")
-        await written(ledger, 2)
+        await write_transactions(ledger, 2)
         watching = await ledger.watch_blocks()
-        await blocks(watching, 2)
+        await read_blocks(watching, 2)
         stopping = asyncio.ensure_future(server.server.stop())
         if wire == GRPC:
-            error = await refused(watching.next())
+            error = await expect_refusal(watching.next())
             assert (error.status, error.code, error.retry_after_ms) == ("UNAVAILABLE", "server_busy", 1000)
         else:
             assert await watching.next() is None
@@ -126,8 +135,8 @@ async def test_block_stream_ends_at_shutdown_and_resumes_on_the_next_server(tmp_
     async with run_server(tmp_path, wire) as server:
         ledger = server.ledger(client_id="app")
         watching = await ledger.watch_blocks(last_event_id="2")
-        third = success(await ledger.write(3, SET))
-        (block,) = await blocks(watching, 1)
+        third = expect_success(await ledger.write(3, SET))
+        (block,) = await read_blocks(watching, 1)
         assert block["tx_ids"] == [third["committed_tx_id"]]
         await watching.close()
 
@@ -141,12 +150,12 @@ async def test_height_of_another_history_is_refused(shared_server: SharedServer)
     scoped = ledger._scoped(after_height=height)
     watching = await ledger.wire.watch({**scoped, "epoch": block["epoch"]}, None)
     await ledger.write(2, SET)
-    assert [one["header"]["height"] for one in await blocks(watching, 1)] == [height + 1]
+    assert [one["header"]["height"] for one in await read_blocks(watching, 1)] == [height + 1]
     await watching.close()
 
-    async def begun() -> None:
+    async def open_stream() -> None:
         other = await ledger.wire.watch({**scoped, "epoch": "0123456789abcdef"}, None)
         await other.next()
 
-    error = await refused(begun())
+    error = await expect_refusal(open_stream())
     assert (error.status, error.field) == ("FAILED_PRECONDITION", "after_height")

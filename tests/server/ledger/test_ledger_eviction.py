@@ -14,8 +14,17 @@ from oncelog.core.values import Settings
 from oncelog.errors import PolicyError, SettingsError
 from oncelog.testing.clock import ManualClock
 from server.ledger.ledger_servers import LedgerServer, SharedServer, key, prepare, run_server
-from server.ledger.ledger_transports import GRPC, Json, Ledger, code, failure, put, refused, success
-from server.ledger.write_answers import already, outcome, place, retried, written
+from server.ledger.ledger_transports import (
+    GRPC,
+    Json,
+    Ledger,
+    code,
+    expect_failure,
+    expect_refusal,
+    expect_success,
+    put,
+)
+from server.ledger.write_answers import expect_already_committed, outcome, place, retry_write, write_transactions
 from server.shared_servers import pool_fixture
 
 pytestmark = BOTH_STORES
@@ -42,7 +51,7 @@ class EvictingServer:
         others = self._server.ledger("others")
         for number in range(await position(self._server), self._start + upto):
             answer = await others.of(client_id=f"client-{number}").write(1, put("z"), key=key(number))
-            assert success(answer)["block_header"]["first_position"] == number + 1
+            assert expect_success(answer)["block_header"]["first_position"] == number + 1
 
 
 async def position(ledger_server: LedgerServer) -> int:
@@ -89,11 +98,11 @@ def test_eviction_interval_and_time_to_live_follow_the_rule_and_are_positive() -
 
 @pytest.mark.rule("LG-8", "LG-15", "LG-16")
 async def test_client_is_evicted_at_the_interval_and_then_unknown(server: EvictingServer) -> None:
-    (first,) = await written(server.ledger, 1)
+    (first,) = await write_transactions(server.ledger, 1)
     server.clock.advance(TTL_MS + 1)
     await server.fill(INTERVAL - 1)
     assert await server.ledger.last_sequence() == 1
-    assert already(await retried(server.ledger, 1)) == place(first)
+    assert expect_already_committed(await retry_write(server.ledger, 1)) == place(first)
     await server.fill(INTERVAL)
     await check_evicted(server.ledger, first)
 
@@ -102,12 +111,12 @@ async def test_client_is_evicted_at_the_interval_and_then_unknown(server: Evicti
 async def test_eviction_is_the_same_after_restarts(tmp_path: Path, wire: str) -> None:
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
-        (first,) = await written(server.ledger, 1)
+        (first,) = await write_transactions(server.ledger, 1)
         clock.advance(TTL_MS + 1)
         await server.fill(INTERVAL - 1)
     async with evicting(tmp_path, wire, clock) as server:
         assert await server.ledger.last_sequence() == 1
-        assert already(await retried(server.ledger, 1)) == place(first)
+        assert expect_already_committed(await retry_write(server.ledger, 1)) == place(first)
         await server.fill(INTERVAL)
     async with evicting(tmp_path, wire, clock) as server:
         await check_evicted(server.ledger, first)
@@ -122,14 +131,14 @@ async def check_evicted(ledger: Ledger, first: Json) -> None:
         "last_request_hash": b"",
     }
     assert await ledger.get_client_state() == unknown
-    error = failure(await ledger.write(2, put("a", b"2"), key=key(2)))
+    error = expect_failure(await ledger.write(2, put("a", b"2"), key=key(2)))
     assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_GAP", 0)
-    again = success(await retried(ledger, 1))
+    again = expect_success(await retry_write(ledger, 1))
     assert again["committed_tx_id"] != first["committed_tx_id"]
     assert (again["assigned_sequence"], again["version"]) == (1, 2)  # versions belong to the scope and continue
     assert await ledger.last_sequence() == 1
     # the key now belongs to the new transaction
-    assert await retried(ledger, 1) == again
+    assert await retry_write(ledger, 1) == again
     assert code(await ledger.write(1, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
     assert (await ledger.get_transaction(first["committed_tx_id"]))["version"] == 1
 
@@ -137,12 +146,12 @@ async def check_evicted(ledger: Ledger, first: Json) -> None:
 @pytest.mark.rule("LG-16")
 async def test_evicted_client_recovers_by_sending_its_retry_as_sequence_one(server: EvictingServer) -> None:
     ledger = server.ledger
-    await written(ledger, 3)
+    await write_transactions(ledger, 3)
     server.clock.advance(TTL_MS + 1)
     await server.fill(INTERVAL)
-    assert failure(await retried(ledger, 3))["code"] == "SEQUENCE_GAP"
+    assert expect_failure(await retry_write(ledger, 3))["code"] == "SEQUENCE_GAP"
     last = await ledger.last_sequence()
-    answer = success(await ledger.write(last + 1, put("a", b"3"), key=key(3)))
+    answer = expect_success(await ledger.write(last + 1, put("a", b"3"), key=key(3)))
     assert (last, answer["assigned_sequence"]) == (0, 1)
     # The old key is forgotten, so different operations under it are a new write.
     assert code(await ledger.write(2, put("a", b"else"), key=key(1))) == "OK"
@@ -153,22 +162,22 @@ async def test_evicted_client_recovers_by_sending_its_retry_as_sequence_one(serv
 async def test_only_entries_older_than_the_time_to_live_are_evicted(
     server: EvictingServer, age_ms: int, last: int
 ) -> None:
-    (first,) = await written(server.ledger, 1)
+    (first,) = await write_transactions(server.ledger, 1)
     server.clock.advance(age_ms)
     await server.fill(INTERVAL)
     assert await server.ledger.last_sequence() == last
     # The answer cache forgets at the same age, without waiting for a multiple of the interval.
-    assert (outcome(await retried(server.ledger, 1)) == place(first)) is (last == 1)
+    assert (outcome(await retry_write(server.ledger, 1)) == place(first)) is (last == 1)
 
 
 @pytest.mark.rule("LG-15")
 async def test_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
     """Eviction happens at log positions, so a log without writes evicts nothing."""
-    (first,) = await written(server.ledger, 1)
+    (first,) = await write_transactions(server.ledger, 1)
     server.clock.advance(10 * TTL_MS)
     assert await server.ledger.last_sequence() == 1
-    assert already(await retried(server.ledger, 1)) == place(first)
-    assert already(await retried(server.ledger, 1, with_key=b"")) == place(first)
+    assert expect_already_committed(await retry_write(server.ledger, 1)) == place(first)
+    assert expect_already_committed(await retry_write(server.ledger, 1, with_key=b"")) == place(first)
 
 
 @pytest.mark.rule("LG-6", "LG-13", "LG-15")
@@ -177,33 +186,33 @@ async def test_record_at_the_evicting_position_applies_before_the_eviction(tmp_p
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
         ledger = server.ledger
-        committed = await written(ledger, 2)
+        committed = await write_transactions(ledger, 2)
         clock.advance(TTL_MS + 1)
         await server.fill(INTERVAL - 1)
-        third = success(await retried(ledger, 3))  # at the evicting position
+        third = expect_success(await retry_write(ledger, 3))  # at the evicting position
         assert await ledger.last_sequence() == 3
-        assert await retried(ledger, 3) == third
+        assert await retry_write(ledger, 3) == third
         for number in (1, 2):
             for asked in (key(number), key(50), b""):
                 answer = await ledger.write(number, put("a", b"%d" % number), key=asked)
-                assert already(answer) == place(committed[number - 1])
-                error = failure(await ledger.write(number, put("a", b"other"), key=asked))
+                assert expect_already_committed(answer) == place(committed[number - 1])
+                error = expect_failure(await ledger.write(number, put("a", b"other"), key=asked))
                 assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_REUSED", 3)
         assert await ledger.last_sequence() == 3
         assert await ledger.value("a") == b"3"
     async with evicting(tmp_path, wire, clock) as server:
-        assert already(await retried(server.ledger, 1)) == place(committed[0])
-        assert already(await retried(server.ledger, 3)) == place(third)
+        assert expect_already_committed(await retry_write(server.ledger, 1)) == place(committed[0])
+        assert expect_already_committed(await retry_write(server.ledger, 3)) == place(third)
 
 
 @pytest.mark.rule("LG-15")
 async def test_each_stream_of_a_client_is_evicted_by_its_own_last_write(server: EvictingServer) -> None:
     ledger = server.ledger
     vault, another = ledger.of(vault="main"), ledger.of(client_id="another")
-    await written(ledger, 1)
+    await write_transactions(ledger, 1)
     server.clock.advance(1)
-    await written(vault, 1)
-    await written(another, 1)
+    await write_transactions(vault, 1)
+    await write_transactions(another, 1)
     server.clock.advance(TTL_MS)
     await server.fill(INTERVAL)
     assert [await one.last_sequence() for one in (ledger, vault, another)] == [0, 1, 1]
@@ -214,12 +223,12 @@ async def test_clock_that_is_set_back_evicts_nothing(tmp_path: Path, wire: str) 
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
         ledger = server.ledger
-        answers = await written(ledger, 2)
+        answers = await write_transactions(ledger, 2)
         clock.jump(-30 * TTL_MS)
         await server.fill(2 * INTERVAL)
         assert await ledger.last_sequence() == 2
-        assert [await retried(ledger, number) for number in (1, 2)] == answers
-        third = success(await retried(ledger, 3))
+        assert [await retry_write(ledger, number) for number in (1, 2)] == answers
+        third = expect_success(await retry_write(ledger, 3))
         assert third["timestamp_ms"] >= answers[1]["timestamp_ms"]
         # Log time stands still, so no entry has aged.
         clock.advance(29 * TTL_MS)
@@ -232,11 +241,11 @@ async def test_clock_that_jumps_forward_evicts_nothing(tmp_path: Path, wire: str
     clock = ManualClock()
     async with evicting(tmp_path, wire, clock) as server:
         ledger = server.ledger
-        await written(ledger, INTERVAL - 1)
+        await write_transactions(ledger, INTERVAL - 1)
         clock.jump(2 * TTL_MS)
-        error = await refused(ledger.write(INTERVAL, put("a"), key=key(INTERVAL)))
+        error = await expect_refusal(ledger.write(INTERVAL, put("a"), key=key(INTERVAL)))
         assert (error.status, error.retry_after_ms) == ("UNAVAILABLE", 1000)
         assert "no new writes for now" in error.message
         assert await ledger.last_sequence() == INTERVAL - 1
         clock.jump(-2 * TTL_MS)
-        assert code(await retried(ledger, INTERVAL)) == "OK"
+        assert code(await retry_write(ledger, INTERVAL)) == "OK"

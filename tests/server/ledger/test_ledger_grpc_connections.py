@@ -27,8 +27,8 @@ from oncelog.server.ledger import codec, grpc_codec, grpc_service, reads
 from oncelog.server.limits import LONG_FRAME_BYTES
 from server.auth.auth_material import token
 from server.ledger.ledger_servers import LedgerServer, run_server
-from server.ledger.ledger_transports import GRPC, HTTP, blocks, code, put, refused
-from server.ledger.write_answers import Unchanged, ending
+from server.ledger.ledger_transports import GRPC, HTTP, code, expect_refusal, put, read_blocks
+from server.ledger.write_answers import Unchanged, read_to_end
 
 WRITE: Final = f"/{grpc_service.SERVICE}/Write"
 GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
@@ -84,10 +84,10 @@ async def test_long_message_without_a_credential_is_not_read(tmp_path: Path, mon
     request = pb.WriteRequest(organization="acme", sequence=1, idempotency_key=bytes(MIB)).SerializeToString()
     async with known(tmp_path) as server:
         with read_by(monkeypatch) as taken:
-            error = await refused(server.wire().raw("Write", request))
+            error = await expect_refusal(server.wire().raw("Write", request))
             assert error.status == "UNAUTHENTICATED"
             assert taken == []
-            error = await refused(server.wire(credential=GOOD).raw("Write", request))
+            error = await expect_refusal(server.wire(credential=GOOD).raw("Write", request))
             assert (error.status, error.field) == ("INVALID_ARGUMENT", "idempotency_key")
             assert taken == [len(request)]
 
@@ -224,7 +224,7 @@ async def test_answered_message_is_freed(tmp_path: Path, status: str, monkeypatc
         ledger = server.ledger(credential=GOOD)
         for sequence in (1, 2):
             asked = ledger.write(0 if status == "INVALID_ARGUMENT" else sequence, put("a", bytes(1000)))
-            assert (code(await asked) if status == "OK" else (await refused(asked)).status) == status
+            assert (code(await asked) if status == "OK" else (await expect_refusal(asked)).status) == status
         await until(lambda: [one() for one in made] == [None, None])
 
 
@@ -358,9 +358,9 @@ async def test_slow_reader_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await until(Unchanged(lambda: sent))
             await until(lambda: server.server.counts.slow_readers_closed == 1)
             await until(lambda: len(server.server.grpc_service or ()) == 0)
-        assert await ending(watching) == "UNAVAILABLE"
+        assert await read_to_end(watching) == "UNAVAILABLE"
         # A client that reads gets all blocks and remains connected.
         again = await reader.watch_blocks()
-        assert len(await blocks(again, 13)) == 13
+        assert len(await read_blocks(again, 13)) == 13
         await again.close()
         assert server.server.counts.slow_readers_closed == 1

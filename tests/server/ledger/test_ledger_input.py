@@ -14,13 +14,13 @@ from server.ledger.ledger_refusals import (
     ONLY_HTTP,
     RELATED,
     SET,
-    among_others,
     check_nothing_written,
     http_wire,
+    send_among_valid_writes,
     write_of,
 )
 from server.ledger.ledger_servers import SharedServer, key, run_server
-from server.ledger.ledger_transports import GRPC, Json, code, put, refused, relate, remove
+from server.ledger.ledger_transports import GRPC, Json, code, expect_refusal, put, relate, remove
 
 pytestmark = BOTH_STORES
 
@@ -109,7 +109,7 @@ BAD_NUMBERS: Final[list[tuple[Json, str]]] = [
 async def test_write_with_an_invalid_field_is_refused_with_its_path(
     shared_server: SharedServer, changed: Json, field: str, message: str
 ) -> None:
-    error = await among_others(
+    error = await send_among_valid_writes(
         shared_server, shared_server.wire().call("Write", write_of(shared_server.name, **changed))
     )
     assert error.summary == ("INVALID_ARGUMENT", f"{field}: {message}", field)
@@ -123,7 +123,7 @@ async def test_write_with_an_invalid_field_is_refused_with_its_path(
 async def test_number_out_of_range_is_refused_with_its_path(
     shared_server: SharedServer, changed: Json, field: str
 ) -> None:
-    error = await among_others(
+    error = await send_among_valid_writes(
         shared_server, shared_server.wire().call("Write", write_of(shared_server.name, **changed))
     )
     assert (error.status, error.field) == ("INVALID_ARGUMENT", field)
@@ -134,13 +134,13 @@ async def test_number_out_of_range_is_refused_with_its_path(
 @pytest.mark.rule("CO-33", "LG-17")
 async def test_invalid_operation_in_a_batch_is_refused_with_its_path(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
-    error = await among_others(shared_server, ledger.batch_write(1, [SET], [put("a", BIG)], key=key(1)))
+    error = await send_among_valid_writes(shared_server, ledger.batch_write(1, [SET], [put("a", BIG)], key=key(1)))
     assert error.summary == (
         "INVALID_ARGUMENT",
         f"operations[1].set_entity.value: must have at most {VALUE_BYTES_MAX} bytes, not {VALUE_BYTES_MAX + 1}",
         "operations[1].set_entity.value",
     )
-    error = await refused(ledger.batch_write(1, [SET], key=b"k" * 15))
+    error = await expect_refusal(ledger.batch_write(1, [SET], key=b"k" * 15))
     assert (error.status, error.field) == ("INVALID_ARGUMENT", "idempotency_key")
     await check_nothing_written(shared_server)
 
@@ -163,7 +163,7 @@ async def test_values_names_and_keys_up_to_their_limits_are_accepted(shared_serv
 async def test_maximum_value_length_is_configurable(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire, entity_value_bytes_max=3) as server:
         ledger = server.ledger(client_id="app")
-        error = await refused(ledger.write(1, put("a", b"1234"), key=key(1)))
+        error = await expect_refusal(ledger.write(1, put("a", b"1234"), key=key(1)))
         field = "operations[0].set_entity.value"
         assert error.summary == ("INVALID_ARGUMENT", f"{field}: must have at most 3 bytes, not 4", field)
         assert code(await ledger.write(1, put("a", b"123"), key=key(1))) == "OK"
@@ -173,7 +173,7 @@ async def test_maximum_value_length_is_configurable(tmp_path: Path, wire: str) -
 async def test_request_that_is_too_large_is_refused_and_the_next_accepted(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire, frame_bytes_max=10_000) as server:
         ledger = server.ledger(client_id="app")
-        error = await refused(ledger.write(1, put("a", bytes(20_000)), key=key(1)))
+        error = await expect_refusal(ledger.write(1, put("a", bytes(20_000)), key=key(1)))
         if wire == GRPC:  # refused by gRPC itself
             assert error.status == "RESOURCE_EXHAUSTED"
             assert "10000" in error.message
@@ -186,7 +186,7 @@ async def test_request_that_is_too_large_is_refused_and_the_next_accepted(tmp_pa
 async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire, body_bytes_max=100) as server:
         ledger = server.ledger(client_id="app")
-        error = await refused(ledger.write(1, put("a", bytes(200)), key=key(1)))
+        error = await expect_refusal(ledger.write(1, put("a", bytes(200)), key=key(1)))
         assert (error.status, error.field) == ("INVALID_ARGUMENT", "operations")
         assert code(await ledger.write(1, put("a", bytes(9)), key=key(1))) == "OK"
 
@@ -241,9 +241,9 @@ async def test_read_of_an_invalid_scope_is_refused_with_its_path(shared_server: 
     for field in ("organization", "vault"):
         for name, message in BAD_NAMES:
             asked = {"organization": shared_server.name, **READS[method], field: name}
-            error = await refused(shared_server.wire().call(method, asked))
+            error = await expect_refusal(shared_server.wire().call(method, asked))
             assert error.summary == ("INVALID_ARGUMENT", f"{field}: {message}", field)
-    error = await refused(shared_server.wire().call(method, READS[method]))
+    error = await expect_refusal(shared_server.wire().call(method, READS[method]))
     message = "organization: must have 1 to 80 characters, not 0"
     assert error.summary == ("INVALID_ARGUMENT", message, "organization")
 
@@ -282,7 +282,7 @@ TEXT_TOKENS: Final = [b'["%s"]', b'["%s","b","c"]', b'["a","%s","c"]', b'["a","b
 async def test_unknown_page_token_is_refused(shared_server: SharedServer, method: str) -> None:
     await shared_server.ledger().write(1, SET, relate("r"))
     for one in BAD_TOKENS:
-        error = await refused(
+        error = await expect_refusal(
             shared_server.wire().call(method, {"organization": shared_server.name, "page_token": one})
         )
         message = "page_token: must be a token from a previous page"
@@ -298,7 +298,7 @@ async def test_page_token_with_an_unstorable_text_is_refused(
     await shared_server.ledger().write(1, SET, relate("r"))
     for shape in TEXT_TOKENS[:1] if method == "ListEntities" else TEXT_TOKENS[1:]:
         asked = {"organization": shared_server.name, "page_token": token(shape % text)}
-        error = await refused(shared_server.wire().call(method, asked))
+        error = await expect_refusal(shared_server.wire().call(method, asked))
         message = "page_token: must be a token from a previous page"
         assert error.summary == ("INVALID_ARGUMENT", message, "page_token"), shape
 
@@ -333,7 +333,7 @@ BAD_READS: Final[list[tuple[str, Json, str, str]]] = [
 async def test_read_with_an_invalid_field_is_refused_with_its_path(
     shared_server: SharedServer, method: str, members: Json, field: str, message: str
 ) -> None:
-    error = await refused(shared_server.wire().call(method, {"organization": shared_server.name, **members}))
+    error = await expect_refusal(shared_server.wire().call(method, {"organization": shared_server.name, **members}))
     assert error.summary == ("INVALID_ARGUMENT", f"{field}: {message}", field)
     assert await shared_server.ledger().last_sequence() == 0
 
@@ -345,11 +345,11 @@ async def test_block_stream_from_a_height_beyond_the_newest_is_refused(shared_se
     newest = answer["block_height"]
     for height in (newest + 1, 2**53 - 1, *([2**64 - 1] if shared_server.server.kind == GRPC else [])):
 
-        async def begun(after: int = height) -> Any:
+        async def open_stream(after: int = height) -> Any:
             watching = await ledger.watch_blocks(after)
             return await watching.next()
 
-        error = await refused(begun())
+        error = await expect_refusal(open_stream())
         message = (
             f"after_height: must be from 0 to {newest}, the newest of the scope's lane, and of this history; "
             "read again from a height that you know"
@@ -374,7 +374,7 @@ async def test_query_with_invalid_parameters_is_refused(shared_server: SharedSer
         ("blocks/stream", f"{scope}&after_height=٣", "after_height"),
         ("blocks/stream", f"{scope}&client_id=x", "client_id"),
     ):
-        error = await refused(wire.get(path, query))
+        error = await expect_refusal(wire.get(path, query))
         assert (error.http_status, error.field) == (400, field)
     async with wire.session.get(f"{wire.url}/v1/ledger/entity?{scope}&key=%FF") as response:
         assert response.status == 400

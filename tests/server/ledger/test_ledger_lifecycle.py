@@ -18,7 +18,17 @@ from oncelog.errors import StoreUnavailableError
 from oncelog.server.ledger import grpc_service
 from oncelog.server.settings import TlsSettings
 from server.ledger.ledger_servers import LedgerServer, key, run_server
-from server.ledger.ledger_transports import GRPC, HTTP, CallError, GrpcWire, Ledger, code, put, refused, success
+from server.ledger.ledger_transports import (
+    GRPC,
+    HTTP,
+    CallError,
+    GrpcWire,
+    Ledger,
+    code,
+    expect_refusal,
+    expect_success,
+    put,
+)
 from server.running_server import serving
 from server.test_server_app import make_certificate
 
@@ -66,7 +76,7 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
         assert (await soon(watched.read())).status == NOT_SERVING
         watched.cancel()
         assert not stopping.done()
-        assert (await refused(ledger.write(2, SET, key=key(2)))).status == "UNAVAILABLE"
+        assert (await expect_refusal(ledger.write(2, SET, key=key(2)))).status == "UNAVAILABLE"
         gate.open()
         assert code(await soon(held)) == "OK"
         await soon(stopping)
@@ -124,7 +134,7 @@ async def test_stopping_server_refuses_requests_on_open_connections_with_a_retry
         await soon(gate.reached.wait())
         stopping = asyncio.ensure_future(server.server.stop())
         await until(lambda: server.server.is_closing)
-        error = await refused(other.write(1, SET, key=key(1)))
+        error = await expect_refusal(other.write(1, SET, key=key(1)))
         assert (error.http_status, error.code, error.retry_after_ms) == (503, "server_busy", 1000)
         assert error.message == "the server is being stopped"
         gate.open()
@@ -170,7 +180,7 @@ async def test_writes_accepted_before_shutdown_are_answered_and_stored(
         stopping = asyncio.ensure_future(server.server.stop())
         await until(lambda: server.server.is_closing)
         gate.open()
-        answers = [success(answer) for answer in await asyncio.gather(*held)]
+        answers = [expect_success(answer) for answer in await asyncio.gather(*held)]
         await soon(stopping)
     async with run_server(tmp_path, wire) as server:
         for number, answer in enumerate(answers):
@@ -178,7 +188,7 @@ async def test_writes_accepted_before_shutdown_are_answered_and_stored(
             assert again["error"]["committed_tx_id"] == answer["committed_tx_id"]
 
 
-async def reflected(server: LedgerServer, **asked: Any) -> Any:
+async def reflect(server: LedgerServer, **asked: Any) -> Any:
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(server.wire(GRPC).channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(**asked)]))
     return await soon(call.read())
@@ -187,10 +197,10 @@ async def reflected(server: LedgerServer, **asked: Any) -> Any:
 @ONLY_GRPC
 async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire) as server:
-        listed = await reflected(server, list_services="")
+        listed = await reflect(server, list_services="")
         names = {one.name for one in listed.list_services_response.service}
         assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-        found = await reflected(server, file_containing_symbol=SERVICE)
+        found = await reflect(server, file_containing_symbol=SERVICE)
         (data,) = found.file_descriptor_response.file_descriptor_proto
         file = descriptor_pb2.FileDescriptorProto.FromString(data)
         (service,) = file.service
@@ -213,7 +223,7 @@ async def test_reflection_describes_the_service(tmp_path: Path, wire: str) -> No
 async def test_disabling_openapi_also_disables_reflection(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire, openapi=False) as server:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await reflected(server, list_services="")
+            await reflect(server, list_services="")
         assert raised.value.code().name == "UNIMPLEMENTED"
         assert code(await server.ledger(client_id="app").write(1, SET, key=key(1))) == "OK"
 
@@ -247,16 +257,16 @@ async def test_write_during_a_store_failure_has_an_unknown_outcome(
 
         with monkeypatch.context() as patched:
             patched.setattr(store, "commit", broken)
-            error = await refused(ledger.write(1, SET, key=key(1)))
+            error = await expect_refusal(ledger.write(1, SET, key=key(1)))
             assert (error.status, error.code, error.retry_after_ms) == ("UNAVAILABLE", "server_error", 1000)
             assert error.message == "the outcome is not known; send it again under the same id"
             for name in ("side_state", "entities", "heads"):
                 patched.setattr(store, name, broken)
             for call in (ledger.get_client_state(), ledger.get_entity("a"), ledger.list_entities()):
-                assert (await refused(call)).status == "UNAVAILABLE"
+                assert (await expect_refusal(call)).status == "UNAVAILABLE"
         with monkeypatch.context() as patched:
             patched.setattr(store, "commit", made_and_lost)
-            assert (await refused(ledger.write(1, SET, key=key(1)))).status == "UNAVAILABLE"
+            assert (await expect_refusal(ledger.write(1, SET, key=key(1)))).status == "UNAVAILABLE"
         again = await ledger.write(1, SET, key=key(1))
         assert (code(again), again["error"]["assigned_sequence"]) == ("ALREADY_COMMITTED", 1)
         assert await ledger.transaction_ids() == [again["error"]["committed_tx_id"]]
@@ -269,7 +279,7 @@ def certificate_of(tls: TlsSettings) -> bytes:
     return Path(str(tls.certificate)).read_bytes()
 
 
-def secure(server: LedgerServer, certificate: bytes) -> Ledger:
+def open_secure_client(server: LedgerServer, certificate: bytes) -> Ledger:
     """Return a client with its own connection, because gRPC would reuse an open one."""
     credentials = grpc.ssl_channel_credentials(certificate)
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -283,19 +293,19 @@ async def test_grpc_uses_tls_and_reloads_the_certificate(tmp_path: Path, wire: s
     tls = make_certificate(tmp_path, "first")
     first = certificate_of(tls)
     async with run_server(tmp_path, wire, tls=tls) as server:
-        ledger = secure(server, first)
-        answer = success(await ledger.write(1, SET, key=key(1)))
-        error = await refused(server.ledger(client_id="app").write(2, SET, key=key(2)))  # a client without TLS
+        ledger = open_secure_client(server, first)
+        answer = expect_success(await ledger.write(1, SET, key=key(1)))
+        error = await expect_refusal(server.ledger(client_id="app").write(2, SET, key=key(2)))  # a client without TLS
         assert error.status == "UNAVAILABLE"
         make_certificate(tmp_path, "second")
         second = certificate_of(tls)
         server.server.reload()
-        other = secure(server, second)
+        other = open_secure_client(server, second)
         assert await other.write(1, SET, key=key(1)) == answer
         # Open connections remain usable. A new client that trusts only the old certificate is refused.
         assert code(await ledger.write(2, SET, key=key(2))) == "OK"
-        late = secure(server, first)
-        assert (await refused(late.last_sequence())).status == "UNAVAILABLE"
+        late = open_secure_client(server, first)
+        assert (await expect_refusal(late.last_sequence())).status == "UNAVAILABLE"
         for one in (ledger, other, late):
             await one.wire.close()
 
@@ -310,7 +320,7 @@ async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
     tls: TlsSettings = make_certificate(tmp_path, "first")
     first = certificate_of(tls)
     async with run_server(tmp_path, wire, tls=tls) as server:
-        before = secure(server, first)
+        before = open_secure_client(server, first)
         assert await before.last_sequence() == 0
         if bad == "missing":
             (tmp_path / "key.pem").unlink()
@@ -322,7 +332,7 @@ async def test_grpc_keeps_the_certificate_when_the_new_one_is_invalid(
             (tmp_path / bad).write_bytes(b"nothing")
         if is_reloaded:
             server.server.reload()
-        after = secure(server, first)
+        after = open_secure_client(server, first)
         assert code(await after.write(1, SET, key=key(1))) == "OK"
         for one in (before, after):
             await one.wire.close()
@@ -336,6 +346,6 @@ async def test_grpc_uses_a_new_certificate_only_after_a_reload(tmp_path: Path, w
     first = certificate_of(tls)
     async with run_server(tmp_path, wire, tls=tls) as server:
         make_certificate(tmp_path, "second")
-        ledger = secure(server, first)
+        ledger = open_secure_client(server, first)
         assert code(await ledger.write(1, SET, key=key(1))) == "OK"
         await ledger.wire.close()

@@ -7,7 +7,7 @@ import pytest
 from databases import BOTH_STORES
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX
 from server.ledger.ledger_servers import SharedServer, key
-from server.ledger.ledger_transports import code, put, relate, success
+from server.ledger.ledger_transports import code, expect_success, put, relate
 
 pytestmark = BOTH_STORES
 
@@ -26,7 +26,7 @@ async def test_names_of_the_maximum_lengths_are_written_and_read(shared_server: 
     ledger = shared_server.ledger(vault=name()[:80])
     parts, names = (name(), name(), name()), sorted([name(), name(), "short"])
     operations = [relate(*parts), *(put(one, b"1") for one in names)]
-    answer = success(await ledger.write(1, *operations, key=key(1)))
+    answer = expect_success(await ledger.write(1, *operations, key=key(1)))
     assert await ledger.write(1, *operations, key=key(1)) == answer
     assert await ledger.check_relationship(*parts) == {"exists": True, "version": 1}
     assert [await ledger.value(one) for one in names] == [b"1"] * 3

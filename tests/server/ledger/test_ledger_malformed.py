@@ -14,14 +14,14 @@ from server.ledger.ledger_refusals import (
     ONLY_GRPC,
     ONLY_HTTP,
     RELATED,
-    among_others,
     check_nothing_written,
     grpc_wire,
     http_wire,
+    send_among_valid_writes,
     write_of,
 )
 from server.ledger.ledger_servers import SharedServer
-from server.ledger.ledger_transports import GRPC, Json, message_of, refused
+from server.ledger.ledger_transports import GRPC, Json, expect_refusal, message_of
 
 pytestmark = BOTH_STORES
 
@@ -105,7 +105,9 @@ async def test_json_with_an_invalid_field_is_refused_with_its_path(
         if path == "batch-write":
             writes = [{"operations": given["operations"]}]
             given = {name: value for name, value in {**given, "writes": writes}.items() if name != "operations"}
-    error = await among_others(shared_server, http_wire(shared_server).post(path, json.dumps(given).encode()))
+    error = await send_among_valid_writes(
+        shared_server, http_wire(shared_server).post(path, json.dumps(given).encode())
+    )
     assert (error.http_status, error.code) == (400, "bad_request")
     assert error.field is not None
     assert error.field.endswith(expected)
@@ -123,7 +125,7 @@ async def test_unknown_member_is_refused_by_name(shared_server: SharedServer, pa
         given: Json = {"organization": shared_server.name, **GOOD, name: "main"}
         if path == "batch-write":
             given["writes"] = [{"operations": given.pop("operations")}]
-        error = await refused(http_wire(shared_server).post(path, json.dumps(given).encode()))
+        error = await expect_refusal(http_wire(shared_server).post(path, json.dumps(given).encode()))
         assert (error.http_status, error.code, error.field) == (400, "bad_request", name)
         wanted = "is assigned by the server" if name == "actor" else "is not a member of this object"
         assert error.message.startswith(f"{name}: {wanted}")
@@ -135,7 +137,7 @@ async def test_unknown_member_is_refused_by_name(shared_server: SharedServer, pa
 async def test_unknown_member_of_a_write_in_a_batch_is_refused_with_its_path(shared_server: SharedServer) -> None:
     write = {"operations": GOOD["operations"], "vault_id": "main"}
     given = {"organization": shared_server.name, "client_id": "app", "sequence": 1, "writes": [write]}
-    error = await refused(http_wire(shared_server).post("batch-write", json.dumps(given).encode()))
+    error = await expect_refusal(http_wire(shared_server).post("batch-write", json.dumps(given).encode()))
     assert (error.http_status, error.field) == (400, "writes[0].vault_id")
     await check_nothing_written(shared_server)
 
@@ -149,9 +151,11 @@ async def test_body_that_is_not_json_is_refused(shared_server: SharedServer, pat
     within = members.replace('"key": "a"', '"key": "a", "key": "b"')
     assert twice != members != within
     for body in (*BAD_BYTES, twice.encode(), within.encode(), members.encode("utf-16")):
-        error = await refused(http_wire(shared_server).post(path, body))
+        error = await expect_refusal(http_wire(shared_server).post(path, body))
         assert (error.http_status, error.code) == (400, "bad_request"), body[:50]
-    error = await refused(http_wire(shared_server).post(path, members.encode(), **{"Content-Type": "text/plain"}))
+    error = await expect_refusal(
+        http_wire(shared_server).post(path, members.encode(), **{"Content-Type": "text/plain"})
+    )
     assert (error.http_status, error.field) == (415, "Content-Type")
     await check_nothing_written(shared_server)
 
@@ -196,7 +200,7 @@ METHODS: Final = {
 async def test_bytes_that_are_not_a_message_are_refused(shared_server: SharedServer, method: str) -> None:
     whole = message_of(pb.WriteRequest, write_of(shared_server.name)).SerializeToString()
     for data in (b"\xff" * 20, b"\x0a\x05abc", b"\x0a\x02\xff\xfe", b"\x0a", whole[:-1], b"\x0b" * 500, b"\x00"):
-        error = await refused(grpc_wire(shared_server).raw(method, data))
+        error = await expect_refusal(grpc_wire(shared_server).raw(method, data))
         message = f"the request must be a oncelog.ledger.v1.{METHODS[method]}"
         assert (error.status, error.message, error.code) == ("INVALID_ARGUMENT", message, "bad_request"), data
     await check_nothing_written(shared_server)
@@ -212,7 +216,7 @@ async def test_unknown_method_is_not_found(shared_server: SharedServer) -> None:
     else:
         wire = http_wire(shared_server)
         for path in ("erase", "", "write/1"):
-            assert (await refused(wire.post(path, b"{}"))).http_status == 404
+            assert (await expect_refusal(wire.post(path, b"{}"))).http_status == 404
         async with wire.session.get(f"{wire.url}/v1/ledger/write") as response:
             assert (response.status, response.headers["Allow"]) == (405, "POST")
         async with wire.session.post(f"{wire.url}/v1/ledger/entity", json={}) as response:

@@ -12,7 +12,17 @@ from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.server.ledger.values import WriteErrorCode
 from oncelog.testing.clock import ManualClock
 from server.ledger.ledger_servers import SharedServer, key, run_server
-from server.ledger.ledger_transports import Json, code, failure, put, refused, relate, remove, success, unrelate
+from server.ledger.ledger_transports import (
+    Json,
+    code,
+    expect_failure,
+    expect_refusal,
+    expect_success,
+    put,
+    relate,
+    remove,
+    unrelate,
+)
 
 pytestmark = BOTH_STORES
 
@@ -64,13 +74,13 @@ async def test_entity_has_the_version_of_its_last_change(
     shared_server: SharedServer,
 ) -> None:
     ledger = shared_server.ledger()
-    assert success(await ledger.write(1, put("a", b"1"), put("b", b"2")))["version"] == 1
-    assert success(await ledger.write(2, put("c", b"3", expires_at_ms=FUTURE_MS)))["version"] == 2
-    assert success(await ledger.write(3, put("a", b"1")))["version"] == 3  # setting the same value is a change too
+    assert expect_success(await ledger.write(1, put("a", b"1"), put("b", b"2")))["version"] == 1
+    assert expect_success(await ledger.write(2, put("c", b"3", expires_at_ms=FUTURE_MS)))["version"] == 2
+    assert expect_success(await ledger.write(3, put("a", b"1")))["version"] == 3  # the same value is a change too
     assert await ledger.get_entity("a") == {"key": "a", "value": b"1", "version": 3}
     assert await ledger.get_entity("b") == {"key": "b", "value": b"2", "version": 1}
     assert await ledger.get_entity("c") == {"key": "c", "value": b"3", "version": 2, "expires_at_ms": FUTURE_MS}
-    assert success(await ledger.write(4, remove("a"), put("c", b"")))["version"] == 4
+    assert expect_success(await ledger.write(4, remove("a"), put("c", b"")))["version"] == 4
     assert await ledger.get_entity("a") is None
     assert await ledger.get_entity("c") == {"key": "c", "value": b"", "version": 4}
 
@@ -78,11 +88,11 @@ async def test_entity_has_the_version_of_its_last_change(
 @pytest.mark.rule("LG-2")
 async def test_delete_of_an_absent_entity_succeeds(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
-    answer = success(await ledger.write(1, remove("none"), unrelate("none"), key=key(1)))
+    answer = expect_success(await ledger.write(1, remove("none"), unrelate("none"), key=key(1)))
     assert answer["assigned_sequence"] == 1
     assert await ledger.get_entity("none") is None
     assert await ledger.check_relationship("none") == {"exists": False, "version": 0}
-    assert success(await ledger.write(2, remove("none"), unrelate("none"), key=key(2)))["version"] == 2
+    assert expect_success(await ledger.write(2, remove("none"), unrelate("none"), key=key(2)))["version"] == 2
 
 
 @pytest.mark.rule("LG-2")
@@ -91,7 +101,7 @@ async def test_relationship_created_twice_keeps_its_version(shared_server: Share
     await ledger.write(1, put("a"))
     await ledger.write(2, relate("doc", "viewer", "user:1"))
     assert await ledger.check_relationship("doc") == {"exists": True, "version": 2}
-    assert success(await ledger.write(3, relate("doc"), relate("doc"), relate("doc", subject="user:2")))
+    assert expect_success(await ledger.write(3, relate("doc"), relate("doc"), relate("doc", subject="user:2")))
     assert await ledger.check_relationship("doc") == {"exists": True, "version": 2}
     assert await ledger.check_relationship("doc", subject="user:2") == {"exists": True, "version": 3}
     for other in (("doc", "owner", "user:1"), ("doc2", "viewer", "user:1"), ("viewer", "doc", "user:1")):
@@ -118,13 +128,15 @@ async def test_operations_see_the_effects_of_earlier_operations_in_the_transacti
         put("gone", b"", expires_at_ms=PAST_MS),
         put("gone", b"6", condition={"must_not_exist": True}),
     ]
-    assert success(await ledger.write(1, *changes))["version"] == 1
+    assert expect_success(await ledger.write(1, *changes))["version"] == 1
     assert await ledger.get_entity("a") == {"key": "a", "value": b"5", "version": 1}
     assert await ledger.value("gone") == b"6"
     assert await ledger.check_relationship("doc") == {"exists": True, "version": 1}
-    error = failure(await ledger.write(2, put("a", b"6"), remove("a"), put("a", condition={"value_equals": b"6"})))
+    error = expect_failure(
+        await ledger.write(2, put("a", b"6"), remove("a"), put("a", condition={"value_equals": b"6"}))
+    )
     assert (error["code"], error["key"], error["operation_index"]) == ("KEY_NOT_FOUND", "a", 2)
-    error = failure(await ledger.write(2, put("a", b"7"), put("a", condition={"value_equals": b"5"})))
+    error = expect_failure(await ledger.write(2, put("a", b"7"), put("a", condition={"value_equals": b"5"})))
     assert (error["code"], error["current_value"], error["current_version"]) == ("VALUE_MISMATCH", b"7", 2)
     assert await ledger.value("a") == b"5"
 
@@ -142,7 +154,7 @@ async def test_condition_on_an_existing_entity(shared_server: SharedServer, cond
     if expected == "OK":
         assert await ledger.get_entity("a") == {"key": "a", "value": b"new", "version": 2}
         return
-    error = failure(answer)
+    error = expect_failure(answer)
     assert error == {
         "code": expected,
         "number": CODES[expected],
@@ -174,7 +186,7 @@ async def test_condition_on_an_absent_entity(
     if expected == "OK":
         assert await ledger.value("a") == b"new"
         return
-    error = failure(answer)
+    error = expect_failure(answer)
     assert error == {
         "code": "KEY_NOT_FOUND",
         "number": 2,
@@ -190,7 +202,7 @@ async def test_condition_on_an_absent_entity(
 async def test_empty_current_value_is_reported(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     await ledger.write(1, put("a", b""))
-    error = failure(await ledger.write(2, put("a", condition={"value_equals": b"x"})))
+    error = expect_failure(await ledger.write(2, put("a", condition={"value_equals": b"x"})))
     assert (error["current_version"], error["current_value"]) == (1, b"")
     assert code(await ledger.write(2, put("a", b"y", condition={"value_equals": b""}))) == "OK"
 
@@ -209,7 +221,7 @@ async def test_entity_exists_until_it_expires(tmp_path: Path, wire: str) -> None
         assert await ledger.get_entity("a") is None
         listed = await ledger.list_entities()
         assert [one["key"] for one in listed["entities"]] == ["b"]
-        error = failure(await ledger.write(2, put("a", condition={"must_exist": True})))
+        error = expect_failure(await ledger.write(2, put("a", condition={"must_exist": True})))
         assert (error["code"], "current_version" in error, "current_value" in error) == (
             "KEY_NOT_FOUND",
             False,
@@ -234,7 +246,7 @@ async def test_write_with_a_failed_condition_can_be_retried(
     assert len(await ledger.transaction_ids()) == 1
     another = shared_server.ledger("another")
     await another.write(1, put("a", b"other"))
-    answer = success(await ledger.write(2, *asked, key=key(2)))
+    answer = expect_success(await ledger.write(2, *asked, key=key(2)))
     assert (answer["assigned_sequence"], answer["version"]) == (2, 3)
     # The write is now known, although its condition no longer holds.
     assert await ledger.write(2, *asked, key=key(2)) == answer
@@ -247,7 +259,7 @@ async def test_another_write_may_use_the_key_and_sequence_of_a_failed_condition(
 ) -> None:
     ledger = shared_server.ledger()
     assert code(await ledger.write(1, put("a", condition={"must_exist": True}), key=key(1))) == "KEY_NOT_FOUND"
-    assert success(await ledger.write(1, put("b", b"else"), key=key(1)))["assigned_sequence"] == 1
+    assert expect_success(await ledger.write(1, put("b", b"else"), key=key(1)))["assigned_sequence"] == 1
 
 
 @pytest.mark.rule("LG-2")
@@ -264,17 +276,17 @@ async def test_one_of_many_concurrent_conditional_writes_succeeds(shared_server:
     assert await winner.value("lock") == winner.client_id.encode()
     for answer in answers:
         if code(answer) != "OK":
-            assert failure(answer)["current_value"] == winner.client_id.encode()
+            assert expect_failure(answer)["current_value"] == winner.client_id.encode()
     assert sorted([await ledger.last_sequence() for ledger in wanted]) == [0] * 11 + [1]
 
 
 @pytest.mark.rule("LG-2")
 async def test_write_with_no_or_too_many_operations_is_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
-    error = await refused(ledger.write(1, key=key(1)))
+    error = await expect_refusal(ledger.write(1, key=key(1)))
     assert error.summary == ("INVALID_ARGUMENT", "operations: must hold at least one", "operations")
     many = [remove("a")] * (OPERATIONS_MAX + 1)
-    error = await refused(ledger.write(1, *many, key=key(1)))
+    error = await expect_refusal(ledger.write(1, *many, key=key(1)))
     message = f"operations: must be at most {OPERATIONS_MAX}, not {OPERATIONS_MAX + 1}"
     assert error.summary == ("INVALID_ARGUMENT", message, "operations")
     assert await ledger.last_sequence() == 0
@@ -288,24 +300,24 @@ async def test_write_with_no_or_too_many_operations_is_refused(shared_server: Sh
 async def test_batch_is_one_transaction_with_one_sequence(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     writes = [[put("a", b"1")], [put("b", b"2"), relate("doc")], [put("a", b"3", condition={"value_equals": b"1"})]]
-    answer = success(await ledger.batch_write(1, *writes, key=key(1)))
+    answer = expect_success(await ledger.batch_write(1, *writes, key=key(1)))
     assert (answer["assigned_sequence"], answer["version"]) == (1, 1)
     assert await ledger.last_sequence() == 1
     assert (await ledger.value("a"), await ledger.value("b")) == (b"3", b"2")
     found = await ledger.get_transaction(answer["committed_tx_id"])
     assert found["operations"] == [one for write in writes for one in write]
     assert await ledger.transaction_ids() == [answer["committed_tx_id"]]
-    assert success(await ledger.batch_write(2, [put("c")], key=key(2)))["assigned_sequence"] == 2
+    assert expect_success(await ledger.batch_write(2, [put("c")], key=key(2)))["assigned_sequence"] == 2
 
 
 @pytest.mark.rule("LG-17", "LG-10", "LG-12", "LG-13")
 async def test_resent_batch_is_a_duplicate(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     writes = [[put("a", b"1")], [put("b", b"2")]]
-    answer = success(await ledger.batch_write(1, *writes, key=key(1)))
+    answer = expect_success(await ledger.batch_write(1, *writes, key=key(1)))
     for asked in (key(1), b""):
         # Even from memory, a duplicate of a batch gets an error with the transaction's position.
-        error = failure(await ledger.batch_write(1, *writes, key=asked))
+        error = expect_failure(await ledger.batch_write(1, *writes, key=asked))
         assert (error["code"], error["assigned_sequence"]) == ("ALREADY_COMMITTED", 1)
         assert (error["committed_tx_id"], error["block_height"]) == (answer["committed_tx_id"], answer["block_height"])
     assert code(await ledger.batch_write(1, writes[0], key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
@@ -319,7 +331,7 @@ async def test_resent_batch_is_a_duplicate(shared_server: SharedServer) -> None:
 async def test_batch_with_a_sequence_gap_is_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     await ledger.batch_write(1, [put("a")], key=key(1))
-    error = failure(await ledger.batch_write(3, [put("b")], [put("c")], key=key(3)))
+    error = expect_failure(await ledger.batch_write(3, [put("b")], [put("c")], key=key(3)))
     assert (error["code"], error["last_committed_sequence"]) == ("SEQUENCE_GAP", 1)
     assert await ledger.get_entity("b") is None
     assert await ledger.last_sequence() == 1
@@ -329,13 +341,13 @@ async def test_batch_with_a_sequence_gap_is_refused(shared_server: SharedServer)
 async def test_batch_with_a_failed_condition_changes_nothing(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     writes = [[put("a", b"1")], [put("b", b"2"), put("x", b"3", condition={"must_exist": True})], [put("c")]]
-    error = failure(await ledger.batch_write(1, *writes, key=key(1)))
+    error = expect_failure(await ledger.batch_write(1, *writes, key=key(1)))
     assert (error["code"], error["key"], error["operation_index"]) == ("KEY_NOT_FOUND", "x", 2)
     assert [await ledger.get_entity(name) for name in "abc"] == [None] * 3
     assert await ledger.last_sequence() == 0
     another = shared_server.ledger("another")
     await another.write(1, put("x", b"there"))
-    assert success(await ledger.batch_write(1, *writes, key=key(1)))["assigned_sequence"] == 1
+    assert expect_success(await ledger.batch_write(1, *writes, key=key(1)))["assigned_sequence"] == 1
 
 
 @pytest.mark.rule("LG-17")
@@ -350,7 +362,7 @@ async def test_writes_of_a_batch_must_have_the_same_scope(shared_server: SharedS
         {"organization": "else", "vault": "one"},
     ):
         mixed: Any = {**other, "operations": [put("b", b"2")]}
-        error = await refused(ledger.batch_write(1, good, mixed, key=key(1)))
+        error = await expect_refusal(ledger.batch_write(1, good, mixed, key=key(1)))
         expected = "writes[1]: must have the scope of the batch, or no scope"
         assert error.summary == ("INVALID_ARGUMENT", expected, "writes[1]")
     assert await ledger.last_sequence() == 0
@@ -362,11 +374,11 @@ async def test_writes_of_a_batch_must_have_the_same_scope(shared_server: SharedS
 @pytest.mark.rule("LG-17")
 async def test_batch_without_writes_or_operations_is_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
-    error = await refused(ledger.batch_write(1, key=key(1)))
+    error = await expect_refusal(ledger.batch_write(1, key=key(1)))
     assert error.summary == ("INVALID_ARGUMENT", "writes: must hold at least one", "writes")
-    error = await refused(ledger.batch_write(1, [put("a")], [], key=key(1)))
+    error = await expect_refusal(ledger.batch_write(1, [put("a")], [], key=key(1)))
     field = "writes[1].operations"
     assert error.summary == ("INVALID_ARGUMENT", f"{field}: must hold at least one", field)
-    error = await refused(ledger.batch_write(0, [put("a")], key=key(1)))
+    error = await expect_refusal(ledger.batch_write(0, [put("a")], key=key(1)))
     assert (error.status, error.field) == ("INVALID_ARGUMENT", "sequence")
     assert await ledger.last_sequence() == 0

@@ -14,8 +14,17 @@ from oncelog.server.ledger import grpc_service, reads
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
 from server.ledger.ledger_servers import LedgerServer, key, run_server, token
-from server.ledger.ledger_transports import GRPC, HTTP, CallError, code, failure, put, refused, success
-from server.ledger.write_answers import Unchanged, already, ending, place
+from server.ledger.ledger_transports import (
+    GRPC,
+    HTTP,
+    CallError,
+    code,
+    expect_failure,
+    expect_refusal,
+    expect_success,
+    put,
+)
+from server.ledger.write_answers import Unchanged, expect_already_committed, place, read_to_end
 from server.running_server import api_key
 
 pytestmark = BOTH_STORES
@@ -58,10 +67,10 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
             path = tmp_path / "keys.json"
             path.write_text(path.read_text().replace(f'"{SCOPE}"', '"ledger/other"'))
             server.server.reload()
-        error = await refused(watching.next())
+        error = await expect_refusal(watching.next())
         assert (error.status, error.code) == ("UNAUTHENTICATED", "auth_failed")
         assert error.message == "the token has expired, or its rights have changed"
-        error = await refused(ending.get_entity("a"))
+        error = await expect_refusal(ending.get_entity("a"))
         assert error.status == ("PERMISSION_DENIED" if how == "narrowed" else "UNAUTHENTICATED")
         last = await writer.last_sequence()
         await writer.write(last + 1, SET)
@@ -103,10 +112,10 @@ async def test_stream_ends_even_if_its_reader_does_not_read(
         if how == "expired":
             clock.advance(200_000)
             server.server.run_checks()
-            assert await ending(watching) == "UNAUTHENTICATED"
+            assert await read_to_end(watching) == "UNAUTHENTICATED"
         else:
             stopping = asyncio.ensure_future(server.server.stop())
-            assert await ending(watching) == ("UNAVAILABLE" if wire == GRPC else "OK")
+            assert await read_to_end(watching) == ("UNAVAILABLE" if wire == GRPC else "OK")
             await soon(stopping)
 
 
@@ -133,10 +142,10 @@ async def test_full_queue_refuses_new_writes_and_answers_known_ones(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path, wire) as server:
-        before = success(await server.ledger(client_id="earlier").write(1, SET, key=key(1)))
+        before = expect_success(await server.ledger(client_id="earlier").write(1, SET, key=key(1)))
     async with run_server(tmp_path, wire, queue_items_max=1) as server:
         earlier, known, new = (server.ledger(client_id=name) for name in ("earlier", "known", "new"))
-        first = success(await known.write(1, SET, key=key(1)))
+        first = expect_success(await known.write(1, SET, key=key(1)))
         gate = server.served.hold_commits(monkeypatch)
         held = asyncio.ensure_future(server.ledger(client_id="held").write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
@@ -146,10 +155,10 @@ async def test_full_queue_refuses_new_writes_and_answers_known_ones(
         # A write that is not cached queues a lookup behind the held commit. The queue holds one lookup.
         asked = asyncio.ensure_future(earlier.write(1, SET, key=key(1)))
         await until(lambda: len(server.log._committer._known_only_queue) == 1)
-        check_retry_delay(await refused(new.write(1, SET, key=key(1))), wire, "UNAVAILABLE", 503)
+        check_retry_delay(await expect_refusal(new.write(1, SET, key=key(1))), wire, "UNAVAILABLE", 503)
         gate.open()
         assert code(await held) == "OK"
-        assert already(await asked) == place(before)
+        assert expect_already_committed(await asked) == place(before)
         assert await new.last_sequence() == 0
         assert code(await new.write(1, SET, key=key(1))) == "OK"
 
@@ -163,13 +172,13 @@ async def test_full_queue_refuses_a_write_that_a_lookup_finds_to_be_new(
         gate = server.served.hold_commits(monkeypatch)
         held = asyncio.ensure_future(server.ledger(client_id="held").write(1, SET, key=key(1)))
         await soon(gate.reached.wait())
-        asked = asyncio.ensure_future(refused(new.write(1, SET, key=key(1))))
+        asked = asyncio.ensure_future(expect_refusal(new.write(1, SET, key=key(1))))
         await until(lambda: len(server.log._committer._known_only_queue) == 1)
         gate.open()
         check_retry_delay(await asked, wire, "UNAVAILABLE", 503)
         assert code(await held) == "OK"
         assert await new.last_sequence() == 0
-        assert success(await new.write(1, SET, key=key(1)))["version"] == 2
+        assert expect_success(await new.write(1, SET, key=key(1)))["version"] == 2
 
 
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
@@ -178,9 +187,9 @@ async def test_rate_limit_applies_only_to_new_writes(tmp_path: Path, wire: str) 
     options: dict[str, Any] = {"tokens": True, "clock": clock, "new_events_per_second_max": 2}
     async with run_server(tmp_path, wire, **options) as server:
         ledger = server.ledger(credential=token())
-        first = success(await ledger.write(1, SET, key=key(1)))
+        first = expect_success(await ledger.write(1, SET, key=key(1)))
         await ledger.write(2, SET, key=key(2))
-        limited = await refused(ledger.write(3, SET, key=key(3)))
+        limited = await expect_refusal(ledger.write(3, SET, key=key(3)))
         check_retry_delay(limited, wire, "RESOURCE_EXHAUSTED", 429)
         assert limited.code == "rate_limited"
         assert await ledger.last_sequence() == 2
@@ -190,13 +199,13 @@ async def test_rate_limit_applies_only_to_new_writes(tmp_path: Path, wire: str) 
         assert code(await ledger.write(2, put("x"), key=key(2))) == "IDEMPOTENCY_KEY_REUSED"
         assert code(await ledger.write(1, put("x"))) == "SEQUENCE_REUSED"
         assert code(await ledger.write(7, SET, key=key(7))) == "SEQUENCE_GAP"
-        error = failure(await ledger.write(3, put("a", condition={"must_not_exist": True}), key=key(3)))
+        error = expect_failure(await ledger.write(3, put("a", condition={"must_not_exist": True}), key=key(3)))
         assert error["code"] == "KEY_EXISTS"
         # the limit is per actor
         assert code(await server.ledger(credential=token("bob")).write(1, SET, key=key(1))) == "OK"
     async with run_server(tmp_path, wire, **options) as server:
         ledger = server.ledger(credential=token())
-        assert (await refused(ledger.write(3, SET, key=key(3)))).status == "RESOURCE_EXHAUSTED"
-        assert already(await ledger.write(1, SET, key=key(1)))[1] == first["committed_tx_id"]
+        assert (await expect_refusal(ledger.write(3, SET, key=key(3)))).status == "RESOURCE_EXHAUSTED"
+        assert expect_already_committed(await ledger.write(1, SET, key=key(1)))[1] == first["committed_tx_id"]
         clock.advance(limited.retry_after_ms or 0)
-        assert success(await ledger.write(3, SET, key=key(3)))["assigned_sequence"] == 3
+        assert expect_success(await ledger.write(3, SET, key=key(3)))["assigned_sequence"] == 3

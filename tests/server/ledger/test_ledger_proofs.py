@@ -23,8 +23,8 @@ from oncelog.core.values import Record
 from oncelog.testing.clock import ManualClock
 from server.cli_commands import oncelog
 from server.ledger.ledger_servers import LedgerServer, SharedServer, key, prepare, run_server
-from server.ledger.ledger_transports import GRPC, Json, code, put, refused, success
-from server.ledger.write_answers import block_of, written
+from server.ledger.ledger_transports import GRPC, Json, code, expect_refusal, expect_success, put
+from server.ledger.write_answers import block_of, write_transactions
 from server.shared_servers import pool_fixture
 
 pytestmark = BOTH_STORES
@@ -104,7 +104,7 @@ async def test_proofs_of_all_transactions_of_a_block_verify(
 ) -> None:
     ledgers = [shared_server.ledger(f"client-{n}", "" if n % 3 else "v") for n in range(size)]
     sent = [one.write(1, put(one.client_id, b"x" * n), key=key(n)) for n, one in enumerate(ledgers)]
-    answers = [success(answer) for answer in await in_one_block(shared_server, monkeypatch, sent)]
+    answers = [expect_success(answer) for answer in await in_one_block(shared_server, monkeypatch, sent)]
     headers = [answer["block_header"] for answer in answers]
     assert headers == [headers[0]] * size
     assert headers[0]["count"] == size
@@ -135,7 +135,7 @@ async def test_proofs_of_all_transactions_of_a_block_verify(
 async def test_blocks_form_a_hash_chain(tmp_path: Path, wire: str) -> None:
     async with run_server_with_one_lane(tmp_path, wire) as ledger_server:
         ledger = ledger_server.ledger(client_id="app")
-        answers = await written(ledger, 4)
+        answers = await write_transactions(ledger, 4)
         previous = NO_HASH
         for height, answer in enumerate(answers, 1):
             block = await ledger.get_block(height)
@@ -153,14 +153,14 @@ async def test_blocks_form_a_hash_chain(tmp_path: Path, wire: str) -> None:
             assert found["body"] == encode_operations([SetEntity("a", b"%d" % height)])
         missing = ("NOT_FOUND", "height: the scope's lane has no such block", "height")
         for height in (5, 2**53 - 1, *([2**64 - 1] if wire == GRPC else [])):
-            assert (await refused(ledger.get_block(height))).summary == missing
+            assert (await expect_refusal(ledger.get_block(height))).summary == missing
 
 
 @pytest.mark.rule("LG-18", "CO-41")
 async def test_proof_of_an_erased_transaction_covers_its_header(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire) as ledger_server:
         ledger = ledger_server.ledger(client_id="app")
-        answers = await written(ledger, 3)
+        answers = await write_transactions(ledger, 3)
         tx_id = answers[1]["committed_tx_id"]
         before = await ledger.get_proof(tx_id)
         assert await ledger_server.log.erase(key=key(2), policy=LEDGER, scope=ledger_scope("acme"), client="app") == 1
@@ -168,7 +168,7 @@ async def test_proof_of_an_erased_transaction_covers_its_header(tmp_path: Path, 
         assert found == {name: value for name, value in before.items() if name not in ("salt", "body")}
         verification = documents.verify(document_of(found), block_hash=answers[1]["block_header"]["hash"])
         assert (verification.findings, verification.is_erased) == ((), True)
-        fourth = success(await ledger.write(4, SET, key=key(4)))
+        fourth = expect_success(await ledger.write(4, SET, key=key(4)))
         erasure = fourth["block_header"]["height"] - 1  # the audit record's block
         assert erasure == answers[2]["block_header"]["height"] + 1
     assert (await oncelog("verify", log_at(tmp_path / "events.db"))).exit_code == 0
@@ -180,7 +180,7 @@ async def test_verify_command_finds_a_changed_record_and_a_lost_newest_block(tmp
 
     async def write(numbers: range) -> None:
         async with run_server(tmp_path, wire) as ledger_server:
-            await written(ledger_server.ledger(client_id="app"), len(numbers), numbers.start)
+            await write_transactions(ledger_server.ledger(client_id="app"), len(numbers), numbers.start)
 
     await write(range(1, 4))
     if not is_postgres():

@@ -9,7 +9,7 @@ import pytest
 from databases import BOTH_STORES
 from oncelog.testing.clock import ManualClock
 from server.ledger.ledger_servers import SharedServer, key, run_server
-from server.ledger.ledger_transports import GRPC, HTTP, Json, Ledger, put, relate, remove, success
+from server.ledger.ledger_transports import GRPC, HTTP, Json, Ledger, expect_success, put, relate, remove
 from server.ledger.ledger_transports import unrelate as unrelate_one
 
 pytestmark = BOTH_STORES
@@ -20,7 +20,7 @@ SET: Final = put("a", b"1")
 # --- entities and relationships ------------------------------------------------------------------------------------
 
 
-async def paged(ledger: Ledger, name: str, page_size: int, **members: Any) -> list[list[Json]]:
+async def read_pages(ledger: Ledger, name: str, page_size: int, **members: Any) -> list[list[Json]]:
     """Read and return all pages."""
     call = {"entities": ledger.list_entities, "relationships": ledger.list_relationships}[name]
     pages, page_token = [], ""
@@ -68,11 +68,11 @@ async def test_entities_are_listed_in_key_order_by_page_and_prefix(shared_server
     changed = {"key": "é", "value": b"2", "version": 2, "expires_at_ms": 2**50}
     expected = sorted([*expected, changed], key=lambda one: one["key"])
     for size in (1, 2, 3, 100):
-        pages = await paged(ledger, "entities", size)
+        pages = await read_pages(ledger, "entities", size)
         assert all_of(pages) == expected
         assert all(len(page) == size for page in pages[:-1])
     for prefix in ("a", "a/1", "a/", "é", "𝄞", "%", "none", '"', "\ud7ff", "\U0010ffff"):
-        found = all_of(await paged(ledger, "entities", 2, prefix=prefix))
+        found = all_of(await read_pages(ledger, "entities", 2, prefix=prefix))
         assert found == [one for one in expected if one["key"].startswith(prefix)]
 
 
@@ -83,11 +83,11 @@ async def test_expired_entities_are_not_listed(tmp_path: Path, wire: str) -> Non
         end_ms = clock.wall_ms() + 1000
         chosen = [put(f"{number:02}", expires_at_ms=end_ms if number % 3 else None) for number in range(30)]
         await ledger.write(1, *chosen)
-        assert len(all_of(await paged(ledger, "entities", 7))) == 30
+        assert len(all_of(await read_pages(ledger, "entities", 7))) == 30
         page = await ledger.list_entities(page_size=7)
         clock.advance(1000)
         left = [f"{number:02}" for number in range(0, 30, 3)]
-        pages = await paged(ledger, "entities", 4)
+        pages = await read_pages(ledger, "entities", 4)
         assert [[one["key"] for one in page] for page in pages] == [left[:4], left[4:8], left[8:]]
         # The token refers to a key that has expired. The next page still starts after it.
         rest = await ledger.list_entities(page_token=page["next_page_token"])
@@ -131,7 +131,7 @@ async def test_relationships_are_filtered_by_their_fields_and_paged(shared_serve
             one for one in left if all(asked.get(field, name) == name for field, name in zip(fields, one, strict=True))
         ]
         for size in (1, 2, 100):
-            pages = await paged(ledger, "relationships", size, **asked)
+            pages = await read_pages(ledger, "relationships", size, **asked)
             found = all_of(pages)
             assert [(one["resource"], one["relation"], one["subject"]) for one in found] == expected
             assert {one["version"] for one in found} <= {1}
@@ -156,14 +156,14 @@ async def test_transaction_returns_its_operations_as_sent(shared_server: SharedS
         relate("r", "é", "𝄞"),
         unrelate_one("r", "é", "𝄞"),
     ]
-    answer = success(await ledger.write(1, *operations, key=key(1)))
+    answer = expect_success(await ledger.write(1, *operations, key=key(1)))
     assert (await ledger.get_transaction(answer["committed_tx_id"]))["operations"] == operations
 
 
 async def test_both_wires_return_equal_answers(shared_server: SharedServer) -> None:
     here = shared_server.ledger()
     there = here.through(shared_server.server.wire(HTTP if shared_server.server.kind == GRPC else GRPC))
-    answer = success(await here.write(1, SET, put("b", b"\xff", expires_at_ms=2**50), relate("r"), key=key(1)))
+    answer = expect_success(await here.write(1, SET, put("b", b"\xff", expires_at_ms=2**50), relate("r"), key=key(1)))
     assert await there.write(1, SET, put("b", b"\xff", expires_at_ms=2**50), relate("r"), key=key(1)) == answer
     tx_id = answer["committed_tx_id"]
     calls: list[Callable[[Ledger], Any]] = [

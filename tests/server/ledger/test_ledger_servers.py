@@ -17,9 +17,18 @@ from oncelog.core.transactions import format_tx_id, ledger_scope
 from oncelog.engine.log import open_log
 from oncelog.testing.postgres_proxy import PostgresProxy
 from scripts import read_line, start_script
-from server.ledger.ledger_servers import LedgerServer, Ways, key, run_server
-from server.ledger.ledger_transports import WIRES, CallError, Ledger, blocks, code, failure, put, success
-from server.ledger.write_answers import already, outcome, place, retried, written
+from server.ledger.ledger_servers import Connections, LedgerServer, key, run_server
+from server.ledger.ledger_transports import (
+    WIRES,
+    CallError,
+    Ledger,
+    code,
+    expect_failure,
+    expect_success,
+    put,
+    read_blocks,
+)
+from server.ledger.write_answers import expect_already_committed, outcome, place, retry_write, write_transactions
 from server.shared_servers import ServerPool, pool_fixture, unique_name
 
 pytestmark = BOTH_STORES
@@ -36,14 +45,14 @@ async def run_second_server(directory: Path, wire: str) -> AsyncIterator[LedgerS
         yield server
 
 
-def ways_to(process: ServerProcess, kind: str) -> Ways:
-    return Ways(kind, process.url, process.rpc_port)
+def connect_to(process: ServerProcess, kind: str) -> Connections:
+    return Connections(kind, process.url, process.rpc_port)
 
 
 class Pair:
     """Two servers on one log: the first in this process, the second in another process."""
 
-    def __init__(self, here: Ways, there: Ways) -> None:
+    def __init__(self, here: Connections, there: Connections) -> None:
         self._servers = (here, there)
 
     def ledgers(self, kind: str, organization: str) -> list[Ledger]:
@@ -57,7 +66,7 @@ async def run_server_pair(directory: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(server_process(directory, grpc=True))
         here = await stack.enter_async_context(run_second_server(directory, WIRES[0]))
-        there = ways_to(process, WIRES[0])
+        there = connect_to(process, WIRES[0])
         stack.push_async_callback(there.close)
         yield Pair(here, there)
 
@@ -116,14 +125,14 @@ async def test_client_sequence_continues_across_servers(ledgers: list[Ledger]) -
     answers = []
     for number in range(1, 13):
         here, there = ledgers[number % 2], ledgers[(number + 1) % 2]
-        answers.append(success(await retried(here, number)))
-        assert outcome(await retried(there, number)) == place(answers[-1])
+        answers.append(expect_success(await retry_write(here, number)))
+        assert outcome(await retry_write(there, number)) == place(answers[-1])
         assert await there.last_sequence() == number
-        gap = failure(await there.write(number + 2, SET, key=key(99)))
+        gap = expect_failure(await there.write(number + 2, SET, key=key(99)))
         assert (gap["code"], gap["last_committed_sequence"]) == ("SEQUENCE_GAP", number)
     for number in range(1, 13):  # not the answer for the last sequence
         for ledger in ledgers:
-            assert outcome(await retried(ledger, number)) == place(answers[number - 1])
+            assert outcome(await retry_write(ledger, number)) == place(answers[number - 1])
     ids = [answer["committed_tx_id"] for answer in answers]
     assert [await ledger.transaction_ids() for ledger in ledgers] == [ids, ids]
 
@@ -132,13 +141,13 @@ async def test_client_sequence_continues_across_servers(ledgers: list[Ledger]) -
 async def test_block_stream_delivers_blocks_written_on_the_other_server(ledgers: list[Ledger]) -> None:
     one, other = ledgers
     watching = await one.watch_blocks()
-    first = success(await other.write(1, SET))
-    while (block := (await blocks(watching, 1))[0])["header"]["height"] < first["block_height"]:
+    first = expect_success(await other.write(1, SET))
+    while (block := (await read_blocks(watching, 1))[0])["header"]["height"] < first["block_height"]:
         pass
     assert block["header"] == first["block_header"]
     for number in range(2, 6):
-        answer = success(await (one, other)[number % 2].write(number, SET))
-        (block,) = await blocks(watching, 1)
+        answer = expect_success(await (one, other)[number % 2].write(number, SET))
+        (block,) = await read_blocks(watching, 1)
         assert block == {
             "header": answer["block_header"],
             "tx_ids": [answer["committed_tx_id"]],
@@ -171,11 +180,11 @@ async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing
 ) -> None:
     path = tmp_path / "events.db"
     async with run_server(tmp_path, wire) as server:
-        answers = await written(server.ledger(client_id="app"), 2)
+        answers = await write_transactions(server.ledger(client_id="app"), 2)
     with start_script(WORKER, log_at(path), moment) as process:
         url, port = (await asyncio.to_thread(read_line, process)).split()
-        ways = Ways(wire, url, int(port))
-        sent = asyncio.ensure_future(retried(ways.ledger(client_id="app"), 3))
+        ways = Connections(wire, url, int(port))
+        sent = asyncio.ensure_future(retry_write(ways.ledger(client_id="app"), 3))
         assert await asyncio.to_thread(read_line, process) == "there"
         assert not sent.done()
         process.kill()
@@ -187,17 +196,17 @@ async def test_server_killed_around_the_commit_stores_the_whole_write_or_nothing
     assert len(ids) == (3 if moment == "after" else 2)
     async with run_server(tmp_path, wire) as server:
         ledger = server.ledger(client_id="app")
-        again = await retried(ledger, 3)
+        again = await retry_write(ledger, 3)
         if moment == "after":
-            sequence, tx_id, _ = already(again)
+            sequence, tx_id, _ = expect_already_committed(again)
             assert (sequence, tx_id) == (3, ids[2])
-            assert already(await retried(ledger, 3, with_key=b""))[1] == ids[2]
+            assert expect_already_committed(await retry_write(ledger, 3, with_key=b""))[1] == ids[2]
             assert code(await ledger.write(3, put("x"), key=key(3))) == "IDEMPOTENCY_KEY_REUSED"
         else:
-            assert success(again)["assigned_sequence"] == 3
-        assert already(await retried(ledger, 2)) == place(answers[1])
+            assert expect_success(again)["assigned_sequence"] == 3
+        assert expect_already_committed(await retry_write(ledger, 2)) == place(answers[1])
         assert await ledger.last_sequence() == 3
-        assert success(await retried(ledger, 4))["version"] == 4
+        assert expect_success(await retry_write(ledger, 4))["version"] == 4
 
 
 @pytest.mark.stores(POSTGRES)
@@ -207,11 +216,11 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
         PostgresProxy(address_of(tmp_path / "log.db")) as proxy,
         server_process(tmp_path, *DEVELOPMENT, "--store", proxy.address, grpc=True) as process,
     ):
-        ways = ways_to(process, wire)
+        ways = connect_to(process, wire)
         ledger = ways.ledger(client_id="app")
-        (first,) = await written(ledger, 1)
+        (first,) = await write_transactions(ledger, 1)
         answer = proxy.hold("COMMIT")
-        sent = asyncio.ensure_future(retried(ledger, 2))
+        sent = asyncio.ensure_future(retry_write(ledger, 2))
         await soon(answer.wait_reached())
         assert not sent.done()
         await asyncio.to_thread(process.kill)
@@ -221,28 +230,28 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
     (_, second) = await stored_ids(tmp_path / "log.db")
     async with run_second_server(tmp_path, wire) as other:
         ledger = other.ledger(client_id="app")
-        assert already(await retried(ledger, 2))[:2] == (2, second)
-        assert already(await retried(ledger, 1)) == place(first)
-        assert success(await retried(ledger, 3))["assigned_sequence"] == 3
+        assert expect_already_committed(await retry_write(ledger, 2))[:2] == (2, second)
+        assert expect_already_committed(await retry_write(ledger, 1)) == place(first)
+        assert expect_success(await retry_write(ledger, 3))["assigned_sequence"] == 3
 
 
 @pytest.mark.rule("LG-9", "LG-11", "CO-12")
 async def test_restarted_and_second_server_know_all_writes_after_a_kill(tmp_path: Path, wire: str) -> None:
     async with server_process(tmp_path, grpc=True) as process, run_second_server(tmp_path, wire) as other:
-        ways = ways_to(process, wire)
+        ways = connect_to(process, wire)
         first, second = ways.ledger(client_id="app"), other.ledger(client_id="app")
-        answers = await written(first, 3)
+        answers = await write_transactions(first, 3)
         await asyncio.to_thread(process.kill)
         await ways.close()
         for number in (3, 2, 1):
-            assert already(await retried(second, number)) == place(answers[number - 1])
-        answers += await written(second, 1, 4)
+            assert expect_already_committed(await retry_write(second, number)) == place(answers[number - 1])
+        answers += await write_transactions(second, 1, 4)
         await asyncio.to_thread(process.start)
-        ways = ways_to(process, wire)
+        ways = connect_to(process, wire)
         back = ways.ledger(client_id="app")
         for number in (4, 1, 3, 2):
-            assert already(await retried(back, number)) == place(answers[number - 1])
-        answers += await written(back, 1, 5)
+            assert expect_already_committed(await retry_write(back, number)) == place(answers[number - 1])
+        answers += await write_transactions(back, 1, 5)
         expected = [answer["committed_tx_id"] for answer in answers]
         assert await back.transaction_ids() == await second.transaction_ids() == expected
         await ways.close()

@@ -18,8 +18,8 @@ from oncelog.server.settings import LedgerSettings, load
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.assertions import assert_committed
 from server.ledger.ledger_servers import LedgerServer, key, run_server
-from server.ledger.ledger_transports import GRPC, code, put, success
-from server.ledger.write_answers import outcome, place, retried, written
+from server.ledger.ledger_transports import GRPC, code, expect_success, put
+from server.ledger.write_answers import outcome, place, retry_write, write_transactions
 
 pytestmark = BOTH_STORES
 
@@ -36,7 +36,7 @@ async def fill(server: LedgerServer, count: int) -> None:
     """Write as other clients in the same organization, and therefore in the same lane."""
     for number in range(count):
         others = server.ledger(client_id=f"client-{number}")
-        success(await others.write(await others.last_sequence() + 1, put("z")))
+        expect_success(await others.write(await others.last_sequence() + 1, put("z")))
 
 
 @pytest.mark.rule("LG-21", "LG-15")
@@ -44,22 +44,22 @@ async def test_new_log_gets_the_settings_of_its_server(tmp_path: Path, wire: str
     clock = ManualClock()
     async with run_server(tmp_path, wire, clock=clock, ledger=SHORT) as server:
         ledger = server.ledger(client_id="app")
-        (first,) = await written(ledger, 1)
+        (first,) = await write_transactions(ledger, 1)
         clock.advance(TTL_MS + 1)
         await fill(server, INTERVAL - 2)
         assert await ledger.last_sequence() == 1
         await fill(server, 1)
         assert await ledger.last_sequence() == 0
         # The late retry as sequence 1 is a new write.
-        assert success(await retried(ledger, 1))["committed_tx_id"] != first["committed_tx_id"]
+        assert expect_success(await retry_write(ledger, 1))["committed_tx_id"] != first["committed_tx_id"]
         assert server.log.settings == Settings(eviction_interval=INTERVAL)
     # A server without these settings uses those of the log.
     async with run_server(tmp_path, wire, clock=clock) as server:
         ledger = server.ledger(client_id="app")
-        (second,) = await written(server.ledger(client_id="other"), 1)
+        (second,) = await write_transactions(server.ledger(client_id="other"), 1)
         clock.advance(TTL_MS)
         assert await ledger.last_sequence() == 1
-        assert outcome(await retried(server.ledger(client_id="other"), 1)) == place(second)
+        assert outcome(await retry_write(server.ledger(client_id="other"), 1)) == place(second)
         clock.advance(1)
         await fill(server, INTERVAL)
         assert await ledger.last_sequence() == 0
@@ -135,11 +135,11 @@ async def test_evictions_appear_in_metrics_and_in_the_server_log(
     caplog.set_level(logging.DEBUG, logger="oncelog.engine")
     clock = ManualClock()
     async with run_server(tmp_path, wire, clock=clock, ledger=SHORT) as server:
-        await written(server.ledger(client_id="app"), 1)
+        await write_transactions(server.ledger(client_id="app"), 1)
         assert {"oncelog_evictions_total 0.0", "oncelog_evicted_clients_total 0.0"} <= await lines_of(server)
         clock.advance(TTL_MS + 1)
         ledger = server.ledger(client_id="busy")
-        await written(ledger, 40)
+        await write_transactions(ledger, 40)
         lines = await lines_of(server)
         assert "oncelog_evictions_total 10.0" in lines
         assert "oncelog_evicted_clients_total 1.0" in lines
@@ -150,7 +150,7 @@ async def test_evictions_appear_in_metrics_and_in_the_server_log(
 @pytest.mark.rule("LG-21")
 async def test_positions_of_all_lanes_appear_in_metrics(tmp_path: Path, wire: str) -> None:
     async with run_server(tmp_path, wire) as server:
-        await written(server.ledger(client_id="app"), 3)
+        await write_transactions(server.ledger(client_id="app"), 3)
         lane = server.log.state.lane("ledger/acme")
         lines = await lines_of(server)
         assert f'oncelog_last_committed_position{{lane="{lane}"}} 3.0' in lines

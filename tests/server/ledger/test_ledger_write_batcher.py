@@ -13,7 +13,7 @@ from oncelog.server.ledger import grpc_codec, write_batcher
 from oncelog.server.ledger.write_batcher import BATCHING_THRESHOLD, RATE_WINDOW_S, WriteBatcher
 from oncelog.server.limits import LONG_FRAME_BYTES
 from server.ledger.ledger_servers import LedgerServer, run_server
-from server.ledger.ledger_transports import GRPC, code, put, refused
+from server.ledger.ledger_transports import GRPC, code, expect_refusal, put
 
 LONG_WAIT_S = 1000.0
 
@@ -26,12 +26,12 @@ def hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
 
 
-def held(server: LedgerServer) -> int:
+def count_held_writes(server: LedgerServer) -> int:
     assert server.server.grpc_service is not None
     return len(server.server.grpc_service._write_batcher._queue)
 
 
-def written(server: LedgerServer, number: int, *operations: Any) -> "asyncio.Task[Any]":
+def start_write(server: LedgerServer, number: int, *operations: Any) -> "asyncio.Task[Any]":
     """Send a write of a client that is unique to the number."""
     ledger = server.ledger(client_id=f"client-{number}")
     return asyncio.ensure_future(ledger.write(1, *(operations or (put(f"entity/{number}", b"v"),))))
@@ -53,8 +53,10 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 50)
     async with run_server(tmp_path, GRPC) as server:
         wrong = range(0, 300, 10)
-        calls = {number: written(server, number) for number in range(300) if number not in wrong}
-        errors = {number: asyncio.ensure_future(refused(written(server, number, put("")))) for number in wrong}
+        calls = {number: start_write(server, number) for number in range(300) if number not in wrong}
+        errors = {
+            number: asyncio.ensure_future(expect_refusal(start_write(server, number, put("")))) for number in wrong
+        }
         answers = {number: await call for number, call in calls.items()}
         assert {code(answer) for answer in answers.values()} == {"OK"}
         assert len({answer["committed_tx_id"] for answer in answers.values()}) == len(calls)
@@ -70,7 +72,7 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
 async def test_single_write_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
     async with run_server(tmp_path, GRPC) as server:
-        assert code(await soon(written(server, 1))) == "OK"
+        assert code(await soon(start_write(server, 1))) == "OK"
 
 
 @pytest.mark.usefixtures("hold_writes")
@@ -79,11 +81,11 @@ async def test_held_writes_are_submitted_when_the_batch_is_full(
 ) -> None:
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 3)
     async with run_server(tmp_path, GRPC) as server:
-        first = [written(server, 1), written(server, 2, put(""))]
-        await until(lambda: held(server) == 2)
-        assert code(await soon(written(server, 3))) == "OK"
+        first = [start_write(server, 1), start_write(server, 2, put(""))]
+        await until(lambda: count_held_writes(server) == 2)
+        assert code(await soon(start_write(server, 3))) == "OK"
         assert code(await soon(first[0])) == "OK"
-        assert (await soon(refused(first[1]))).status == "INVALID_ARGUMENT"
+        assert (await soon(expect_refusal(first[1]))).status == "INVALID_ARGUMENT"
 
 
 @pytest.mark.usefixtures("hold_writes")
@@ -93,7 +95,7 @@ async def test_held_writes_are_submitted_after_the_maximum_delay(
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", 0.001)
     async with run_server(tmp_path, GRPC) as server:
         for number in (1, 2):
-            assert code(await soon(written(server, number))) == "OK"
+            assert code(await soon(start_write(server, number))) == "OK"
 
 
 @pytest.mark.usefixtures("hold_writes")
@@ -110,10 +112,10 @@ async def test_held_writes_are_submitted_when_another_write_is_answered(
     monkeypatch.setattr(Committer, "_commit", gated)
     async with run_server(tmp_path, GRPC) as server:
         monkeypatch.setattr(write_batcher, "BATCHING_THRESHOLD", 1)  # the first write is not held
-        first = written(server, 1)
+        first = start_write(server, 1)
         await until(lambda: server.server.log.queue_length == 1)
-        others = [written(server, number) for number in (2, 3)]
-        await until(lambda: held(server) == 2)
+        others = [start_write(server, number) for number in (2, 3)]
+        await until(lambda: count_held_writes(server) == 2)
         may_go.set()
         for call in [first, *others]:
             assert code(await soon(call)) == "OK"
@@ -135,11 +137,11 @@ async def test_held_write_of_a_cancelled_call_is_still_committed(
     async with run_server(tmp_path, GRPC) as server:
         assert server.server.grpc_service is not None
         calls = server.server.grpc_service._calls
-        gone = written(server, 1)
-        await until(lambda: held(server) == 1)
+        gone = start_write(server, 1)
+        await until(lambda: count_held_writes(server) == 1)
         gone.cancel()
         await until(lambda: not calls)
-        assert code(await soon(written(server, 2))) == "OK"
+        assert code(await soon(start_write(server, 2))) == "OK"
         assert await server.ledger().value("entity/1") == b"v"
         assert len(made) == 1  # the server builds no answer for the cancelled call
 
@@ -147,7 +149,7 @@ async def test_held_write_of_a_cancelled_call_is_still_committed(
 @pytest.mark.usefixtures("hold_writes")
 async def test_long_write_is_not_held(tmp_path: Path) -> None:
     async with run_server(tmp_path, GRPC) as server:
-        assert code(await soon(written(server, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
+        assert code(await soon(start_write(server, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
 
 
 def test_write_that_follows_many_answers_is_held() -> None:
@@ -168,6 +170,6 @@ async def test_long_write_does_not_overtake_held_writes(tmp_path: Path) -> None:
     async with run_server(tmp_path, GRPC) as server:
         ledger = server.ledger(client_id="till")
         first = asyncio.ensure_future(ledger.write(1, put("a", b"v")))
-        await until(lambda: held(server) == 1)
+        await until(lambda: count_held_writes(server) == 1)
         second = asyncio.ensure_future(ledger.write(2, put("b", bytes(LONG_FRAME_BYTES))))
         assert [code(await soon(first)), code(await soon(second))] == ["OK", "OK"]

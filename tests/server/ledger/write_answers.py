@@ -7,16 +7,25 @@ import aiohttp
 
 from oncelog.core.proof import Block
 from server.ledger.ledger_servers import key
-from server.ledger.ledger_transports import CallError, Json, Ledger, Watching, code, failure, put, success
+from server.ledger.ledger_transports import (
+    BlockStream,
+    CallError,
+    Json,
+    Ledger,
+    code,
+    expect_failure,
+    expect_success,
+    put,
+)
 
 
-async def written(ledger: Ledger, count: int, start: int = 1) -> list[Json]:
+async def write_transactions(ledger: Ledger, count: int, start: int = 1) -> list[Json]:
     """Commit transactions with consecutive sequences. The sequence determines each idempotency key."""
-    return [success(await retried(ledger, number)) for number in range(start, start + count)]
+    return [expect_success(await retry_write(ledger, number)) for number in range(start, start + count)]
 
 
-async def retried(ledger: Ledger, number: int, **members: Any) -> Json:
-    """Send the write with this sequence again, as `written` has sent it."""
+async def retry_write(ledger: Ledger, number: int, **members: Any) -> Json:
+    """Send the write with this sequence again, as `write_transactions` has sent it."""
     return await ledger.write(number, put("a", b"%d" % number), key=members.pop("with_key", key(number)), **members)
 
 
@@ -25,9 +34,9 @@ def place(answer: Json) -> tuple[int, str, int]:
     return answer["assigned_sequence"], answer["committed_tx_id"], answer["block_height"]
 
 
-def already(answer: Json) -> tuple[Any, ...]:
+def expect_already_committed(answer: Json) -> tuple[Any, ...]:
     """Check that the answer is ALREADY_COMMITTED and return its sequence, id and height."""
-    error = failure(answer)
+    error = expect_failure(answer)
     assert (error["code"], error["number"]) == ("ALREADY_COMMITTED", 5)
     assert error.keys() <= {"code", "number", "message", "committed_tx_id", "block_height", "assigned_sequence"}
     return error["assigned_sequence"], error.get("committed_tx_id"), error.get("block_height")
@@ -35,7 +44,7 @@ def already(answer: Json) -> tuple[Any, ...]:
 
 def outcome(answer: Json) -> tuple[Any, ...]:
     """Return the sequence, id and height of a write that was committed now or earlier."""
-    return place(answer) if code(answer) == "OK" else already(answer)
+    return place(answer) if code(answer) == "OK" else expect_already_committed(answer)
 
 
 def block_of(header: Json) -> Block:
@@ -72,7 +81,7 @@ class Unchanged:
         return number > 0 and self._polls >= 100
 
 
-async def ending(watching: Watching) -> str:
+async def read_to_end(watching: BlockStream) -> str:
     """Read a block stream to its end and return its final status."""
     try:
         while await watching.next() is not None:
