@@ -42,7 +42,7 @@ def refusal(*arguments: str | Path, status: int = 2) -> str:
 def private_key(directory: Path, algorithm: str) -> Path:
     key = key_of(algorithm)
     data = auth_material.SECRET + b"0\n" if algorithm == "HS256" else key.as_pem(private=True)  # type: ignore[union-attr]
-    return auth_material.written(directory / "private", data)
+    return auth_material.write_file(directory / "private", data)
 
 
 def verifier_of(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings: Any) -> Tokens:

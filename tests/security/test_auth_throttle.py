@@ -35,7 +35,7 @@ async def http_fast_path(served: Serving, credential: str | None) -> str:
     headers = [] if credential is None else [f"Authorization: Bearer {credential}"]
     async with raw_connection(served) as connection:
         connection.send(post(write(1, client="ci"), *headers))
-        status, _, answer = await connection.answer()
+        status, _, answer = await connection.read_answer()
     return OK if status == 200 else str(answer["error"]["code"])
 
 
@@ -122,7 +122,7 @@ async def test_requests_without_a_credential_do_not_delay_valid_ones(tmp_path: P
         assert (served.server.counts.auth_failures, served.server.counts.unauthenticated_requests) == (1, BURST)
 
 
-def _with_another_secret(key: str) -> str:
+def _change_secret(key: str) -> str:
     """Change one character of a key's secret."""
     return key[:-2] + ("B" if key[-2] == "A" else "A") + key[-1]
 
@@ -132,7 +132,7 @@ def _with_another_secret(key: str) -> str:
 async def test_wrong_credentials_are_limited_and_do_not_delay_valid_ones(tmp_path: Path, name: str) -> None:
     attempt = ATTEMPTS[name]
     async with server_with_key(tmp_path) as (served, key, jwt):
-        outcomes = await burst(attempt, served, _with_another_secret(key))
+        outcomes = await burst(attempt, served, _change_secret(key))
         assert sorted(outcomes) == [FAILED] * 60 + [LIMITED] * (BURST - 60)
         assert [await attempt(served, one) for one in (key, jwt)] == [OK, OK]
         counts = served.server.counts

@@ -82,7 +82,7 @@ async def send_request(served: Serving, flood: Flood) -> None:
         connection.send(head[:20].encode())
         await flood.add(NON_EVICTING_COUNT)
         connection.send(head[20:].encode())
-        status, _, answer = await connection.answer()
+        status, _, answer = await connection.read_answer()
         assert status == 200, answer
 
 
@@ -90,7 +90,7 @@ async def send_write(served: Serving, flood: Flood) -> None:
     async with raw_connection(served, _tls(served)) as connection:
         await flood.add(NON_EVICTING_COUNT)
         connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
-        assert await connection.written() == 1
+        assert await connection.read_committed_sequence() == 1
 
 
 async def open_websocket(served: Serving, flood: Flood) -> None:
@@ -132,7 +132,7 @@ async def test_flood_does_not_close_authenticated_keep_alive_connections(tmp_pat
     async with flooded_server(tmp_path) as (served, flood), raw_connection(served) as connection:
         for number in range(1, 4):
             connection.send(post(write(number, client="user:ada"), f"Authorization: Bearer {token()}"))
-            assert await connection.written() == number
+            assert await connection.read_committed_sequence() == number
             await flood.add(3 * SLOTS)
 
 
@@ -144,7 +144,7 @@ async def test_flood_does_not_exhaust_the_connection_limit_of_its_address(tmp_pa
         for number in range(1, 6):
             connection = await stack.enter_async_context(raw_connection(served))
             connection.send(post(write(number, client="user:ada"), authorization))
-            assert await connection.written() == number
+            assert await connection.read_committed_sequence() == number
             await flood.add(1 if number < 5 else 0)
         async with raw_connection(served) as refused:  # all others are authenticated
             assert await is_closed(refused)

@@ -68,9 +68,9 @@ async def test_large_body_without_a_credential_is_refused_and_not_buffered(tmp_p
     async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
         for _ in range(2):  # the second time on a connection that was already refused
             connection.send(post(b" " * 3 * MIB, path="/v1/events"))
-            assert (await connection.answer())[0] == 401
+            assert (await connection.read_answer())[0] == 401
         connection.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert (await connection.answer())[0] == 200
+        assert (await connection.read_answer())[0] == 200
 
 
 @pytest.mark.rule("CO-27")
@@ -79,7 +79,7 @@ async def test_large_first_request_with_a_credential_is_accepted(tmp_path: Path)
     async with serving(tmp_path, tokens=True) as served:
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada") + b" " * 3 * MIB, authorization))
-            assert await connection.written() == 1
+            assert await connection.read_committed_sequence() == 1
         async with raw_connection(served) as connection:  # the first message and a long one in one write
             await upgrade(connection)
             events = [item(number, event={"text": "x" * 10_000}) for number in range(1, 101)]
@@ -190,7 +190,7 @@ async def test_proxied_streams_are_limited_by_client_address(tmp_path: Path) -> 
         # A proxy reuses its connections, so the limit for the first message also applies to reused connections.
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
-            assert await connection.written() == 1
+            assert await connection.read_committed_sequence() == 1
             before = served.server._limiter.unauthenticated_count
             await upgrade(connection, headers="X-Forwarded-For: 192.0.2.3\r\n")
             assert served.server._limiter.unauthenticated_count == before + 1

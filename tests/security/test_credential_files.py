@@ -23,7 +23,7 @@ from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.websocket import WebSocketSessions
 from security.test_revocation import ALL, accepts, check_ended, create, failed_files
 from server.auth import auth_material
-from server.auth.auth_material import token, written
+from server.auth.auth_material import token, write_file
 from server.running_server import serving
 
 pytestmark = pytest.mark.rule("CO-28")
@@ -38,7 +38,7 @@ def poll(known: Authenticator) -> tuple[bool, list[str]]:
     return known.files.apply(known.files.load_changes())
 
 
-def watched(known: Authenticator) -> list[CredentialEvent]:
+def record_events(known: Authenticator) -> list[CredentialEvent]:
     events: list[CredentialEvent] = []
     known.subscribe(events.append)
     return events
@@ -49,15 +49,15 @@ def act_keys(events: list[CredentialEvent]) -> list[bytes]:
     return [act.key for event in events if (act := to_record_act(event)) is not None]
 
 
-def modified(path: Path, content: bytes, at_s: int) -> None:
+def write_with_mtime(path: Path, content: bytes, at_s: int) -> None:
     """Write a file and set its mtime, because file-system timestamps may be too coarse to distinguish two writes."""
-    written(path, content)
+    write_file(path, content)
     os.utime(path, (at_s, at_s))
 
 
 def signing_keys(count: int) -> list[dict[str, Any]]:
     """Return `count` keys as members of key sets, with ids 0, 1, …"""
-    return [auth_material.public("ES256", str(number), number) for number in range(count)]
+    return [auth_material.public_jwk("ES256", str(number), number) for number in range(count)]
 
 
 def verifies(known: Authenticator, number: int, key_id: str) -> bool:
@@ -80,7 +80,7 @@ def test_key_moved_between_files_is_not_reported_as_removed(tmp_path: Path, orde
     sources = tuple(KeyFile(str(tmp_path / name), KeyKind.JWKS) for name in order)
     known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()
-    events = watched(known)
+    events = record_events(known)
     auth_material.key_set(tmp_path / "a", one)
     auth_material.key_set(tmp_path / "b", two, three)
     if is_poll:
@@ -96,7 +96,7 @@ def test_files_can_exchange_keys_in_one_change(tmp_path: Path) -> None:
     sources = (auth_material.key_set(tmp_path / "a", one), auth_material.key_set(tmp_path / "b", two))
     known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()
-    events = watched(known)
+    events = record_events(known)
     auth_material.key_set(tmp_path / "a", {**one, "kid": "1"})
     auth_material.key_set(tmp_path / "b", {**two, "kid": "0"})
     assert poll(known) == (True, [])
@@ -130,12 +130,12 @@ def test_conflict_in_one_file_does_not_prevent_others_from_exchanging_keys(tmp_p
 
 @pytest.mark.rule("CO-43")
 def test_every_removal_of_a_secret_with_one_id_is_recorded(tmp_path: Path) -> None:
-    path = written(tmp_path / "secret", b"a" * 40)
+    path = write_file(tmp_path / "secret", b"a" * 40)
     source = KeyFile(str(path), KeyKind.SECRET, "2026")
     servers = [Authenticator(auth_material.tokens(tmp_path, key_files=(source,))) for _ in range(2)]
-    noticed = [watched(known) for known in servers]
+    noticed = [record_events(known) for known in servers]
     for at_s, letter in enumerate((b"b", b"c", b"d"), auth_material.NOW_S):
-        modified(path, letter * 40, at_s)
+        write_with_mtime(path, letter * 40, at_s)
         for known in servers:
             known.reload()
     assert [len(events) for events in noticed] == [3, 3]
@@ -149,12 +149,12 @@ def test_restored_key_that_is_removed_again_is_recorded_twice(tmp_path: Path) ->
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, auth_material.SetClock())
     removed, _ = (operator.create(name, name, ALL) for name in "ab")
-    before, after = path.read_bytes(), without(path, removed)
+    before, after = path.read_bytes(), remove_key(path, removed)
     known = Authenticator(api_keys=ApiKeys(path, auth_material.SetClock()))
     known.reload()
-    events = watched(known)
+    events = record_events(known)
     for at_s, content in enumerate((after, before, after), auth_material.NOW_S):
-        modified(path, content, at_s)
+        write_with_mtime(path, content, at_s)
         known.reload()
     assert [(event.act, event.id) for event in events] == [("api_key_removed", removed.key.id)] * 2
     assert len(set(act_keys(events))) == 2
@@ -167,12 +167,12 @@ def test_key_revoked_at_a_different_time_is_recorded_again(tmp_path: Path) -> No
     key = operator.create("a", "a", ALL)
     known = Authenticator(api_keys=ApiKeys(path, clock))
     known.reload()
-    events, before = watched(known), path.read_bytes()
+    events, before = record_events(known), path.read_bytes()
     for _ in range(2):
         clock.now_ms += 1
         operator.revoke(key.key.id)
         known.reload()
-        written(path, before)
+        write_file(path, before)
         known.reload()
     assert [event.act for event in events] == ["api_key_revoked"] * 2
     assert len(set(act_keys(events))) == 2
@@ -181,7 +181,7 @@ def test_key_revoked_at_a_different_time_is_recorded_again(tmp_path: Path) -> No
 # --- files that other users may read or change ------------------------------------------------------------------
 
 
-def without(path: Path, removed: CreatedKey) -> bytes:
+def remove_key(path: Path, removed: CreatedKey) -> bytes:
     """Return the content of an API-key file without one key."""
     content = json.loads(path.read_bytes())
     return json.dumps({**content, "keys": [one for one in content["keys"] if one["id"] != removed.key.id]}).encode()
@@ -204,7 +204,7 @@ async def test_loose_file_revokes_and_removes_keys_and_adds_none(
         # A text editor or an older version of the command rewrites the file and keeps its mode.
         operator = ApiKeys(tmp_path / "other.json", auth_material.SetClock())
         added = operator.create("added", "added", ALL)
-        content = json.loads(without(path, removed))
+        content = json.loads(remove_key(path, removed))
         for one in content["keys"]:
             one["revoked_ms"] = 1 if one["id"] == revoked.key.id else None
         content["keys"] += json.loads((tmp_path / "other.json").read_bytes())["keys"]
@@ -232,7 +232,7 @@ def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path
     changed["grants"] = {"read": ["orders/1/*", "b", "a*"], "write": ["*"], "audit": ["*"]}
     changed["expires_ms"] = None
     again["revoked_ms"] = None
-    written(path, json.dumps(content).encode(), mode)
+    write_file(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]
     found = known.authenticate(key.text)
     assert found.grants == parse_grants(["orders/1/*", "a"], ["x"])
@@ -241,7 +241,7 @@ def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path
         known.authenticate(other.text)
     assert poll(known)[0] is False  # nothing is left to take away
     changed["expires_ms"] = auth_material.NOW_MS + 5
-    written(path, json.dumps(content).encode(), mode)
+    write_file(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]
     assert known.authenticate(key.text).expires_ms == auth_material.NOW_MS + 5
 
@@ -254,7 +254,7 @@ def test_loose_file_that_changes_a_key_removes_it(tmp_path: Path, field: str) ->
     known.reload()
     content = json.loads(path.read_bytes())
     content["keys"][0][field] = "0" * 64
-    written(path, json.dumps(content).encode(), 0o666)
+    write_file(path, json.dumps(content).encode(), 0o666)
     poll(known)
     with pytest.raises(AuthError):
         known.authenticate(key.text)
@@ -265,7 +265,7 @@ def test_loose_key_set_removes_keys_and_adds_none(tmp_path: Path) -> None:
     source = auth_material.key_set(tmp_path / "set", one, two)
     known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=(source,)))
     known.reload()
-    events = watched(known)
+    events = record_events(known)
     auth_material.key_set(tmp_path / "set", two, three)
     (tmp_path / "set").chmod(0o666)
     has_changed, (failure,) = poll(known)
@@ -290,7 +290,7 @@ def test_loose_file_is_refused_at_start(tmp_path: Path) -> None:
 
 
 @contextmanager
-def hanging(path: Path) -> Iterator[None]:
+def hang_reads(path: Path) -> Iterator[None]:
     """Make every read of the file block, as on a network file system whose server is unreachable."""
     released, read = threading.Event(), secret_files.read_file
 
@@ -317,8 +317,8 @@ async def test_hanging_file_does_not_delay_a_revocation_in_another(
         key = await create(served, "a")
         client = await served.connected("a", key.text)
         threads = threading.active_count()
-        with hanging(path):
-            written(path, auth_material.SECRET + b"1")
+        with hang_reads(path):
+            write_file(path, auth_material.SECRET + b"1")
             await until(lambda: failed_files(served, "signing_keys"))
             assert served.api_keys is not None
             served.api_keys.revoke(key.key.id)

@@ -8,7 +8,7 @@ import pytest
 
 from deadlines import soon
 from server.auth import auth_material
-from server.auth.auth_material import encoded, key_of, token
+from server.auth.auth_material import encode_base64, key_of, token
 from server.ledger.ledger_servers import run_server
 from server.ledger.ledger_transports import GRPC, HTTP, expect_refusal
 from server.running_server import item
@@ -16,11 +16,11 @@ from server.running_server import item
 GRANTS = {"read": ["*"], "write": ["*"]}
 GOOD = token(grants=GRANTS)
 _head, _claims, _signature = GOOD.split(".")
-_ROOT = encoded(json.dumps({"sub": "root", "exp": 2**40, "grants": GRANTS}).encode())
+_ROOT = encode_base64(json.dumps({"sub": "root", "exp": 2**40, "grants": GRANTS}).encode())
 
 
 def unsigned(algorithm: Any) -> str:
-    return f"{encoded(json.dumps({'alg': algorithm, 'typ': 'JWT'}).encode())}.{_claims}."
+    return f"{encode_base64(json.dumps({'alg': algorithm, 'typ': 'JWT'}).encode())}.{_claims}."
 
 
 FORGED = {

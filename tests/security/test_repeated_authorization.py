@@ -47,12 +47,12 @@ async def test_repeated_header_is_refused_over_http(tmp_path: Path, pair: tuple[
         for request in requests:
             async with raw_connection(served) as connection:
                 connection.send(request)
-                status, _, answer = await connection.answer()
+                status, _, answer = await connection.read_answer()
             assert status == 400, request
             assert "must not be repeated" in str(answer), request
         async with raw_connection(served) as connection:
             connection.send(post(write(1, client="user:ada"), GOOD))
-            assert await connection.written() == 1
+            assert await connection.read_committed_sequence() == 1
 
 
 @pytest.mark.parametrize("credentials", [("good", "bad"), ("bad", "good")])

@@ -39,7 +39,7 @@ async def test_no_response_reveals_a_version_or_allows_sniffing(
 ) -> None:
     async with raw_connection(served) as connection:
         connection.send(request_bytes)
-        found, headers, _ = await connection.answer()
+        found, headers, _ = await connection.read_answer()
     assert found == status
     assert headers["Server"] == "oncelog"
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -80,7 +80,7 @@ async def test_openapi_document_is_built_once_and_revalidated(served: Serving, m
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization olk_SECRET: b\r\n\r\n", id="header-name"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: olk_SECRET\x01\r\n\r\n", id="header-value"),
         pytest.param(b"GET /?token=olk_SECRET HTTP/9\r\nHost: a\r\n\r\n", id="request-line"),
-        pytest.param(b"olk_SECRET\r\n\r\n", id="no-http"),
+        pytest.param(b"olk_SECRET\r\n\r\n", id="not-http"),
     ],
 )
 @pytest.mark.parametrize("is_metrics_port", [False, True], ids=["port", "metrics-port"])
@@ -118,6 +118,6 @@ async def test_answer_to_malformed_http_does_not_quote_the_request(
 async def test_answer_to_an_overlong_line_says_which_line_it_was(served: Serving, head: bytes) -> None:
     async with raw_connection(served) as connection:
         connection.send(head + b"\r\n\r\n")
-        status, _, body = await connection.answer()
+        status, _, body = await connection.read_answer()
     assert status == 400
     assert body["detail"] == "the request line or a header of the request is too long"

@@ -18,7 +18,7 @@ from oncelog.server.auth.credential_files import CredentialEvent
 from oncelog.server.auth.principal import parse_grants
 from oncelog.testing.clock import ManualClock
 from server.auth import auth_material
-from server.auth.auth_material import NOW_S, token, written
+from server.auth.auth_material import NOW_S, token, write_file
 from server.ledger.ledger_servers import run_server
 from server.ledger.ledger_transports import GRPC
 from server.running_server import Serving, SocketClient, item, numbers, serving
@@ -99,9 +99,9 @@ async def test_replaced_signing_key_closes_connections_of_its_tokens(tmp_path: P
         client = await served.connected("laptop", text)
         assert numbers(await client.submit(item(1))) == [1]
         if how == "renamed over":
-            written(tmp_path / "new", SECOND_SECRET).replace(path)
+            write_file(tmp_path / "new", SECOND_SECRET).replace(path)
         else:
-            written(path, SECOND_SECRET)
+            write_file(path, SECOND_SECRET)
         await check_ended(client)
         assert not accepts(served, text)
         assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
@@ -114,7 +114,7 @@ async def test_rewriting_an_unchanged_signing_key_keeps_connections_open(
     async with serving(tmp_path, tokens=True) as served:
         client = await served.connected("laptop", token(grants=ALL.to_claim()))
         files = served.server._authenticator.files
-        written(tmp_path / "new", path.read_bytes()).replace(path)
+        write_file(tmp_path / "new", path.read_bytes()).replace(path)
         with caplog.at_level(logging.INFO, "oncelog.doors"):
             await until(lambda: files._files[0].version == credential_files._get_version(str(path)))
         served.server.reload()
@@ -127,7 +127,7 @@ async def test_changed_grants_apply_without_a_signal(tmp_path: Path) -> None:
         key = await create(served, "a")
         client = await served.connected("a", key.text)
         path = tmp_path / "keys.json"
-        written(tmp_path / "new", path.read_bytes().replace(b'"*"', b'"b"')).replace(path)
+        write_file(tmp_path / "new", path.read_bytes().replace(b'"*"', b'"b"')).replace(path)
         await until(lambda: not served.server._authenticator.authenticate(key.text).grants.may_write("a"))
         (refused, taken) = await client.submit(item(1, "a"), item(2, "b"))
         assert (refused["reason"], taken["status"]) == ("forbidden", "committed")
@@ -146,7 +146,7 @@ async def test_bad_file_keeps_the_loaded_content_and_is_counted_and_logged_once(
         content = path.read_bytes()
         assert not failed_files(served, "api_keys")
         # Replace the file atomically, because a poll may read it at any time.
-        written(tmp_path / "bad.json", b"{").replace(path)
+        write_file(tmp_path / "bad.json", b"{").replace(path)
         await until(lambda: failed_files(served, "api_keys"))
         files = served.server._authenticator.files
         polls = files._polls
@@ -156,7 +156,7 @@ async def test_bad_file_keeps_the_loaded_content_and_is_counted_and_logged_once(
         path.unlink()
         await until(lambda: "No such file" in caplog.text)
         assert accepts(served, key.text)
-        written(path, content)
+        write_file(path, content)
         await until(lambda: not failed_files(served, "api_keys"))
         assert caplog.text.count("not reloaded; its previous content stays in use: ") == 2
 
@@ -258,9 +258,9 @@ async def test_listeners_are_told_which_keys_have_ended(tmp_path: Path) -> None:
         clock.advance(1000)
         await until(lambda: len(events) == 2)
         left = [one for one in json.loads((tmp_path / "keys.json").read_bytes())["keys"] if one["client_id"] != "c"]
-        written(tmp_path / "new", json.dumps({"version": 2, "keys": left}).encode()).replace(tmp_path / "keys.json")
+        write_file(tmp_path / "new", json.dumps({"version": 2, "keys": left}).encode()).replace(tmp_path / "keys.json")
         await until(lambda: len(events) == 3)
-        written(tmp_path / "HS256-0.key", SECOND_SECRET)
+        write_file(tmp_path / "HS256-0.key", SECOND_SECRET)
         await until(lambda: len(events) == 4)
     assert [(one.act, one.id, one.client_id, one.at_ms - auth_material.NOW_MS) for one in events] == [
         ("api_key_revoked", revoked.key.id, "a", 0),
@@ -289,7 +289,7 @@ def test_keys_that_ended_before_the_first_load_are_reported_as_initial(tmp_path:
 
 
 def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> None:
-    one, two = (auth_material.public("ES256", name, number) for number, name in enumerate(("one", "two")))
+    one, two = (auth_material.public_jwk("ES256", name, number) for number, name in enumerate(("one", "two")))
     source = auth_material.key_set(tmp_path / "set.json", one, two)
     tokens = auth_material.tokens(tmp_path, "ES256", key_files=(source,))
     known = Authenticator(tokens)
@@ -308,7 +308,7 @@ def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> 
 
 
 def test_key_may_move_from_one_file_to_another(tmp_path: Path) -> None:
-    one, two, three = (auth_material.public("ES256", name, number) for number, name in enumerate("123"))
+    one, two, three = (auth_material.public_jwk("ES256", name, number) for number, name in enumerate("123"))
     sources = (auth_material.key_set(tmp_path / "a", one), auth_material.key_set(tmp_path / "b", two, three))
     known = Authenticator(auth_material.tokens(tmp_path, "ES256", key_files=sources))
     known.reload()

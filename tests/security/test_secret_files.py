@@ -15,7 +15,7 @@ from oncelog.server.auth.principal import parse_grants
 from oncelog.server.auth.secret_files import SecretCheck, check_secret_file
 from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind
 from server.auth import auth_material
-from server.auth.auth_material import SetClock, load_keys, written
+from server.auth.auth_material import SetClock, load_keys, write_file
 from server.running_server import serving
 from server.test_server_app import make_certificate, name_served
 
@@ -74,8 +74,8 @@ def test_world_writable_secret_is_refused_even_if_loose_files_are_allowed() -> N
 
 def test_owner_of_the_opened_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that replaces the opened one under its name is neither checked nor used."""
-    path = written(tmp_path / "secret", b"a" * 40)
-    fake = written(tmp_path / "fake", b"b" * 40, 0o666)
+    path = write_file(tmp_path / "secret", b"a" * 40)
+    fake = write_file(tmp_path / "fake", b"b" * 40, 0o666)
     real = secret_files.check_secret_file
 
     def replace_and_check(*arguments: object) -> None:
@@ -88,7 +88,7 @@ def test_owner_of_the_opened_file_is_checked(tmp_path: Path, monkeypatch: pytest
 
 
 def test_public_keys_may_be_read_by_all_users(tmp_path: Path) -> None:
-    path = auth_material.key_set(tmp_path / "set.json", auth_material.public("ES256", "a"))
+    path = auth_material.key_set(tmp_path / "set.json", auth_material.public_jwk("ES256", "a"))
     Path(path.path).chmod(0o644)
     assert load_keys([path], ALGORITHMS)
 
@@ -127,26 +127,26 @@ async def test_tls_key_that_becomes_readable_is_not_reloaded(tmp_path: Path, cap
 # --- commands ---------------------------------------------------------------------------------------------
 
 
-def invoked(*arguments: object, check: str | None = None) -> Result:
+def invoke_command(*arguments: object, check: str | None = None) -> Result:
     return RUNNER.invoke(COMMAND, [str(one) for one in arguments], env={"ONCELOG_CHECK_SECRET_FILES": check})
 
 
 def test_commands_refuse_loose_secret_files_unless_the_environment_allows_them(tmp_path: Path) -> None:
-    secret = written(tmp_path / "secret", b"x" * 40, 0o644)
-    token = written(tmp_path / "token", b"abc", 0o644)
+    secret = write_file(tmp_path / "secret", b"x" * 40, 0o644)
+    token = write_file(tmp_path / "token", b"abc", 0o644)
     keys = tmp_path / "keys.json"
     ApiKeys(keys, SetClock()).create("a", "a", parse_grants())
     keys.chmod(0o644)
     sign = ["token", "--key", secret, "--alg", "HS256", "--sub", "ada"]
     submit = ["submit", "--url", "http://127.0.0.1:9", "--partition", "a", "--token-file", token, "--tries", "1", "{}"]
     for command, path in ((sign, secret), (["apikey", "list", keys], keys), (submit[:7] + submit[9:], token)):
-        done = invoked(*command)
+        done = invoke_command(*command)
         assert done.exit_code == 2
         assert f"chmod 600 {path}" in done.stderr
         assert "ONCELOG_CHECK_SECRET_FILES=false" in done.stderr
     for command in (sign, ["apikey", "list", keys]):
-        assert invoked(*command, check="false").exit_code == 0
-    assert "must be true or false" in invoked(*sign, check="maybe").stderr
+        assert invoke_command(*command, check="false").exit_code == 0
+    assert "must be true or false" in invoke_command(*sign, check="maybe").stderr
 
 
 def test_token_can_be_read_from_a_pipe() -> None:

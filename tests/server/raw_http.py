@@ -40,7 +40,7 @@ class RawConnection:
     def send(self, *data: bytes) -> None:
         self.writer.write(b"".join(data))
 
-    async def answer(self) -> tuple[int, dict[str, str], Any]:
+    async def read_answer(self) -> tuple[int, dict[str, str], Any]:
         """Read the next response and return its status, headers and body."""
         head = (await soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
         headers = dict(line.split(": ", 1) for line in head[1:-2])
@@ -48,9 +48,9 @@ class RawConnection:
         is_json = headers["Content-Type"].endswith("json")
         return int(head[0].split()[1]), headers, json.loads(body) if is_json else body
 
-    async def written(self) -> int:
+    async def read_committed_sequence(self) -> int:
         """Read the next response, which must be a committed write, and return the assigned sequence."""
-        status, _, answer = await self.answer()
+        status, _, answer = await self.read_answer()
         assert status == 200, answer
         return int(answer["assigned_sequence"])
 

@@ -36,25 +36,25 @@ async def client(served: Serving) -> AsyncIterator[RawConnection]:
 async def test_connection_answers_sequential_writes_and_retries(served: Serving, client: RawConnection) -> None:
     for number in (1, 2, 3):
         client.send(post(write(number)))
-        assert await client.written() == number
+        assert await client.read_committed_sequence() == number
     assert fast_connections(served) == 1
     again = post(write(3))
     client.send(again)
-    first = await client.answer()
+    first = await client.read_answer()
     client.send(again)
-    second = await client.answer()
+    second = await client.read_answer()
     assert first[2] == second[2]  # the original answer with its proof
 
 
 async def test_pipelined_requests_are_answered_in_order(client: RawConnection) -> None:
     client.send(*(post(write(number)) for number in range(1, 51)))
-    assert [await client.written() for _ in range(50)] == list(range(1, 51))
+    assert [await client.read_committed_sequence() for _ in range(50)] == list(range(1, 51))
 
 
 async def test_fast_path_sends_the_same_headers_as_aiohttp(served: Serving, client: RawConnection) -> None:
     async with raw_connection(served) as other:
         other.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # this hands the connection over to aiohttp
-        await other.answer()
+        await other.read_answer()
         for body, headers in (
             (write(1), ()),
             (write(1, sequence=0), ()),  # a malformed request
@@ -63,7 +63,7 @@ async def test_fast_path_sends_the_same_headers_as_aiohttp(served: Serving, clie
         ):
             client.send(post(body, *headers))
             other.send(post(body, *headers))
-            quickly, slowly = await client.answer(), await other.answer()
+            quickly, slowly = await client.read_answer(), await other.read_answer()
             for one in (quickly, slowly):
                 one[1].pop("Date")
                 one[1].pop("Connection", None)
@@ -81,13 +81,13 @@ async def test_fast_path_sends_the_same_headers_as_aiohttp(served: Serving, clie
         pytest.param(post(write(1), "Transfer-Encoding: chunked"), 400, id="both lengths"),
         pytest.param(post(write(1), "Content-Length: 5", f"Content-Length: {len(write(1))}"), 400, id="two lengths"),
         pytest.param(post(write(1), "Content-Length: +5"), 400, id="no length"),
-        pytest.param(post(write(1)).replace(b"application/json", b"text/plain"), 415, id="no json"),
+        pytest.param(post(write(1)).replace(b"application/json", b"text/plain"), 415, id="not json"),
         pytest.param(post(write(1), host="example.org"), 403, id="another host"),
         pytest.param(post(write(1), path="/v1/ledger/nothing"), 404, id="no such path"),
         pytest.param(
             post(write(1)).replace(b"HTTP/1.1\r\nHost: 127.0.0.1", b"HTTP/1.1\nHost: 127.0.0.1"), 400, id="lf"
         ),
-        pytest.param(b"\0" * 3000, 400, id="no http"),
+        pytest.param(b"\0" * 3000, 400, id="not http"),
         pytest.param(post(b"", path=WRITE_PATH), 400, id="no body"),
         pytest.param(b"GET" + post(write(1))[4:], 405, id="another method"),
     ],
@@ -95,36 +95,36 @@ async def test_fast_path_sends_the_same_headers_as_aiohttp(served: Serving, clie
 async def test_aiohttp_refuses_requests_outside_the_fast_path(shared_server: Serving, data: bytes, status: int) -> None:
     async with raw_connection(shared_server) as connection:
         connection.send(data)
-        assert (await connection.answer())[0] == status
+        assert (await connection.read_answer())[0] == status
 
 
 @pytest.mark.parametrize("at", [1, 30, 90, -1])
 async def test_partial_request_is_handed_over_to_aiohttp(served: Serving, client: RawConnection, at: int) -> None:
     client.send(post(write(1)))
-    assert await client.written() == 1
+    assert await client.read_committed_sequence() == 1
     request = post(write(2))
     client.send(request[:at])
     await until(lambda: not fast_connections(served))
     client.send(request[at:])
-    assert await client.written() == 2
+    assert await client.read_committed_sequence() == 2
     client.send(post(write(3)))
-    assert await client.written() == 3
+    assert await client.read_committed_sequence() == 3
 
 
 async def test_other_requests_hand_the_connection_over_to_aiohttp(served: Serving, client: RawConnection) -> None:
     client.send(
         post(write(1)), b"GET /v1/ledger/entity?organization=acme&key=entity/1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     )
-    assert await client.written() == 1
-    assert (await client.answer())[2]["entity"]["version"] == 1
+    assert await client.read_committed_sequence() == 1
+    assert (await client.read_answer())[2]["entity"]["version"] == 1
     client.send(post(write(2)))
-    assert await client.written() == 2
+    assert await client.read_committed_sequence() == 2
     assert fast_connections(served) == 0
 
 
 async def test_client_errors_keep_the_connection_open(served: Serving, client: RawConnection) -> None:
     client.send(post(write(1, sequence=0)), post(b"{"), post(write(1)))
-    assert [(await client.answer())[0] for _ in range(3)] == [400, 400, 200]
+    assert [(await client.read_answer())[0] for _ in range(3)] == [400, 400, 200]
     assert fast_connections(served) == 1
     assert served.server.counts.requests["ledger", "http", "bad_request"] == 2
 
@@ -138,9 +138,9 @@ async def test_server_fault_is_answered_with_500_and_logged(
     with monkeypatch.context() as patched:
         patched.setattr(served.server.apis.ledger.service, "to_submission", failing)
         client.send(post(write(1)))
-        assert (await client.answer())[0] == 500
+        assert (await client.read_answer())[0] == 500
     client.send(post(write(1)))
-    assert await client.written() == 1
+    assert await client.read_committed_sequence() == 1
     assert "a request failed" in caplog.text
 
 
@@ -150,7 +150,7 @@ async def test_failed_authentication_is_answered_counted_and_limited(tmp_path: P
         raw_connection(served) as client,
     ):
         client.send(*(post(write(1), "Authorization: Bearer wrong") for _ in range(3)))
-        assert [(await client.answer())[0] for _ in range(3)] == [401, 401, 429]
+        assert [(await client.read_answer())[0] for _ in range(3)] == [401, 401, 429]
         counts = served.server.counts
         assert (counts.auth_failures, counts.auth_failures_limited) == (3, 1)
 
@@ -166,12 +166,12 @@ async def test_pipelined_input_is_limited_while_a_commit_is_pending(
     await until(lambda: connection.is_reading_paused)
     assert len(connection._buffered) < 8 * http_fast_path.BUFFERED_BYTES_MAX
     gate.open()
-    assert [await client.written() for _ in range(301)] == list(range(1, 302))
+    assert [await client.read_committed_sequence() for _ in range(301)] == list(range(1, 302))
 
 
 async def test_client_that_does_not_read_gets_no_more_answers(served: Serving, client: RawConnection) -> None:
     client.send(post(write(1)))
-    assert await client.written() == 1
+    assert await client.read_committed_sequence() == 1
     (connection,) = served.server._http.fast_path.connections
     connection.pause_writing()
     answered = served.server.counts.requests["ledger", "http", "ok"]
@@ -181,7 +181,7 @@ async def test_client_that_does_not_read_gets_no_more_answers(served: Serving, c
     await until(lambda: connection.is_reading_paused)
     assert served.server.counts.requests["ledger", "http", "ok"] == answered
     connection.resume_writing()
-    assert [await client.written() for _ in range(300)] == list(range(2, 302))
+    assert [await client.read_committed_sequence() for _ in range(300)] == list(range(2, 302))
 
 
 async def test_write_is_committed_after_its_client_disconnects(
@@ -196,13 +196,13 @@ async def test_write_is_committed_after_its_client_disconnects(
     await soon(served.server.log.wait_idle())
     async with raw_connection(served) as other:
         other.send(post(write(1)))
-        status, _, answer = await other.answer()
+        status, _, answer = await other.read_answer()
         assert (status, answer["assigned_sequence"]) == (200, 1)
 
 
 async def test_idle_connections_are_closed(served: Serving, client: RawConnection) -> None:
     client.send(post(write(1)))
-    assert await client.written() == 1
+    assert await client.read_committed_sequence() == 1
     now_s = asyncio.get_running_loop().time()
     served.server._http.fast_path.close_idle(now_s - KEEP_ALIVE_S)
     assert fast_connections(served) == 1
@@ -216,7 +216,7 @@ async def test_stopping_server_answers_accepted_requests(
 ) -> None:
     async with raw_connection(served) as idle:
         idle.send(post(write(1, client="other")))
-        assert await idle.written() == 1
+        assert await idle.read_committed_sequence() == 1
         gate = served.hold_commits(monkeypatch)
         client.send(post(write(1)))
         await soon(gate.reached.wait())
@@ -225,6 +225,6 @@ async def test_stopping_server_answers_accepted_requests(
         assert not stopping.done()
         gate.open()
         await soon(stopping)
-        assert await client.written() == 1
+        assert await client.read_committed_sequence() == 1
         assert await soon(client.reader.read()) == b""
         assert await soon(idle.reader.read()) == b""

@@ -174,7 +174,7 @@ async def two_connections(served: Serving) -> AsyncIterator[tuple[RawConnection,
     """Open two connections: one that starts on the fast path, and one that aiohttp serves."""
     async with raw_connection(served) as fast, raw_connection(served) as slow:
         slow.send(TO_AIOHTTP)
-        assert (await slow.answer())[0] == 200
+        assert (await slow.read_answer())[0] == 200
         yield fast, slow
 
 
@@ -273,7 +273,7 @@ async def test_aiohttp_serves_all_requests_if_its_internals_differ(
         change(patched)
         async with serving(tmp_path) as served, raw_connection(served) as client:
             client.send(post(write(1)), post(write(2)))
-            assert [await client.written(), await client.written()] == [1, 2]
+            assert [await client.read_committed_sequence(), await client.read_committed_sequence()] == [1, 2]
             assert not served.server._http.fast_path.connections
     assert caplog.text.count("the HTTP fast path") == 1
 
@@ -283,7 +283,7 @@ async def test_fast_path_serves_requests_if_aiohttp_internals_are_as_expected(
 ) -> None:
     async with serving(tmp_path) as served, raw_connection(served) as client:
         client.send(post(write(1)))
-        assert await client.written() == 1
+        assert await client.read_committed_sequence() == 1
         await until(lambda: len(served.server._http.fast_path.connections) == 1)
     assert "the HTTP fast path" not in caplog.text
 

@@ -41,7 +41,7 @@ def fields(message: str = "started", *args: object, **extra: Any) -> dict[str, A
     return found
 
 
-def raised(message: str) -> Any:
+def exc_info_of(message: str) -> Any:
     """Return `sys.exc_info` for an exception with this message."""
     try:
         int(message)
@@ -112,7 +112,7 @@ def test_field_names_are_sanitized() -> None:
 
 
 def test_text_exception_is_indented_below_its_record() -> None:
-    shown = text(exc_info=raised("bad\n2026-11-16T05:50:00.123Z ERROR oncelog.doors forged\x1b"))
+    shown = text(exc_info=exc_info_of("bad\n2026-11-16T05:50:00.123Z ERROR oncelog.doors forged\x1b"))
     first, *others = shown.split("\n")
     assert first == "2026-11-16T05:50:00.123Z INFO oncelog.doors started"
     assert others[0] == "    Traceback (most recent call last):"
@@ -145,7 +145,7 @@ def test_json_line_has_all_fields() -> None:
 
 
 def test_json_exception_is_one_field() -> None:
-    found = fields(exc_info=raised("bad"))
+    found = fields(exc_info=exc_info_of("bad"))
     assert found["exception"].startswith("Traceback")
     assert found["exception"].endswith("ValueError: bad")
 

@@ -60,7 +60,7 @@ async def test_garbage_connections_write_a_few_lines_with_their_address(
         for _ in range(300):
             async with raw_connection(served) as connection:
                 connection.send(b"GET / HTTP/1.1\r\nsecret-token \x00\r\n\r\n")
-                assert (await connection.answer())[0] == 400
+                assert (await connection.read_answer())[0] == 400
         lines = written(caplog, message)
         assert len(lines) == LINES_MAX
         clock.advance(1000)

@@ -24,7 +24,7 @@ from oncelog.server.app import Server
 from oncelog.server.http_server import format_address
 from oncelog.server.settings import ServerSettings, TlsSettings
 from oncelog.testing.clock import ManualClock
-from server.auth.auth_material import written
+from server.auth.auth_material import write_file
 from server.running_server import Serving, api_key, item, numbers, serving
 
 SHUTDOWN_MS: Final = 600_000
@@ -152,7 +152,7 @@ def make_certificate(directory: Path, name: str) -> TlsSettings:
         .sign(key, hashes.SHA256())
     )
     (directory / "chain.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    written(
+    write_file(
         directory / "key.pem",
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )

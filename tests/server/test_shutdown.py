@@ -45,7 +45,7 @@ REQUESTS: Final = {
 
 
 @asynccontextmanager
-async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
+async def stop_in_background(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
     """Start to stop the server, and check at the end of the block that it has stopped."""
     task = asyncio.create_task(served.server.stop())
     await until(lambda: served.server.is_closing)
@@ -54,25 +54,25 @@ async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
         await task
 
 
-async def refused(client: RawConnection) -> None:
+async def expect_final_refusal(client: RawConnection) -> None:
     """Check that the next answer is a temporary refusal and the last answer on the connection."""
-    status, headers, _ = await client.answer()
+    status, headers, _ = await client.read_answer()
     assert (status, headers["Connection"], headers["Retry-After"]) == (503, "close", "1")
     assert await soon(client.reader.read()) == b""
 
 
 @asynccontextmanager
-async def kept(served: Serving, count: int, first: bytes) -> AsyncIterator[list[RawConnection]]:
+async def open_connections(served: Serving, count: int, first: bytes) -> AsyncIterator[list[RawConnection]]:
     """Open connections and send one request on each."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(raw_connection(served)) for _ in range(count)]
         for client in clients:
             client.send(first)
-            assert "Connection" not in (await client.answer())[1]
+            assert "Connection" not in (await client.read_answer())[1]
         yield clients
 
 
-def a_server(tmp_path: Path, **settings: Any) -> Any:
+def run_server(tmp_path: Path, **settings: Any) -> Any:
     return serving(tmp_path, development=True, shutdown_ms=SHUTDOWN_MS, **settings)
 
 
@@ -80,19 +80,19 @@ def a_server(tmp_path: Path, **settings: Any) -> Any:
 async def test_requests_during_a_pending_commit_are_refused_by_every_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    async with a_server(tmp_path) as served, kept(served, len(REQUESTS) + 2, first) as clients:
+    async with run_server(tmp_path) as served, open_connections(served, len(REQUESTS) + 2, first) as clients:
         gate = served.hold_commits(monkeypatch)
         clients[0].send(EVENT)
         clients[1].send(post(write(2, client="during", sequence=1)))
         await until(lambda: served.server.log.queue_length == 2)
-        async with stopping(served) as task:
+        async with stop_in_background(served) as task:
             for client, request in zip(clients[2:], REQUESTS.values(), strict=True):
                 client.send(request)
-                await refused(client)
+                await expect_final_refusal(client)
             assert not task.done()
             gate.open()
             for client in clients[:2]:
-                status, headers, _ = await client.answer()
+                status, headers, _ = await client.read_answer()
                 assert (status, headers["Connection"]) == (200, "close")
                 assert await soon(client.reader.read()) == b""
 
@@ -104,22 +104,22 @@ async def test_request_that_arrives_during_the_stop_is_answered(
     """No request is in flight when the stop begins, and the server exits once the last client has disconnected."""
     monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
     async with (
-        a_server(tmp_path) as served,
-        kept(served, 1, get("/healthz")) as (late,),
+        run_server(tmp_path) as served,
+        open_connections(served, 1, get("/healthz")) as (late,),
         raw_connection(served) as new,
-        stopping(served),
+        stop_in_background(served),
     ):
         for client in (late, new):
             client.send(REQUESTS[name])
-            await refused(client)
+            await expect_final_refusal(client)
 
 
 async def test_idle_connections_do_not_delay_the_stop(tmp_path: Path) -> None:
     async with (
-        a_server(tmp_path) as served,
-        kept(served, 2, get("/healthz")) as clients,
-        kept(served, 2, post(write(1))) as quick,
-        stopping(served),
+        run_server(tmp_path) as served,
+        open_connections(served, 2, get("/healthz")) as clients,
+        open_connections(served, 2, post(write(1))) as quick,
+        stop_in_background(served),
     ):
         for client in (*clients, *quick):
             assert await soon(client.reader.read()) == b""
@@ -140,35 +140,35 @@ async def test_stopping_server_answers_a_slow_read(tmp_path: Path, monkeypatch: 
         await linger(server, until_s)
 
     monkeypatch.setattr(Server, "_linger", lingering)
-    async with a_server(tmp_path) as served, kept(served, 2, get("/healthz")) as (client, other):
+    async with run_server(tmp_path) as served, open_connections(served, 2, get("/healthz")) as (client, other):
         monkeypatch.setattr(SqliteStore, "read_views", held)
         client.send(get("/v1/events?partition=a"))
         await soon(gate.reached.wait())
-        async with stopping(served):
+        async with stop_in_background(served):
             other.send(get("/readyz"))
-            status, headers, answer = await other.answer()
+            status, headers, answer = await other.read_answer()
             assert (status, headers["Connection"], answer) == (503, "close", b'{"status": "stopping"}')
             gate.open()
-            status, headers, _ = await client.answer()
+            status, headers, _ = await client.read_answer()
             assert (status, headers["Connection"]) == (200, "close")
         assert order == ["read", "lingers"]
 
 
 async def test_incomplete_body_does_not_delay_the_stop(tmp_path: Path) -> None:
-    async with a_server(tmp_path) as served, raw_connection(served) as client:
+    async with run_server(tmp_path) as served, raw_connection(served) as client:
         client.send(post(b'{"events": [', "Content-Length: 100", path="/v1/events"))
         await until(lambda: bool(served.server._gate.open_requests))
-        async with stopping(served):
+        async with stop_in_background(served):
             pass
 
 
 async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> None:
-    async with a_server(tmp_path) as served:
+    async with run_server(tmp_path) as served:
         socket = await served.connected()
         stream = await served.stream("a")
         await stream.connected()
         assert not served.server._gate.open_requests
-        async with stopping(served):
+        async with stop_in_background(served):
             assert await socket.wait_closed() == 1001
 
 
@@ -182,7 +182,7 @@ async def test_connections_not_yet_accepted_are_answered(tmp_path: Path, monkeyp
             client.sendall(EVENT)
             client.setblocking(False)
             clients.append(client)
-        async with stopping(served):
+        async with stop_in_background(served):
             loop = asyncio.get_running_loop()
             answers = [await soon(loop.sock_recv(client, 100)) for client in clients]
             assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"200", b"503"}

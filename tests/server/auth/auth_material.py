@@ -53,14 +53,14 @@ class SetClock:
         return self.now_ms
 
 
-def encoded(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def signed(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
+def sign(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
     """Return a validly signed token with exactly these header and payload bytes."""
-    signed_part = f"{encoded(header)}.{encoded(payload)}"
-    return f"{signed_part}.{encoded(JWSRegistry.algorithms[algorithm].sign(signed_part.encode(), key))}"
+    signed_part = f"{encode_base64(header)}.{encode_base64(payload)}"
+    return f"{signed_part}.{encode_base64(JWSRegistry.algorithms[algorithm].sign(signed_part.encode(), key))}"
 
 
 def token(
@@ -69,10 +69,10 @@ def token(
     """Return a valid token. The given claims replace the defaults; None omits a claim."""
     said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     head = {"alg": algorithm, "typ": "JWT", **(header or {})}
-    return signed(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
+    return sign(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
 
 
-def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
+def write_file(path: Path, data: bytes, mode: int = 0o600) -> Path:
     path.write_bytes(data)
     path.chmod(mode)
     return path
@@ -83,18 +83,18 @@ def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | Non
     key = key_of(algorithm, number)
     path = directory / f"{algorithm}-{number}.key"
     if isinstance(key, OctKey):
-        return KeyFile(str(written(path, key.raw_value + b"\n")), KeyKind.SECRET, key_id)
-    return KeyFile(str(written(path, key.as_pem(private=False), 0o644)), KeyKind.PEM, key_id)
+        return KeyFile(str(write_file(path, key.raw_value + b"\n")), KeyKind.SECRET, key_id)
+    return KeyFile(str(write_file(path, key.as_pem(private=False), 0o644)), KeyKind.PEM, key_id)
 
 
 def key_set(path: Path, *members: Mapping[str, Any]) -> KeyFile:
     """Replace the file atomically with a key set."""
-    unfinished = written(path.with_suffix(".new"), json.dumps({"keys": list(members)}).encode())
+    unfinished = write_file(path.with_suffix(".new"), json.dumps({"keys": list(members)}).encode())
     os.replace(unfinished, path)  # noqa: PTH105
     return KeyFile(str(path), KeyKind.JWKS)
 
 
-def public(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -> dict[str, Any]:
+def public_jwk(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -> dict[str, Any]:
     """Return a key as a member of a key set."""
     named = {} if key_id is None else {"kid": key_id}
     return {**key_of(algorithm, number).as_dict(private=False), **named, **others}

@@ -359,9 +359,9 @@ def entry(**changed: Any) -> dict[str, Any]:
 )
 def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, field: str) -> None:
     keys = ApiKeys(path, SetClock())
-    auth_material.written(path, json.dumps({"version": 1, "keys": [entry()]}).encode())
+    auth_material.write_file(path, json.dumps({"version": 1, "keys": [entry()]}).encode())
     auth_material.reload(keys)
-    auth_material.written(path, json.dumps({"version": 1, "keys": keys_in_it}).encode())
+    auth_material.write_file(path, json.dumps({"version": 1, "keys": keys_in_it}).encode())
     with pytest.raises(SettingsError, match=re.escape(field)) as caught:
         auth_material.reload(keys)
     assert str(path) in str(caught.value)
@@ -383,7 +383,7 @@ def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, fi
     ids=lambda data: data[:20].decode("latin-1"),
 )
 def test_malformed_file_is_refused_and_left_unchanged(path: Path, keys: ApiKeys, data: bytes) -> None:
-    auth_material.written(path, data)
+    auth_material.write_file(path, data)
     for use in (
         lambda: auth_material.reload(keys),
         keys.list,
@@ -416,7 +416,7 @@ def test_symbolic_link_to_the_file_is_preserved(tmp_path: Path, path: Path) -> N
     assert len(linked.list()) == 2
     assert not Path(f"{path}.lock").exists()
     # Container runtimes replace secrets by changing the link.
-    auth_material.written(tmp_path / "other.json", b'{"version":1,"keys":[]}')
+    auth_material.write_file(tmp_path / "other.json", b'{"version":1,"keys":[]}')
     path.unlink()
     path.symlink_to(tmp_path / "other.json")
     assert linked.list() == []

@@ -14,7 +14,7 @@ from oncelog.server.auth.signing_keys import KeyFile, KeyKind
 from oncelog.server.auth.tokens import Tokens, TokenSettings
 from oncelog.server.limits import TOKEN_KEYS_MAX
 from server.auth import auth_material
-from server.auth.auth_material import ALGORITHMS, SetClock, encoded, key_file, key_of, load_keys, token
+from server.auth.auth_material import ALGORITHMS, SetClock, encode_base64, key_file, key_of, load_keys, token
 from server.auth.token_refusals import refusal
 
 
@@ -28,7 +28,7 @@ def test_no_token_is_accepted_before_the_first_reload(tmp_path: Path) -> None:
 @pytest.mark.rule("CO-21")
 def test_key_set_keys_are_chosen_by_id_and_rotate_on_reload(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    first, second, third = (auth_material.public("ES256", f"k{number}", number) for number in range(3))
+    first, second, third = (auth_material.public_jwk("ES256", f"k{number}", number) for number in range(3))
     tokens = auth_material.tokens(tmp_path, "ES256", key_files=(auth_material.key_set(path, first, second),))
     texts = [token("ES256", key_of("ES256", number), {"kid": f"k{number}"}) for number in range(3)]
     tokens.authenticate(texts[0])
@@ -44,7 +44,7 @@ def test_key_set_keys_are_chosen_by_id_and_rotate_on_reload(tmp_path: Path) -> N
 
 @pytest.mark.rule("CO-21")
 def test_token_with_the_id_of_another_key_is_refused(tmp_path: Path) -> None:
-    members = [auth_material.public("ES256", f"k{number}", number) for number in range(2)]
+    members = [auth_material.public_jwk("ES256", f"k{number}", number) for number in range(2)]
     tokens = auth_material.tokens(tmp_path, "ES256", key_files=(auth_material.key_set(tmp_path / "k", *members),))
     assert "signature" in refusal(tokens, token("ES256", key_of("ES256", 0), {"kid": "k1"}))
     assert refusal(tokens, token("ES256", key_of("ES256", 0))) == "token: no kid"
@@ -102,7 +102,7 @@ def bad_files() -> list[tuple[str, KeyKind, bytes]]:
     pem = es256.as_pem()
     p384 = ECKey.generate_key("P-384")
     ed448 = OKPKey.generate_key("Ed448")
-    good = auth_material.public("ES256", "k")
+    good = auth_material.public_jwk("ES256", "k")
 
     def of(*members: Any) -> bytes:
         return json.dumps({"keys": members}).encode()
@@ -132,7 +132,7 @@ def bad_files() -> list[tuple[str, KeyKind, bytes]]:
         ("keys is not a list", KeyKind.JWKS, b'{"keys":{}}'),
         ("a key is not an object", KeyKind.JWKS, of("x")),
         ("an empty set", KeyKind.JWKS, of()),
-        ("a key without id", KeyKind.JWKS, of(auth_material.public("ES256", None))),
+        ("a key without id", KeyKind.JWKS, of(auth_material.public_jwk("ES256", None))),
         ("a key with an empty id", KeyKind.JWKS, of({**good, "kid": ""})),
         ("a key id is not a string", KeyKind.JWKS, of({**good, "kid": 7})),
         ("a repeated id", KeyKind.JWKS, of(good, good)),
@@ -140,8 +140,8 @@ def bad_files() -> list[tuple[str, KeyKind, bytes]]:
         ("a member is missing", KeyKind.JWKS, of({name: value for name, value in good.items() if name != "y"})),
         ("a member is not base64", KeyKind.JWKS, of({**good, "x": SECRET_TEXT + "*"})),
         ("a member is not a string", KeyKind.JWKS, of({**good, "x": [SECRET_TEXT]})),
-        ("a weak secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": encoded(b"x" * 31)})),
-        ("a very weak secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": encoded(b"x")})),
+        ("a weak secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": encode_base64(b"x" * 31)})),
+        ("a very weak secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": encode_base64(b"x")})),
         ("an empty secret", KeyKind.JWKS, of({"kty": "oct", "kid": "k", "k": ""})),
         ("a weak RSA key in a set", KeyKind.JWKS, of({**weak_rsa().as_dict(), "kid": "k"})),
         ("only keys for other purposes", KeyKind.JWKS, of({**good, "use": "enc"}, {**good, "alg": "ES384"})),
@@ -159,7 +159,7 @@ BAD_FILES = bad_files()
 @pytest.mark.parametrize("number", range(len(BAD_FILES)), ids=[name for name, _, _ in BAD_FILES])
 def test_bad_key_file_is_refused_without_revealing_its_content(tmp_path: Path, number: int) -> None:
     _, kind, data = BAD_FILES[number]
-    path = auth_material.written(tmp_path / "key", data)
+    path = auth_material.write_file(tmp_path / "key", data)
     with pytest.raises(SettingsError) as caught:
         load_keys([KeyFile(str(path), kind)], ALGORITHMS)
     shown = auth_material.all_texts(caught.value)
@@ -173,8 +173,8 @@ def test_key_file_without_a_key_for_the_algorithms_is_refused(tmp_path: Path) ->
 
 
 def test_key_set_may_contain_keys_for_other_purposes(tmp_path: Path) -> None:
-    good = auth_material.public("ES256", "k")
-    others = ({"kty": "AKP", "kid": "pq"}, {**good, "use": "enc", "kid": "e"}, auth_material.public("RS256", "r"))
+    good = auth_material.public_jwk("ES256", "k")
+    others = ({"kty": "AKP", "kid": "pq"}, {**good, "use": "enc", "kid": "e"}, auth_material.public_jwk("RS256", "r"))
     (found,) = load_keys(
         [auth_material.key_set(tmp_path / "k", *others, {**good, "use": "sig", "alg": "ES256"})], ["ES256"]
     )
@@ -184,22 +184,22 @@ def test_key_set_may_contain_keys_for_other_purposes(tmp_path: Path) -> None:
 def test_private_key_file_verifies_tokens(tmp_path: Path) -> None:
     key = key_of("EdDSA")
     assert isinstance(key, OKPKey)
-    path = auth_material.written(tmp_path / "private.pem", key.as_pem(private=True))
+    path = auth_material.write_file(tmp_path / "private.pem", key.as_pem(private=True))
     auth_material.tokens(tmp_path, "EdDSA", key_files=(KeyFile(str(path), KeyKind.PEM),)).authenticate(token("EdDSA"))
 
 
 def test_trailing_newline_is_not_part_of_a_secret(tmp_path: Path) -> None:
     for number, end in enumerate((b"", b"\n", b"\r\n")):
-        path = auth_material.written(tmp_path / str(number), auth_material.SECRET + b"0" + end)
+        path = auth_material.write_file(tmp_path / str(number), auth_material.SECRET + b"0" + end)
         auth_material.tokens(tmp_path, key_files=(KeyFile(str(path), KeyKind.SECRET),)).authenticate(token())
 
 
 def of_permissions() -> list[tuple[KeyKind, bytes, int, bool]]:
     es256 = key_of("ES256")
     assert isinstance(es256, ECKey)
-    public_set = json.dumps({"keys": [auth_material.public("ES256", "k")]}).encode()
+    public_set = json.dumps({"keys": [auth_material.public_jwk("ES256", "k")]}).encode()
     private_set = json.dumps({"keys": [{**es256.as_dict(private=True), "kid": "k"}]}).encode()
-    secret_set = json.dumps({"keys": [{"kty": "oct", "kid": "k", "k": encoded(b"x" * 32)}]}).encode()
+    secret_set = json.dumps({"keys": [{"kty": "oct", "kid": "k", "k": encode_base64(b"x" * 32)}]}).encode()
     found: list[tuple[KeyKind, bytes, int, bool]] = []
     for kind, data, is_secret in (
         (KeyKind.SECRET, b"x" * 32, True),
@@ -218,7 +218,7 @@ def of_permissions() -> list[tuple[KeyKind, bytes, int, bool]]:
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize(("kind", "data", "mode", "is_good"), of_permissions())
 def test_key_file_permissions_are_checked(tmp_path: Path, kind: KeyKind, data: bytes, mode: int, is_good: bool) -> None:
-    source = KeyFile(str(auth_material.written(tmp_path / "key", data, mode)), kind)
+    source = KeyFile(str(auth_material.write_file(tmp_path / "key", data, mode)), kind)
     if is_good:
         assert load_keys([source], ALGORITHMS)
     else:

@@ -25,11 +25,11 @@ from server.auth.auth_material import (
     NOW_MS,
     NOW_S,
     SetClock,
-    encoded,
+    encode_base64,
     key_file,
     key_of,
     load_keys,
-    signed,
+    sign,
     token,
 )
 from server.auth.token_refusals import refusal
@@ -98,9 +98,9 @@ def test_unknown_header_parameters_are_ignored(known: Tokens) -> None:
 @pytest.mark.parametrize("name", ["none", "None", "NONE", "nOnE", ""])
 def test_algorithm_none_is_always_refused(tmp_path: Path, name: str) -> None:
     tokens = auth_material.tokens(tmp_path, *ALGORITHMS)
-    payload = encoded(json.dumps(dict(CLAIMS)).encode())
-    for signature in ("", encoded(b"x" * 32)):
-        header = encoded(json.dumps({"alg": name}).encode())
+    payload = encode_base64(json.dumps(dict(CLAIMS)).encode())
+    for signature in ("", encode_base64(b"x" * 32)):
+        header = encode_base64(json.dumps({"alg": name}).encode())
         assert "algorithm" in refusal(tokens, f"{header}.{payload}.{signature}")
     with pytest.raises(SettingsError, match="algorithms"):
         TokenSettings(algorithms=(name,), key_files=(KeyFile("x", KeyKind.SECRET),))
@@ -131,14 +131,14 @@ def test_public_key_used_as_hmac_secret_is_refused(tmp_path: Path, algorithm: st
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
 def test_key_is_used_for_its_own_algorithm_only(tmp_path: Path, algorithm: str) -> None:
     """All algorithms are configured and all keys have the same id, so only the key type tells them apart."""
-    members = [auth_material.public(one, "same") for one in ALGORITHMS]
+    members = [auth_material.public_jwk(one, "same") for one in ALGORITHMS]
     tokens = auth_material.tokens(tmp_path, *ALGORITHMS, key_files=(auth_material.key_set(tmp_path / "set", *members),))
     for one in ALGORITHMS:
         assert tokens.authenticate(token(one, header={"kid": "same"})).actor == "user:ada"
     payload = json.dumps(dict(CLAIMS)).encode()
     for other in set(ALGORITHMS) - {algorithm}:
         header = json.dumps({"alg": other, "kid": "same"}).encode()
-        assert "signature" in refusal(tokens, signed(algorithm, key_of(algorithm), header, payload))
+        assert "signature" in refusal(tokens, sign(algorithm, key_of(algorithm), header, payload))
 
 
 @pytest.mark.rule("CO-21")
@@ -216,7 +216,7 @@ def test_malformed_token_is_refused(known: Tokens, number: int) -> None:
     ids=lambda header: header[:40].decode("latin-1"),
 )
 def test_malformed_header_is_refused(known: Tokens, header: bytes) -> None:
-    refusal(known, signed("HS256", key_of("HS256"), header, json.dumps(dict(CLAIMS)).encode()))
+    refusal(known, sign("HS256", key_of("HS256"), header, json.dumps(dict(CLAIMS)).encode()))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_malformed_header_is_refused(known: Tokens, header: bytes) -> None:
     ids=lambda payload: payload[:60].decode("latin-1"),
 )
 def test_malformed_claims_are_refused(known: Tokens, payload: bytes) -> None:
-    assert "claims" in refusal(known, signed("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
+    assert "claims" in refusal(known, sign("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
 
 
 def test_oversized_token_is_refused_before_parsing(known: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_exp_must_be_a_number_of_seconds(known: Tokens, exp: Any) -> None:
 
 def test_infinite_exp_is_refused(known: Tokens) -> None:
     payload = b'{"sub":"ada","exp":1e999}'
-    assert "$.exp" in refusal(known, signed("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
+    assert "$.exp" in refusal(known, sign("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
 
 
 def test_exp_may_have_a_fraction(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_client_id_with_a_principal_prefix_in_a_token_is_refused(known: Tokens, 
 
 def test_null_client_id_is_refused(known: Tokens) -> None:
     payload = json.dumps({**CLAIMS, "client_id": None}).encode()
-    assert "$.client_id" in refusal(known, signed("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
+    assert "$.client_id" in refusal(known, sign("HS256", key_of("HS256"), b'{"alg":"HS256"}', payload))
 
 
 @pytest.mark.parametrize("grants", [[], "*", {"read": "*"}, {"write": [7]}, {"admin": ["*"]}])
@@ -412,9 +412,9 @@ def test_issued_token_is_accepted(tmp_path: Path, algorithm: str) -> None:
     key = key_of(algorithm)
     path = tmp_path / "key"
     if isinstance(key, OctKey):
-        source = KeyFile(str(auth_material.written(path, key.raw_value)), KeyKind.SECRET)
+        source = KeyFile(str(auth_material.write_file(path, key.raw_value)), KeyKind.SECRET)
     else:
-        source = KeyFile(str(auth_material.written(path, key.as_pem(private=True))), KeyKind.PEM)
+        source = KeyFile(str(auth_material.write_file(path, key.as_pem(private=True))), KeyKind.PEM)
     (signing_key,) = load_keys([source], [algorithm])
     grants = parse_grants(["größe/*"], ["*"])
     claims: dict[str, Any] = {"subject": "zoë", "grants": grants, "issued_ms": NOW_MS, "expires_ms": NOW_MS + 1000}
@@ -444,4 +444,4 @@ def test_repr_does_not_show_a_key(tmp_path: Path) -> None:
     assert repr(key) == "SigningKey('HS256', 'k')"
     for shown in (repr(tokens), repr(key), str(key), repr(key.key), repr(vars(tokens))):
         assert auth_material.SECRET.decode() not in shown
-        assert encoded(auth_material.SECRET + b"0") not in shown
+        assert encode_base64(auth_material.SECRET + b"0") not in shown

@@ -57,7 +57,7 @@ async def test_chats_and_members_count_against_the_tenant_quota(tmp_path: Path) 
         await log.set_tenants([Tenant("chat", records_max=8)])
         assert error_of(await server.set_member("c", "ann", "dan"))[0] == 507, "a removed member stays counted"
         assert (await server.set_member("c", "ann", "bob")).status == 200, (
-            "a returning member needs its audit record only"
+            "a returning member only needs its audit record"
         )
         ((_, usage),) = await log.usage()
         await log.set_tenants([Tenant("chat", bytes_max=usage.bytes + 100)])

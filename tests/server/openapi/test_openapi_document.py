@@ -90,7 +90,7 @@ def server_in_thread(directory: Path, **options: Any) -> Iterator[Serving]:
         thread.join()
 
 
-def examined(served: Serving, cases_max: int, path_regex: str, **config: Any) -> tuple[int, list[str]]:
+def send_generated_requests(served: Serving, cases_max: int, path_regex: str, **config: Any) -> tuple[int, list[str]]:
     """Send generated requests; return their number and the faults in the answers."""
     generation = {**CONFIG["generation"], **config.get("generation", {}), "max-examples": cases_max}
     made = schemathesis.Config.from_dict({**CONFIG, **config, "generation": generation})
@@ -120,7 +120,7 @@ def _faults(recorder: ScenarioRecorder) -> Iterator[str]:
 def adjust_body(_: Any, body: Any) -> Any:
     """Apply rules that JSON Schema cannot express: distinct ids, integers without a fraction, derived delta ids."""
     if isinstance(body, dict) and isinstance(body.get("deltas"), list):
-        return {**body, "deltas": [_with_its_id(delta) for delta in body["deltas"]]}
+        return {**body, "deltas": [_fill_in_delta_id(delta) for delta in body["deltas"]]}
     events = body.get("events") if isinstance(body, dict) else None
     if not isinstance(events, list):
         return body
@@ -139,7 +139,7 @@ def _adjust_event(event: Any, index: int) -> Any:
     return changed
 
 
-def _with_its_id(delta: Any) -> Any:
+def _fill_in_delta_id(delta: Any) -> Any:
     """Return the delta with its derived id if it is otherwise valid."""
     try:
         return {**delta, "deltaId": delta_id_from_json(delta).hex()} if len(delta["deltaId"]) == 64 else delta
@@ -155,10 +155,10 @@ def test_answers_conform_to_the_document_in_development_mode(tmp_path: Path, is_
     config = {"checks": checks, "generation": {**CONFIG["generation"], "with-security-parameters": False}}
     with server_in_thread(tmp_path, request_events_max=20) as served:
         found = {
-            "events": examined(served, many, "^(?!.*/stream|/v1/ledger/|/v1/sync/|/v1/chat)", **config),
-            "ledger": examined(served, few, "^/v1/ledger/(?!.*/stream)", **config),
-            "deltas": examined(served, some, "^/v1/sync/(?!.*/live)", **config),
-            "chat": examined(served, few, "^/v1/chats", **config),
+            "events": send_generated_requests(served, many, "^(?!.*/stream|/v1/ledger/|/v1/sync/|/v1/chat)", **config),
+            "ledger": send_generated_requests(served, few, "^/v1/ledger/(?!.*/stream)", **config),
+            "deltas": send_generated_requests(served, some, "^/v1/sync/(?!.*/live)", **config),
+            "chat": send_generated_requests(served, few, "^/v1/chats", **config),
         }
     assert not faults_of(found), faults_of(found)
     requests = {name: count for name, (count, _) in found.items()}
@@ -177,9 +177,9 @@ def test_answers_conform_to_the_document_for_a_client_without_grants(tmp_path: P
     with server_in_thread(tmp_path, tokens=True, auth_failures_per_minute_max=0, request_events_max=20) as served:
         headers = {"Authorization": f"Bearer {token(grants={})}"}
         found = {
-            "events": examined(served, many, "^/v1/events", headers=headers),
-            "ledger": examined(served, few, "^/v1/ledger/", headers=headers, phases=phases),
-            "deltas and chat": examined(
+            "events": send_generated_requests(served, many, "^/v1/events", headers=headers),
+            "ledger": send_generated_requests(served, few, "^/v1/ledger/", headers=headers, phases=phases),
+            "deltas and chat": send_generated_requests(
                 served, few, "^/v1/(sync/|chats)", headers=headers, checks=checks, phases=phases
             ),
         }
