@@ -45,7 +45,7 @@ def prove_alone(record: Record, index: int = 2, count: int = 5, salt: bytes = SA
     return Proven(record, salt, salted, prove(leaves, index), block)
 
 
-def drawn() -> Callable[[int], bytes]:
+def make_salt_source() -> Callable[[int], bytes]:
     """Return a source of salts that differ between records but are the same in every run."""
     number = 0
 
@@ -102,7 +102,7 @@ def build_claim(number: int) -> Claim:
 
 
 def fill_log(batches: int = 5) -> MemoryLog:
-    log = MemoryLog(SETTINGS, drawn())
+    log = MemoryLog(SETTINGS, make_salt_source())
     log.submit([Request((SetMember("chat", "user:1"),))], NOON_MS)
     for batch in range(1, batches + 1):
         items: list[Item] = [build_event(10 * batch + one) for one in range(batch)]

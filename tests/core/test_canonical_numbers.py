@@ -58,7 +58,7 @@ def nearest_text(integer: int) -> str | None:
     return rfc8785.dumps(nearest).decode()
 
 
-def refusal_of(encode: Any, value: Any) -> CanonicalError:
+def get_refusal(encode: Any, value: Any) -> CanonicalError:
     with pytest.raises(CanonicalError) as refused:
         encode(value)
     return refused.value
@@ -70,7 +70,7 @@ def test_samples_of_rfc_8785_appendix_b(sample: dict[str, Any]) -> None:
     number = double_of(sample["ieee"])
     if "refused" in sample:
         for encode in (canonical, canonical_exact):
-            assert refusal_of(encode, {"a": [number]}).path == "$.a[0]"
+            assert get_refusal(encode, {"a": [number]}).path == "$.a[0]"
         return
     form = sample["text"].encode()
     assert canonical(number) == canonical_exact(number) == form
@@ -126,7 +126,7 @@ def test_integers_that_ecmascript_writes_exactly_are_accepted(number: int, form:
 def test_other_integers_are_refused_with_the_nearest_double(number: int, becomes: str) -> None:
     for value, path in [(number, "$"), ({"a": [0, {"b c": number}]}, '$.a[1]["b c"]')]:
         for encode in (canonical, canonical_exact, lambda one: canonical_text(json.dumps(one))):
-            refused = refusal_of(encode, value)
+            refused = get_refusal(encode, value)
             assert refused.path == path
             assert becomes in refused.reason
             assert refused.reason.endswith("; send it as a string")
@@ -135,14 +135,14 @@ def test_other_integers_are_refused_with_the_nearest_double(number: int, becomes
 @pytest.mark.rule("CO-2")
 @pytest.mark.parametrize("written", ["1E400", "-1e999", "1" + "0" * 309, "9" * 5000, "NaN", "Infinity", "-Infinity"])
 def test_numbers_that_overflow_a_double_are_refused_with_their_path(written: str) -> None:
-    assert refusal_of(canonical_text, f'{{"a":[{written}]}}').path == "$.a[0]"
+    assert get_refusal(canonical_text, f'{{"a":[{written}]}}').path == "$.a[0]"
 
 
 @pytest.mark.rule("CO-2")
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_floats_that_are_not_finite_are_refused_with_their_path(number: float) -> None:
     for encode in (canonical, canonical_exact):
-        assert refusal_of(encode, {"a": [0, {"b c": number}]}).path == '$.a[1]["b c"]'
+        assert get_refusal(encode, {"a": [0, {"b c": number}]}).path == '$.a[1]["b c"]'
 
 
 @pytest.mark.rule("CO-1", "CO-2")
@@ -183,7 +183,7 @@ def test_integer_is_accepted_only_if_its_nearest_double_has_the_same_text(intege
             assert canonical_text(form) == form
         else:
             for encode in (canonical, canonical_exact, lambda _, text=text: canonical_text(text)):
-                refused = refusal_of(encode, value)
+                refused = get_refusal(encode, value)
                 assert refused.path == ("$" if value is integer else "$.a[0]")
                 assert expected is None or f"would become {expected} " in refused.reason
 
@@ -253,4 +253,4 @@ def test_run_arguments_have_a_separate_rule() -> None:
         b'{"a":[9007199254740992,9007199254740993,9223372036854775807]}'
     )
     for number in (10**21, 2**63, 1e21, 1.0):
-        assert refusal_of(canonical_args, {"a": number}).path == "$.a"
+        assert get_refusal(canonical_args, {"a": number}).path == "$.a"

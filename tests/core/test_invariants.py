@@ -58,7 +58,7 @@ def run(writes: list[Submission], log: Log | None = None) -> History:
     )
 
 
-def ordinary() -> History:
+def build_history() -> History:
     writes = [event(1), event(2, partitions=("p",)), event(1), event(2, "other"), event(3)]
     writes += [message(1), message(2), message(1), message(1, scope="chat/2"), transaction(1, 1), transaction(None, 2)]
     return run(writes)
@@ -66,7 +66,7 @@ def ordinary() -> History:
 
 @pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-13", "CO-14")
 def test_valid_history_has_no_violations() -> None:
-    assert find_violations(ordinary()) == []
+    assert find_violations(build_history()) == []
     assert find_violations(History(records=[])) == []
 
 
@@ -90,14 +90,14 @@ def test_reuse_of_an_expired_key_is_not_a_violation() -> None:
     assert find_violations(early) == []
     log.now_ms += 8 * DAY_MS
     history = run([transaction(1, 1, client="c2"), message(1), transaction(1, 1)], log)
-    assert len(submitted(history.records)) == 5
+    assert len(list_submissions(history.records)) == 5
     assert find_violations(history) == []
     assert found(replace(history, records=[replace(one, log_time_ms=5) for one in history.records])) >= {
         "idempotency_guarantee"
     }
 
 
-def submitted(records: Sequence[Record]) -> list[Record]:
+def list_submissions(records: Sequence[Record]) -> list[Record]:
     """Return the records without the audit records of added members."""
     return [record for record in records if record.policy != AUDIT_POLICY]
 
@@ -107,7 +107,7 @@ def found(history: History) -> set[str]:
 
 
 def damaged(**changes: Any) -> History:
-    return replace(ordinary(), **changes)
+    return replace(build_history(), **changes)
 
 
 def test_invariant_names_are_unique() -> None:
@@ -134,25 +134,27 @@ def test_stream_without_owner_or_with_a_wrong_roster_is_found(change: dict[str, 
 
 @pytest.mark.rule("CH-13")
 def test_sequence_gap_or_repetition_is_found() -> None:
-    records = [replace(one, sequence=1) if one.policy == "chat" else one for one in ordinary().records]
+    records = [replace(one, sequence=1) if one.policy == "chat" else one for one in build_history().records]
     assert "sequence_monotonic" in found(damaged(records=records))
 
 
 @pytest.mark.rule("CO-17")
 def test_decreasing_log_time_is_found() -> None:
-    records = [replace(one, log_time_ms=5) if one.position == 3 else one for one in ordinary().records]
+    records = [replace(one, log_time_ms=5) if one.position == 3 else one for one in build_history().records]
     assert "log_time_never_goes_back" in found(damaged(records=records))
 
 
 @pytest.mark.rule("CH-2", "CH-13")
 def test_stream_in_two_lanes_is_found() -> None:
-    records = [replace(one, lane=9) if (one.policy, one.sequence) == ("chat", 2) else one for one in ordinary().records]
+    records = [
+        replace(one, lane=9) if (one.policy, one.sequence) == ("chat", 2) else one for one in build_history().records
+    ]
     assert "sequence_monotonic" in found(damaged(records=records))
 
 
 @pytest.mark.rule("LG-6", "CO-14")
 def test_repeated_client_sequence_is_found() -> None:
-    history = ordinary()
+    history = build_history()
     (numbered,) = [one for one in history.records if one.client_sequence == 2]
     for again in (replace(numbered, position=3, sequence=3), replace(numbered, position=3, sequence=3, key=key(8))):
         assert "idempotency_guarantee" in found(damaged(records=[*history.records, again]))
@@ -160,8 +162,8 @@ def test_repeated_client_sequence_is_found() -> None:
 
 @pytest.mark.rule("CH-13", "CO-14")
 def test_two_records_under_one_key_are_found() -> None:
-    records = ordinary().records
-    twice = [*records, replace(submitted(records)[0], position=4)]
+    records = build_history().records
+    twice = [*records, replace(list_submissions(records)[0], position=4)]
     assert "idempotency_guarantee" in found(damaged(records=twice))
     assert "idempotency_guarantee" in found(damaged(policies={}))
 
@@ -181,7 +183,7 @@ def test_inconsistent_delivery_state_is_found() -> None:
 
 @pytest.mark.rule("CO-10")
 def test_partial_commit_is_found() -> None:
-    history = ordinary()
+    history = build_history()
     assert history.keys is not None
     assert history.streams is not None
     assert history.positions is not None
@@ -204,10 +206,10 @@ def test_partial_commit_is_found() -> None:
 @pytest.mark.rule("CO-10")
 @pytest.mark.parametrize("lost", [0, 1])
 def test_missing_record_is_found_despite_a_correct_head(lost: int) -> None:
-    events = [record for record in ordinary().records if record.lane == 0]
-    missing = [record for record in ordinary().records if record != events[lost]]
+    events = [record for record in build_history().records if record.lane == 0]
+    missing = [record for record in build_history().records if record != events[lost]]
     assert "commits_are_whole" in found(damaged(records=missing, keys=None, answers=[], readings=[]))
-    messages = [replace(one, sequence=3) if one.sequence == 2 else one for one in ordinary().records]
+    messages = [replace(one, sequence=3) if one.sequence == 2 else one for one in build_history().records]
     assert "commits_are_whole" in found(damaged(records=messages, streams=None))
 
 
@@ -220,17 +222,17 @@ def test_answer_without_receipt_needs_a_client_sequence() -> None:
 
 @pytest.mark.rule("CO-11")
 def test_answer_without_record_is_found() -> None:
-    history = ordinary()
+    history = build_history()
     lost = [record for record in history.records if record.key != key(3) or record.policy != "events"]
     assert "answers_are_durable" in found(damaged(records=lost))
-    receipt = submitted(history.records)[0].receipt
+    receipt = list_submissions(history.records)[0].receipt
     moved = Answer(identity_of(1), b"x", Committed(replace(receipt, log_time_ms=7)))
     assert found(damaged(answers=[moved])) == {"answers_are_durable"}
 
 
 @pytest.mark.rule("CO-12")
 def test_reused_number_is_found() -> None:
-    history = ordinary()
+    history = build_history()
     other = Answer(identity_of(9), b"x", Committed(history.records[0].receipt))
     assert "numbers_are_never_reused" in found(damaged(answers=[*history.answers, other]))
     remembered_otherwise = ObservedRead("before the crash", 0, 2, 3, [(3, identity_of(8))])
@@ -257,16 +259,16 @@ def test_partition_reader_is_checked_against_its_partition() -> None:
 
 @pytest.mark.rule("CO-14")
 def test_two_outcomes_of_one_identity_are_found() -> None:
-    history = ordinary()
+    history = build_history()
     reused: Verdict = Refused(Reason.IDENTITY_REUSED, "")
-    success: Verdict = Committed(submitted(history.records)[0].receipt)
+    success: Verdict = Committed(list_submissions(history.records)[0].receipt)
     first = Answer(identity_of(1), b"x", success)
     assert found(damaged(answers=[first])) == set()
     assert found(damaged(answers=[Answer(identity_of(1), b"other", success)])) == {"one_outcome_each_identity"}
     differs: list[Verdict] = [
         reused,
         Refused(Reason.SEQUENCE_REUSED, ""),
-        Replayed(submitted(history.records)[0].receipt, mismatch=True),
+        Replayed(list_submissions(history.records)[0].receipt, mismatch=True),
     ]
     for verdict in differs:
         told = Answer(identity_of(1), b"x", verdict)
@@ -317,7 +319,7 @@ def test_retention_limits_equal_those_of_plan(
     for distance_ms, is_free in ((ttl_ms - 1, False), (ttl_ms, is_free_at_ttl), (ttl_ms + 1, True)):
         log = Log(eviction_interval=2)
         run([make(1)], log)
-        (first,) = submitted(log.records)
+        (first,) = list_submissions(log.records)
         first = replace(first, position=1)
         later_ms = first.log_time_ms + distance_ms
         evicting = replace(first, position=2, sequence=2, key=key(2), client="c2", log_time_ms=later_ms)

@@ -55,7 +55,7 @@ DAY_MS = 24 * HOUR_MS
 FLAGS = ("zero_key", "client_sequence", "leased", "members_only", "entities", "rows")
 
 
-def declared(**fields: Any) -> Policy:
+def build_policy(**fields: Any) -> Policy:
     """Return a valid policy with the given changes."""
     usual: dict[str, Any] = {
         "name": "payments",
@@ -145,7 +145,7 @@ def test_five_built_in_policies_have_distinct_names() -> None:
     assert BUILT_IN_POLICIES == (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
 
 
-@pytest.mark.parametrize("policy", [*BUILT_IN_POLICIES, declared()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("policy", [*BUILT_IN_POLICIES, build_policy()], ids=lambda policy: policy.name)
 def test_policy_is_immutable_and_hashable(policy: Policy) -> None:
     for field in Policy.__struct_fields__:
         with pytest.raises(AttributeError):
@@ -181,7 +181,7 @@ def test_policy_is_immutable_and_hashable(policy: Policy) -> None:
 )
 def test_contradictory_policy_is_refused_with_its_name_and_reason(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(PolicyError) as refused:
-        declared(name="my.policy-2", **fields)
+        build_policy(name="my.policy-2", **fields)
     message = str(refused.value)
     assert message.startswith("my.policy-2: ")
     assert all(word in message for word in words), message
@@ -192,19 +192,19 @@ def test_contradictory_policy_is_refused_with_its_name_and_reason(fields: dict[s
 )
 def test_invalid_policy_name_is_refused_and_quoted(name: Any) -> None:
     with pytest.raises(PolicyError) as refused:
-        declared(name=name)
+        build_policy(name=name)
     assert "a policy's name" in str(refused.value)
     assert repr(name) in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["a", "payments", "a1_.-z", "a" * NAME_CHARACTERS_MAX])
 def test_valid_policy_names_are_accepted(name: str) -> None:
-    assert declared(name=name).name == name
+    assert build_policy(name=name).name == name
 
 
 @pytest.mark.parametrize("key_bytes", [(1, 1), (1, KEY_BYTES_MAX), (KEY_BYTES_MAX, KEY_BYTES_MAX)])
 def test_key_length_limits_are_accepted(key_bytes: tuple[int, int]) -> None:
-    assert declared(key_bytes=key_bytes).key_bytes == key_bytes
+    assert build_policy(key_bytes=key_bytes).key_bytes == key_bytes
 
 
 def test_replaced_policy_is_validated() -> None:
@@ -220,7 +220,7 @@ def test_policy_error_is_a_value_error() -> None:
 @pytest.mark.parametrize("policy", BUILT_IN_POLICIES, ids=lambda policy: policy.name)
 def test_name_of_a_built_in_policy_is_reserved(policy: Policy) -> None:
     with pytest.raises(PolicyError, match="built-in"):
-        declared(name=policy.name, key_bytes=(1, 7))
+        build_policy(name=policy.name, key_bytes=(1, 7))
     assert replace(policy) == policy
 
 
@@ -250,7 +250,7 @@ def test_invalid_kind_of_retention_is_refused(forget: Any) -> None:
 def test_policy_values_of_the_wrong_type_are_refused(fields: dict[str, Any]) -> None:
     (field,) = fields
     with pytest.raises(PolicyError, match=rf"^payments: {field} must be "):
-        declared(**fields)
+        build_policy(**fields)
 
 
 # --- time to live --------------------------------------------------------------------------------------
@@ -344,16 +344,16 @@ def is_sound(fields: dict[str, Any]) -> bool:
 def test_all_contradictory_combinations_are_refused() -> None:
     for fields in COMBINATIONS:
         if is_sound(fields):
-            assert asdict(declared(**fields)) == {"name": "payments", "key_bytes": (1, 64), **fields}
+            assert asdict(build_policy(**fields)) == {"name": "payments", "key_bytes": (1, 64), **fields}
         else:
             with pytest.raises(PolicyError, match=r"^payments: "):
-                declared(**fields)
+                build_policy(**fields)
 
 
 @given(st.integers(-1, 300), st.integers(-1, 300), st.sampled_from(COMBINATIONS))
 def test_contradictions_are_refused_for_every_key_length(shortest: int, longest: int, fields: dict[str, Any]) -> None:
     try:
-        policy = declared(key_bytes=(shortest, longest), **fields)
+        policy = build_policy(key_bytes=(shortest, longest), **fields)
     except PolicyError:
         assert not (is_sound(fields) and 1 <= shortest <= longest <= 255)
     else:
@@ -363,7 +363,7 @@ def test_contradictions_are_refused_for_every_key_length(shortest: int, longest:
 
 def test_all_other_combinations_accept_writes() -> None:
     for fields in filter(is_sound, COMBINATIONS):
-        commits_once(declared(**fields))
+        commits_once(build_policy(**fields))
 
 
 @pytest.mark.parametrize("policy", BUILT_IN_POLICIES, ids=lambda policy: policy.name)
@@ -375,17 +375,17 @@ def commits_once(policy: Policy) -> None:
     """Submit a write, its retry, and a different write under the same key."""
     log, fence = MemoryLog(draw=bytes), 0
     if policy.members_only:
-        assert answered(log, SetMember("stream", "user:1")) == Applied(changed=True)
+        assert submit_alone(log, SetMember("stream", "user:1")) == Applied(changed=True)
     if policy.leased:
-        granted = answered(
+        granted = submit_alone(
             log, Claim(policy=policy, scope="stream", key=build_key(policy), fingerprint=b"1", holder="me")
         )
         assert isinstance(granted, Granted)
         fence = granted.fence
-    first = answered(log, build_write(policy, b"1", fence))
+    first = submit_alone(log, build_write(policy, b"1", fence))
     assert isinstance(first, Committed)
-    assert answered(log, build_write(policy, b"1", fence)) == Replayed(first.receipt)
-    other = answered(log, build_write(policy, b"2", fence))
+    assert submit_alone(log, build_write(policy, b"1", fence)) == Replayed(first.receipt)
+    other = submit_alone(log, build_write(policy, b"2", fence))
     if policy.on_reuse is OnReuse.REPLAY:
         assert other == Replayed(first.receipt, mismatch=True)
     else:
@@ -394,7 +394,7 @@ def commits_once(policy: Policy) -> None:
     assert len([record for record in log.records if record.policy == policy.name]) == 1
 
 
-def answered(log: MemoryLog, item: Item) -> Verdict:
+def submit_alone(log: MemoryLog, item: Item) -> Verdict:
     ((verdict,),) = log.submit([Request((item,))], 1000)
     return verdict
 

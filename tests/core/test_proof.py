@@ -29,9 +29,9 @@ from core.proof_samples import (
     changed_bytes,
     changed_structs,
     collect_evidence,
-    drawn,
     flip_bit,
     independent_accepts,
+    make_salt_source,
 )
 from oncelog.core.proof import (
     NO_HASH,
@@ -78,7 +78,7 @@ def direct_path(index: int, start: int, end: int) -> tuple[bytes, ...]:
     return (*direct_path(index - split, start + split, end), direct_root(start, start + split))
 
 
-def indexes_of(count: int) -> Sequence[int]:
+def sample_indexes(count: int) -> Sequence[int]:
     """All indexes of a small tree; of a large tree, both ends of the left part, and middle and end of the right."""
     if count <= ALL_INDEXES_UP_TO:
         return range(count)
@@ -116,7 +116,7 @@ def test_proof_equals_the_definition_of_the_rfc_and_changed_proofs_fail(is_soak:
     ):
         leaves = LEAVES[:count]
         root = compute_root(leaves)
-        for index in indexes_of(count):
+        for index in sample_indexes(count):
             proof = prove(leaves, index)
             assert proof == Proof(index, count, direct_path(index, 0, count))
             assert verify_inclusion(leaves[index], proof, root), (index, count)
@@ -138,12 +138,16 @@ def test_proof_fails_for_other_leaves_and_roots(count: int) -> None:
         assert others == [index]
 
 
-def turns(index: int, count: int) -> list[str]:
+def list_path_sides(index: int, count: int) -> list[str]:
     """Return the side from which the path of a leaf reaches each node, lowest first."""
     if count == 1:
         return []
     split = largest_power_of_two_below(count)
-    return [*turns(index, split), "left"] if index < split else [*turns(index - split, count - split), "right"]
+    return (
+        [*list_path_sides(index, split), "left"]
+        if index < split
+        else [*list_path_sides(index - split, count - split), "right"]
+    )
 
 
 @pytest.mark.rule("LG-18")
@@ -155,7 +159,7 @@ def test_proof_passes_only_for_indexes_with_the_same_path(count: int) -> None:
         for other_count in range(-1, 20):
             for other in range(-1, other_count + 1):
                 is_a_place = 0 <= other < other_count
-                expected = is_a_place and turns(other, other_count) == turns(index, count)
+                expected = is_a_place and list_path_sides(other, other_count) == list_path_sides(index, count)
                 assert verify_inclusion(LEAVES[index], Proof(other, other_count, path), root) == expected
 
 
@@ -240,7 +244,7 @@ def test_every_record_verifies_with_both_verifiers() -> None:
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", [*range(1, 20), 31, 32, 33, 100])
 def test_every_record_of_a_batch_of_any_size_verifies(count: int) -> None:
-    log = MemoryLog(draw=drawn())
+    log = MemoryLog(draw=make_salt_source())
     log.submit([Request(tuple(build_event(number) for number in range(count)))], NOON_MS)
     (block,) = log.blocks
     assert block.count == count

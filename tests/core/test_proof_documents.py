@@ -247,7 +247,7 @@ def test_byte_cannot_move_between_salt_and_body() -> None:
 # --- reasons of a failure --------------------------------------------------------------------------------
 
 
-def found_in(document: ProofDocument, **more: Any) -> tuple[str, ...]:
+def find_reason(document: ProofDocument, **more: Any) -> tuple[str, ...]:
     result = verify(document, **more)
     assert result.is_valid is (not result.findings)
     return result.findings
@@ -258,38 +258,41 @@ def test_failed_verification_states_the_reason() -> None:
     block, record = document.block, document.record
     not_its_hash = "the block's hash is not that of its fields"
     nowhere = "the path does not lead from the record to the block's Merkle root"
-    assert found_in(replace(document, block=replace(block, hash="00" * 32))) == (not_its_hash,)
-    assert found_in(replace(document, block=replace(block, previous_hash="00" * 32))) == (not_its_hash,)
-    assert found_in(replace(document, record=replace(record, actor="user:zoe"))) == (nowhere,)
-    assert found_in(replace(document, record=replace(record, lane=1))) == ("the record has lane 1, its block 0",)
-    assert found_in(replace(document, record=replace(record, height=5))) == ("the record has height 5, its block 4",)
-    assert found_in(replace(document, record=replace(record, log_time_ms=5))) == (
+    assert find_reason(replace(document, block=replace(block, hash="00" * 32))) == (not_its_hash,)
+    assert find_reason(replace(document, block=replace(block, previous_hash="00" * 32))) == (not_its_hash,)
+    assert find_reason(replace(document, record=replace(record, actor="user:zoe"))) == (nowhere,)
+    assert find_reason(replace(document, record=replace(record, lane=1))) == ("the record has lane 1, its block 0",)
+    assert find_reason(replace(document, record=replace(record, height=5))) == ("the record has height 5, its block 4",)
+    assert find_reason(replace(document, record=replace(record, log_time_ms=5))) == (
         "the record has log_time_ms 5, its block 1767225601234",
     )
-    assert found_in(replace(document, index=3)) == ("the record has position 12, its index in the block 13",)
-    assert found_in(replace(document, count=6)) == ("the proof is of a block with 6 records, the block has 5",)
-    assert found_in(replace(document, path=document.path[:-1])) == (nowhere,)
-    assert found_in(replace(document, body=b"other")) == ("the body hash is not that of salt and body",)
-    assert found_in(replace(document, salt="00" * 16)) == ("the body hash is not that of salt and body",)
-    assert found_in(replace(document, body_hash="00" * 32)) == (nowhere, "the body hash is not that of salt and body")
+    assert find_reason(replace(document, index=3)) == ("the record has position 12, its index in the block 13",)
+    assert find_reason(replace(document, count=6)) == ("the proof is of a block with 6 records, the block has 5",)
+    assert find_reason(replace(document, path=document.path[:-1])) == (nowhere,)
+    assert find_reason(replace(document, body=b"other")) == ("the body hash is not that of salt and body",)
+    assert find_reason(replace(document, salt="00" * 16)) == ("the body hash is not that of salt and body",)
+    assert find_reason(replace(document, body_hash="00" * 32)) == (
+        nowhere,
+        "the body hash is not that of salt and body",
+    )
 
 
 def test_index_beyond_the_block_is_refused() -> None:
     document = DOCUMENTS["alone"]
     block = replace(document.block, first_position=10)
-    assert "index 2 is out of range: the proof is of 1 records" in found_in(replace(document, index=2, block=block))
+    assert "index 2 is out of range: the proof is of 1 records" in find_reason(replace(document, index=2, block=block))
 
 
 @pytest.mark.rule("LG-18")
 @each_document
 def test_block_must_equal_the_trusted_one(document: ProofDocument) -> None:
     trusted = bytes.fromhex(document.block.hash)
-    assert found_in(document, block_hash=trusted) == ()
+    assert find_reason(document, block_hash=trusted) == ()
     for other in (bytes(32), trusted[:-1], trusted[::-1], b""):
-        assert found_in(document, block_hash=other) == (f"the block is not the one with the hash {other.hex()}",)
+        assert find_reason(document, block_hash=other) == (f"the block is not the one with the hash {other.hex()}",)
     # Verification computes the block's hash and does not trust the hash in the document.
     forged = replace(document, block=replace(document.block, hash="00" * 32))
-    assert len(found_in(forged, block_hash=bytes(32))) == 2
+    assert len(find_reason(forged, block_hash=bytes(32))) == 2
 
 
 @pytest.mark.rule("LG-18", "CO-41")
@@ -317,16 +320,16 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
         (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is not a transaction of a ledger"),
         (b"[" * 100_000, "the body is not a transaction of a ledger"),
     ):
-        assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
+        assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
         # The check does not apply to bodies of other policies, and an erased record has no body to compare.
-        assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body, policy="notes")))) == ()
-        assert found_in(proof_document(erased(prove_alone(replace(TRANSACTION, body=body))))) == ()
+        assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body, policy="notes")))) == ()
+        assert find_reason(proof_document(erased(prove_alone(replace(TRANSACTION, body=body))))) == ()
 
 
 # --- invalid documents -----------------------------------------------------------------------------------
 
 
-def refused(data: bytes) -> tuple[str, str]:
+def get_refusal(data: bytes) -> tuple[str, str]:
     with pytest.raises(ProofError) as raised:
         decode(data)
     assert isinstance(raised.value, OncelogError)
@@ -386,14 +389,17 @@ def test_error_identifies_the_invalid_member(member: str, value: Any, path: str,
     said = json.loads(encode(DOCUMENTS["event"]))
     inside, _, name = member.rpartition(".")
     (said[inside] if inside else said)[name] = value
-    assert refused(json.dumps(said).encode()) == (path, reason)
+    assert get_refusal(json.dumps(said).encode()) == (path, reason)
 
 
 def test_error_identifies_the_missing_member() -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
-    assert refused(json.dumps({**said, "block": {}}).encode()) == ("$.block", "Object missing required field `lane`")
+    assert get_refusal(json.dumps({**said, "block": {}}).encode()) == (
+        "$.block",
+        "Object missing required field `lane`",
+    )
     del said["salt"]
-    assert refused(json.dumps(said).encode()) == ("$", "Object missing required field `salt`")
+    assert get_refusal(json.dumps(said).encode()) == ("$", "Object missing required field `salt`")
 
 
 @pytest.mark.parametrize("name", [b'"actor":', b'"path":', b'"\\u0070ath":'])
@@ -403,7 +409,7 @@ def test_repeated_member_is_refused(name: bytes) -> None:
     plain = name.replace(b"\\u0070", b"p")
     value = data.partition(plain)[2][: data.partition(plain)[2].index(b'"]' if b"ath" in name else b'",') + 2]
     twice = data.replace(plain, name + value.rstrip(b",") + b"," + plain, 1)
-    assert refused(twice) == (json.loads(name.rstrip(b":")), "is repeated")
+    assert get_refusal(twice) == (json.loads(name.rstrip(b":")), "is repeated")
 
 
 @pytest.mark.parametrize(
@@ -432,13 +438,13 @@ def test_repeated_member_is_refused(name: bytes) -> None:
     ids=lambda data: repr(data[:24]),
 )
 def test_invalid_document_is_refused(data: bytes) -> None:
-    path, reason = refused(data)
+    path, reason = get_refusal(data)
     assert path.startswith("$")
     assert reason
 
 
 def test_document_above_the_size_limit_is_refused() -> None:
-    assert refused(b" " * (DOCUMENT_BYTES_MAX + 1)) == ("$", "must have at most 67108864 bytes")
+    assert get_refusal(b" " * (DOCUMENT_BYTES_MAX + 1)) == ("$", "must have at most 67108864 bytes")
     data = encode(DOCUMENTS["event"])
     assert decode(data, bytes_max=len(data)) == DOCUMENTS["event"]
     with pytest.raises(ProofError):

@@ -34,7 +34,7 @@ from oncelog.core.values import Record
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "proofs.md").read_text(encoding="utf-8")
 
 
-def fenced(name: str) -> str:
+def read_fenced_block(name: str) -> str:
     """Return the fenced block of the document with that name."""
     found = re.findall(rf"^```\w+ {re.escape(name)}\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert len(found) == 1, name
@@ -43,7 +43,7 @@ def fenced(name: str) -> str:
 
 def documented_bytes(name: str) -> bytes:
     """Decode the hexadecimal at the start of each line; the rest of the line is a comment."""
-    return bytes.fromhex("".join(line.split()[0] for line in fenced(name).splitlines()))
+    return bytes.fromhex("".join(line.split()[0] for line in read_fenced_block(name).splitlines()))
 
 
 def documented_hashes() -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def documented_offsets(heading: str) -> dict[str, tuple[int, int]]:
 
 def documented_records() -> list[tuple[Record, bytes]]:
     found = []
-    for fields in json.loads(fenced("records")):
+    for fields in json.loads(read_fenced_block("records")):
         salt = bytes.fromhex(fields.pop("salt"))
         raw = {name: bytes.fromhex(fields[name]) for name in ("key", "fingerprint")}
         rest = {"body": fields["body"].encode(), "partitions": tuple(fields["partitions"])}
@@ -69,16 +69,16 @@ def documented_records() -> list[tuple[Record, bytes]]:
 
 
 def documented_block() -> Block:
-    fields = json.loads(fenced("block"))
+    fields = json.loads(read_fenced_block("block"))
     return Block(**{**fields, **{name: bytes.fromhex(fields[name]) for name in ("previous", "root")}})
 
 
 def documented_proofs() -> list[Proof]:
-    found = json.loads(fenced("proofs"))
+    found = json.loads(read_fenced_block("proofs"))
     return [Proof(one["index"], one["count"], tuple(map(bytes.fromhex, one["path"]))) for one in found]
 
 
-def assembled(offsets: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> bytes:
+def assemble(offsets: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> bytes:
     """Assemble bytes from values according to a table of offsets."""
     header = bytearray(max(at + width for at, width in offsets.values()))
     for name, (at, width) in offsets.items():
@@ -90,12 +90,12 @@ def assembled(offsets: Mapping[str, tuple[int, int]], values: Mapping[str, Any])
 @pytest.mark.rule("LG-18")
 def test_documented_offsets_match_the_bytes() -> None:
     numbers = {name: 1001 + place for place, name in enumerate(RECORD_NUMBERS)}
-    numbers_of_record = assembled(documented_offsets("Record header"), {"version": 1, **numbers})
+    numbers_of_record = assemble(documented_offsets("Record header"), {"version": 1, **numbers})
     header = encode_record_header(replace(SAMPLES[0][0], **numbers))
     assert header.startswith(numbers_of_record + b"policy")
     assert f"starts with {len(numbers_of_record)} bytes of numbers" in DOCUMENT
     block = Block(1001, 1002, 1003, 1004, 1005, previous=b"p" * 32, root=b"r" * 32)
-    block_header = assembled(documented_offsets("Block header"), {"version": 1, **asdict(block)})
+    block_header = assemble(documented_offsets("Block header"), {"version": 1, **asdict(block)})
     assert sha256(b"\x02" + block_header).digest() == block.hash
     assert f"Its header has {len(block_header)} bytes" in DOCUMENT
 

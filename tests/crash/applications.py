@@ -15,7 +15,7 @@ from uuid import UUID
 import oncelog
 from cli.server_process import ENVIRONMENT
 from crash import client_worker
-from crash.client_load import Planned, raced
+from crash.client_load import Planned, get_race_number
 from scripts import RUN
 
 
@@ -161,7 +161,7 @@ class Application:
             return connection.execute(query).fetchall()
 
 
-def log_of(store: str) -> list[Row]:
+def read_log(store: str) -> list[Row]:
     """Return all events of the server's log."""
     with oncelog.open_blocking(store) as log:
         page = log.read()
@@ -175,7 +175,7 @@ def log_of(store: str) -> list[Row]:
     ]
 
 
-def of_partitions(log: Sequence[Row], partitions: Sequence[str]) -> list[Row]:
+def select_partitions(log: Sequence[Row], partitions: Sequence[str]) -> list[Row]:
     return [row for row in log if not set(partitions).isdisjoint(row.partitions)]
 
 
@@ -183,8 +183,8 @@ def check_outcomes(application: Application, plan: Sequence[Planned], log: Seque
     """Assert that all submissions were accepted, stale ones rejected, and the others committed in order."""
     accepted = application.accepted()
     assert set(accepted) == {one.id for one in plan}
-    in_order = [one.id for one in plan if raced(one.id) is None]
-    assert [id for id in accepted if raced(id) is None] == in_order  # noqa: A001 - as above
+    in_order = [one.id for one in plan if get_race_number(one.id) is None]
+    assert [id for id in accepted if get_race_number(id) is None] == in_order  # noqa: A001 - as above
     assert application.outbox() == []
     assert application.stands["pending"] == 0
     rejected = {one.id for one in plan if one.expected_committed_id is not None}
@@ -207,7 +207,7 @@ def check_received(application: Application, log: Sequence[Row], shared: frozens
         return row._replace(client_id="") if row.id in shared else row
 
     given = [comparable(row) for row in application.given()]
-    expected = [comparable(row) for row in of_partitions(log, application.partitions)]
+    expected = [comparable(row) for row in select_partitions(log, application.partitions)]
     numbers = [row.committed_id for row in given]
     missing = [row for row in expected if row.committed_id not in set(numbers)]
     assert missing == [], f"{application.name} did not receive {len(missing)} of {len(expected)}"

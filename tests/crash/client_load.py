@@ -36,17 +36,17 @@ class Planned(NamedTuple):
     """Other clients submit the same event with the same id, and any of them can be first."""
 
 
-def planned(seed: int, name: str, counter: int) -> Planned:
+def plan_submission(seed: int, name: str, counter: int) -> Planned:
     """Return a submission. After a crash, the client submits the same event again."""
     is_shared = Random(f"{seed}/shared/{counter}").random() < SHARED_RATE
-    who = 1 if is_shared else _who(name)
+    who = 1 if is_shared else _client_number(name)
     chance = Random(f"{seed}/{who}/{counter}")
     event = {"type": "said", "by": who, "number": counter, "text": "ä" * chance.randint(0, 40)}
     is_stale = not is_shared and chance.random() < STALE_RATE
-    return Planned(_id(who, counter), event, _some_partitions(chance), 0 if is_stale else None, is_shared)
+    return Planned(_id(who, counter), event, _draw_partitions(chance), 0 if is_stale else None, is_shared)
 
 
-def races(events: int) -> int:
+def count_races(events: int) -> int:
     """Return the number of races for clients that submit so many other events."""
     return events // 4
 
@@ -58,24 +58,24 @@ def race(seed: int, name: str, number: int) -> list[Planned]:
     events of other clients between their two submissions.
     """
     first = Planned(_id(_RACE, number), {"type": "won", "number": number}, ("all", "right"), is_shared=True)
-    who = _RACE + _who(name)
-    partitions = _some_partitions(Random(f"{seed}/{who}/{number}"))
+    who = _RACE + _client_number(name)
+    partitions = _draw_partitions(Random(f"{seed}/{who}/{number}"))
     return [first, Planned(_id(who, number), {"type": "ran", "by": who, "number": number}, partitions)]
 
 
-def raced(id: str) -> int | None:  # noqa: A002 - its name on the wire
+def get_race_number(id: str) -> int | None:  # noqa: A002 - its name on the wire
     """Return the number of the race to which an id belongs, or None."""
     who, number = divmod(UUID(id).int, 1 << 64)
     return number if who >= _RACE else None
 
 
-def plan_of(seed: int, name: str, events: int) -> list[Planned]:
+def plan_submissions(seed: int, name: str, events: int) -> list[Planned]:
     """Return all submissions of a client: first its events in order, then its submissions in races."""
-    plan = [planned(seed, name, counter) for counter in range(events)]
-    return plan + [one for number in range(1, races(events) + 1) for one in race(seed, name, number)]
+    plan = [plan_submission(seed, name, counter) for counter in range(events)]
+    return plan + [one for number in range(1, count_races(events) + 1) for one in race(seed, name, number)]
 
 
-def _who(name: str) -> int:
+def _client_number(name: str) -> int:
     return 2 + _NAMES.index(name)
 
 
@@ -83,5 +83,5 @@ def _id(who: int, number: int) -> str:
     return str(UUID(int=who << 64 | number))
 
 
-def _some_partitions(chance: Random) -> tuple[str, ...]:
+def _draw_partitions(chance: Random) -> tuple[str, ...]:
     return tuple(sorted(chance.sample(ALL, chance.choice((1, 1, 2)))))

@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from crash.client_load import RACE_EVERY, Planned, planned, race, raced, races
+from crash.client_load import RACE_EVERY, Planned, count_races, get_race_number, plan_submission, race
 from oncelog.client import Client, ClientLimits, Draft, Event, Pending
 
 OUT: Final = 1
@@ -43,10 +43,10 @@ class Application:
         self.seed = seed
         self.events = events
         self._notes = os.open(f"{store}-notes", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        numbers = [raced(line) for line in Path(f"{store}-notes").read_text().splitlines()]
+        numbers = [get_race_number(line) for line in Path(f"{store}-notes").read_text().splitlines()]
         self.accepted = numbers.count(None)
         """Number of accepted events, excluding races."""
-        self.races_left = set(range(1, races(events) + 1)).difference(numbers)
+        self.races_left = set(range(1, count_races(events) + 1)).difference(numbers)
         self._loop = asyncio.get_running_loop()
         self._race = 0
         self._is_on = asyncio.Event()
@@ -97,7 +97,7 @@ class Application:
     async def submit_some(self, client: Client, chance: Random) -> None:
         """Submit some events together or one by one, and sometimes wait for outcomes."""
         end = min(self.accepted + chance.choice(AT_ONCE), self.events)
-        some = [planned(self.seed, self.name, counter) for counter in range(self.accepted, end)]
+        some = [plan_submission(self.seed, self.name, counter) for counter in range(self.accepted, end)]
         if chance.random() < 0.5:
             pending = await self.submit(client, some)
         else:

@@ -24,7 +24,7 @@ def members() -> list[SetMember]:
 
 
 def write(round_number: int, submitter: int, step: int) -> Submission:
-    """Return a write. `write_of` finds it by its key."""
+    """Return a write. `find_write` finds it by its key."""
     key = b"once" + bytes(4) + b"".join(number.to_bytes(2, "big") for number in (0, round_number, submitter, step + 1))
     content = f"{round_number}/{submitter}/{step}".encode()
     if submitter % 3 == 0:
@@ -54,14 +54,14 @@ def write(round_number: int, submitter: int, step: int) -> Submission:
     )
 
 
-def round_of(round_number: int) -> Iterator[Submission]:
+def iterate_round(round_number: int) -> Iterator[Submission]:
     """Yield all writes of a round. The writes of each submitter are in order."""
     for step in range(WRITES):
         for submitter in range(SUBMITTERS):
             yield write(round_number, submitter, step)
 
 
-def write_of(key: bytes) -> Submission:
+def find_write(key: bytes) -> Submission:
     """Return the write that has a key."""
     numbers = [int.from_bytes(key[start : start + 2], "big") for start in (10, 12, 14)]
     return write(numbers[0], numbers[1], numbers[2] - 1)
@@ -82,4 +82,4 @@ def parse_answer(line: str) -> tuple[Submission, Verdict]:
     kind, key, *numbers = line.split()
     assert kind in {"C", "R"}, line
     receipt = Receipt(*map(int, numbers))
-    return write_of(bytes.fromhex(key)), Committed(receipt) if kind == "C" else Replayed(receipt)
+    return find_write(bytes.fromhex(key)), Committed(receipt) if kind == "C" else Replayed(receipt)

@@ -11,14 +11,14 @@ from typing import Final
 from core.invariants import Answer, History
 from crash.store_history import (
     Order,
-    answer_to,
+    build_answer,
     check_kept,
     check_same_receipts,
     check_sound,
     check_stored,
-    history_of,
-    order_of,
-    submitted,
+    list_order,
+    list_submissions,
+    read_history,
 )
 from oncelog.core.policy import BUILT_IN_POLICIES
 from oncelog.core.values import Applied, Item, Request, SetMember, Submission
@@ -41,7 +41,7 @@ ERASED: Final = (1, 2)
 READ_AFTER: Final = (2, 9)
 
 
-def batch_of(number: int) -> list[Item]:
+def build_batch(number: int) -> list[Item]:
     """Return new writes of every kind, a retry from the same batch, and a retry from an earlier batch."""
     items: list[Item] = [
         event(10 * number + 1, f"first of {number}", partitions=("a", f"p{number % 3}")),
@@ -59,7 +59,7 @@ def submissions(batches: int = BATCHES) -> list[Submission]:
     """Return all writes of the workload, without the retries."""
     found = {}
     for number in range(1, batches + 1):
-        for item in batch_of(number):
+        for item in build_batch(number):
             if isinstance(item, Submission):
                 found[item.policy.name, item.key] = item
     return list(found.values())
@@ -84,7 +84,7 @@ class Tally:
         """Add the answers to a batch."""
         for item, verdict in zip(items, verdicts, strict=True):
             if isinstance(item, Submission):
-                self.answers.append(answer_to(item, verdict))  # type: ignore[arg-type]
+                self.answers.append(build_answer(item, verdict))  # type: ignore[arg-type]
             else:
                 assert isinstance(verdict, Applied)
 
@@ -105,9 +105,9 @@ async def submit_workload(store: Store, tally: Tally, batches: int = BATCHES) ->
     await commit(store, tally, members)
     for number in range(1, batches + 1):
         tally.clock.advance(1000)
-        await commit(store, tally, batch_of(number))
+        await commit(store, tally, build_batch(number))
         if number in READ_AFTER:
-            tally.seen = order_of(await history_of(store))
+            tally.seen = list_order(await read_history(store))
         if number == ERASE_AFTER and not tally.erased:
             await store.erase(0, ERASED)
             tally.erased.update(ERASED)
@@ -124,11 +124,11 @@ async def reopen_and_check(disk: Disk, tally: Tally) -> History:
     store = tally.store(disk)
     await store.open()
     try:
-        history = await history_of(store, tally.answers)
+        history = await read_history(store, tally.answers)
     finally:
         await store.close()
     tally.check(history)
-    tally.seen = order_of(history)
+    tally.seen = list_order(history)
     return history
 
 
@@ -145,7 +145,7 @@ async def run_workload(disk: Disk, tally: Tally, batches: int = BATCHES) -> None
 def check_complete(history: History, batches: int = BATCHES) -> None:
     """Assert that every write of the workload is stored exactly once."""
     wanted = sorted((one.policy.name, one.key) for one in submissions(batches))
-    assert sorted((record.policy, record.key) for record in submitted(history)) == wanted
+    assert sorted((record.policy, record.key) for record in list_submissions(history)) == wanted
 
 
 def check_verified(disk: Disk, directory: Path) -> VerificationSummary:

@@ -21,12 +21,12 @@ OUT = 1
 AT_ONCE = 16
 
 
-def events_of(rounds: int) -> int:
+def count_events(rounds: int) -> int:
     """Return the number of records in lane 0 after all rounds."""
     return len(range(0, SUBMITTERS, 3)) * WRITES * rounds
 
 
-def orders(random: Random, rounds: int) -> list[list[Submission]]:
+def shuffle_writes(random: Random, rounds: int) -> list[list[Submission]]:
     """Return the writes of each submitter, shuffled except for clients with client sequences."""
     found = []
     for submitter in range(SUBMITTERS):
@@ -40,7 +40,7 @@ def orders(random: Random, rounds: int) -> list[list[Submission]]:
 
 async def submit_all(log: Log, random: Random, die_after: int, rounds: int) -> None:
     await asyncio.gather(*[log.submit(member) for member in members()])
-    waiting = orders(random, rounds)
+    waiting = shuffle_writes(random, rounds)
     answers = 0
 
     async def work() -> None:
@@ -67,7 +67,7 @@ async def follow(log: Log, events: int) -> None:
 
 async def main(path: str, seal_keys: int, seed: int, die_after: int, rounds: int) -> None:
     async with Log(SqliteStore(path, seal_keys=seal_keys)) if seal_keys else open_log(path) as log:
-        following = asyncio.create_task(follow(log, events_of(rounds)))
+        following = asyncio.create_task(follow(log, count_events(rounds)))
         await submit_all(log, Random(seed), die_after, rounds)
         await following
         os.write(OUT, b"end\n")

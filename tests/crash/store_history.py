@@ -11,7 +11,7 @@ Order = list[tuple[int, int, KeyIdentity]]
 """Lane, position and identity of each record, in the order of reading."""
 
 
-async def records_of(store: Store) -> list[Record]:
+async def read_all_records(store: Store) -> list[Record]:
     """Return all records, lane by lane, in order."""
     found: list[Record] = []
     for lane in await store.heads():
@@ -24,11 +24,11 @@ async def records_of(store: Store) -> list[Record]:
     return found
 
 
-async def history_of(
+async def read_history(
     store: Store, answers: Sequence[Answer] = (), readings: Sequence[ObservedRead] = (), *, with_keys: bool = True
 ) -> History:
     """Return the complete content of a store with the given answers and readings."""
-    records = await records_of(store)
+    records = await read_all_records(store)
     heads = await store.heads()
     identities = list(dict.fromkeys(identity_of(record) for record in records if record.key))
     remembered = await store.find_keys(identities) if with_keys else []
@@ -44,7 +44,7 @@ async def history_of(
     )
 
 
-def submitted(history: History) -> list[Record]:
+def list_submissions(history: History) -> list[Record]:
     """Return the records without internal records."""
     return [record for record in history.records if not is_internal(record)]
 
@@ -59,14 +59,14 @@ def identity_of(record: Record) -> KeyIdentity:
     return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
 
 
-def order_of(history: History) -> Order:
+def list_order(history: History) -> Order:
     """Return the order in which a reader receives the records."""
     return [(record.lane, record.position, identity_of(record)) for record in history.records]
 
 
 def check_kept(before: Iterable[tuple[int, int, KeyIdentity]], history: History) -> None:
     """Assert that records read before are still at the same positions."""
-    now = {(lane, position): identity for lane, position, identity in order_of(history)}
+    now = {(lane, position): identity for lane, position, identity in list_order(history)}
     for lane, position, identity in before:
         assert now.get((lane, position)) == identity, (
             f"lane {lane}, position {position}: the record differs from an earlier read"
@@ -79,7 +79,7 @@ def check_stored(answers: Iterable[Answer], history: History) -> None:
     for record in history.records:
         stored.setdefault(identity_of(record), []).append(record)
     for answer in answers:
-        receipt = receipt_in(answer.verdict)
+        receipt = get_receipt(answer.verdict)
         assert receipt is not None, answer
         (record,) = stored[answer.identity]
         assert record.fingerprint == answer.fingerprint
@@ -91,18 +91,18 @@ def check_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt]
     """Assert that all answers to an identity have the same receipt, and return the receipts by identity."""
     receipts: dict[KeyIdentity, Receipt] = {}
     for answer in answers:
-        receipt = receipt_in(answer.verdict)
+        receipt = get_receipt(answer.verdict)
         assert receipt is not None, answer
         assert receipts.setdefault(answer.identity, receipt) == receipt
     return receipts
 
 
-def answer_to(submission: Submission, verdict: Verdict) -> Answer:
+def build_answer(submission: Submission, verdict: Verdict) -> Answer:
     """Build the answer that a caller received for a submission."""
     return Answer(key_identity(submission), submission.fingerprint, verdict, submission.client_sequence)
 
 
-def receipt_in(verdict: Verdict) -> Receipt | None:
+def get_receipt(verdict: Verdict) -> Receipt | None:
     """Return the receipt of a successful verdict, or None."""
     return verdict.receipt if isinstance(verdict, Committed | Replayed) else None
 
@@ -112,7 +112,7 @@ def say(text: str) -> None:
     print(text)  # noqa: T201
 
 
-def by_position(seen: Mapping[int, KeyIdentity], reader: str, upto: int | None = None) -> ObservedRead:
+def build_reading(seen: Mapping[int, KeyIdentity], reader: str, upto: int | None = None) -> ObservedRead:
     """Build a reading of lane 0 from its beginning."""
     last = max(seen, default=0) if upto is None else upto
     return ObservedRead(reader, 0, 0, last, list(seen.items()))

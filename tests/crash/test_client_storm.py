@@ -24,10 +24,10 @@ from crash.applications import (
     PlannedKill,
     check_outcomes,
     check_received,
-    log_of,
-    of_partitions,
+    read_log,
+    select_partitions,
 )
-from crash.client_load import ALL, FOLLOWED, plan_of
+from crash.client_load import ALL, FOLLOWED, plan_submissions
 from crash.store_history import say
 from databases import BOTH_STORES, is_postgres
 from deadlines import soon, until
@@ -71,7 +71,7 @@ LOST = (aiohttp.ClientError, ConnectionError, AssertionError, TypeError, Timeout
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[SocketClient]:
+async def connect_directly(url: str) -> AsyncIterator[SocketClient]:
     """Connect to the server directly, without the proxy."""
     async with aiohttp.ClientSession() as session:
         client = SocketClient(await soon(session.ws_connect(url + "/v1/events")))
@@ -93,7 +93,7 @@ class Progress:
         while True:
             await self.is_up.wait()
             try:
-                async with connected(served.url) as client:
+                async with connect_directly(served.url) as client:
                     await self._follow(client)
             except LOST:
                 pass
@@ -117,7 +117,7 @@ class Progress:
             await self._moved.wait_for(lambda: self.head >= head)
 
 
-def size_of(*, is_soak: bool) -> Size:
+def get_size(*, is_soak: bool) -> Size:
     """Return the size of the storm in this run."""
     if is_soak:
         return SOAK
@@ -136,7 +136,7 @@ class Storm:
         self.applications = [
             Application(directory, name, seed, size.events, partitions) for name, partitions in FOLLOWED.items()
         ]
-        self.plans = {name: plan_of(seed, name, size.events) for name in FOLLOWED}
+        self.plans = {name: plan_submissions(seed, name, size.events) for name in FOLLOWED}
         plan = [one for plan in self.plans.values() for one in plan]
         self.shared = frozenset(one.id for one in plan if one.is_shared)
         self.total = 1 + len({one.id for one in plan if one.expected_committed_id is None})
@@ -180,7 +180,7 @@ class Storm:
 
     async def _submit_first(self) -> None:
         """Submit an event, so that expecting an empty log is stale."""
-        async with connected(self._served.url) as client:
+        async with connect_directly(self._served.url) as client:
             await client.submit({"id": str(UUID(int=1)), "partitions": ALL, "event": {"type": "first"}})
 
     def _find_server(self) -> None:
@@ -235,9 +235,9 @@ class Storm:
         """Wait until all clients have settled, and send each the position of its last event."""
         for one in self.applications:
             await one.settled.wait()
-        log = await asyncio.to_thread(log_of, self._served.store)
+        log = await asyncio.to_thread(read_log, self._served.store)
         for one in self.applications:
-            one.finish_at(of_partitions(log, one.partitions)[-1].committed_id)
+            one.finish_at(select_partitions(log, one.partitions)[-1].committed_id)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ async def test_clients_in_a_storm_receive_the_same_events_once_each(
     tmp_path: Path, served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     began = time.perf_counter()
-    size = size_of(is_soak=is_soak)
+    size = get_size(is_soak=is_soak)
     storm = Storm(tmp_path, served, seed, size, SOAK_FAULTS if is_soak else FAULTS)
     try:
         await storm.run()
@@ -264,7 +264,7 @@ async def test_clients_in_a_storm_receive_the_same_events_once_each(
     say(f"{storm.proxy.accepted_count} connections: {', '.join(f'{n} {one}' for one, n in sorted(happened.items()))}")
     say(f"{time.perf_counter() - began:.1f} s")
 
-    log = await asyncio.to_thread(log_of, served.store)
+    log = await asyncio.to_thread(read_log, served.store)
     assert [row.committed_id for row in log] == list(range(1, storm.total + 1))
     assert len({row.id for row in log}) == storm.total
     sequences: dict[tuple[str, ...], list[list[tuple[int, str]]]] = defaultdict(list)
@@ -286,7 +286,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
     tmp_path: Path, served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     chance = Random(seed)
-    lives = size_of(is_soak=is_soak).lives
+    lives = get_size(is_soak=is_soak).lives
     ways = cycle([*DEATHS, None])
     """It dies in a transaction before one of these statements, or from an external signal."""
     application = Application(tmp_path, "anna", seed, 0, ["all"])
@@ -296,7 +296,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
         number = next(numbers)
         return {"id": str(UUID(int=number)), "partitions": ["all"], "event": {"type": "t", "number": number}}
 
-    async with connected(served.url) as client:
+    async with connect_directly(served.url) as client:
         for before in islice(ways, lives):
             await client.submit(*[event() for _ in range(WAITING)])
             moment = chance.randint(1, 2 * WAITING - 5)
@@ -308,7 +308,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
             for _ in range(WAITING):
                 await client.submit(event())
             assert not await running
-    log = await asyncio.to_thread(log_of, served.store)
+    log = await asyncio.to_thread(read_log, served.store)
     last = asyncio.create_task(application.live_once(served.url))
     await application.settled.wait()
     application.finish_at(log[-1].committed_id)

@@ -27,7 +27,7 @@ FIRST = (event(1), message(2), transaction(3, 1))
 """Writes whose keys are remembered forever, for seven days and for 24 hours."""
 
 
-def log_of(path: Path, clock: ManualClock, **limits: int) -> Log:
+def open_log(path: Path, clock: ManualClock, **limits: int) -> Log:
     store: Store
     if is_postgres():
         store = PostgresStore(log_at(path), SETTINGS, clock=clock, keep_clock_ms=0)
@@ -36,9 +36,9 @@ def log_of(path: Path, clock: ManualClock, **limits: int) -> Log:
     return Log(store, clock=clock, limits=Limits(**limits))
 
 
-async def made(path: Path, clock: ManualClock) -> list[Receipt]:
+async def create_log(path: Path, clock: ManualClock) -> list[Receipt]:
     """Create a log with three writes and close it."""
-    async with log_of(path, clock) as log:
+    async with open_log(path, clock) as log:
         await log.submit(SetMember("chat/1", "user:ann"))
         return [assert_committed(await log.submit(one)) for one in FIRST]
 
@@ -58,8 +58,8 @@ async def check_remembered(log: Log, receipts: list[Receipt]) -> None:
 @pytest.mark.parametrize("cache", [0, 100], ids=["from the store", "from memory"])
 async def test_forward_jump_stops_commits_and_expires_no_key(tmp_path: Path, ahead_ms: int, cache: int) -> None:
     clock = ManualClock()
-    receipts = await made(tmp_path / "log.db", clock)
-    async with log_of(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
+    receipts = await create_log(tmp_path / "log.db", clock)
+    async with open_log(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
         await check_remembered(log, receipts)
         clock.advance(1000)
         clock.jump(ahead_ms)
@@ -78,10 +78,10 @@ async def test_forward_jump_stops_commits_and_expires_no_key(tmp_path: Path, ahe
 @pytest.mark.rule("CO-17")
 async def test_jump_while_log_was_closed_is_detected_at_open(tmp_path: Path) -> None:
     clock = ManualClock()
-    receipts = await made(tmp_path / "log.db", clock)
+    receipts = await create_log(tmp_path / "log.db", clock)
     clock.jump(25 * HOUR_MS)
     for _ in range(2):
-        async with log_of(tmp_path / "log.db", clock) as log:
+        async with open_log(tmp_path / "log.db", clock) as log:
             await check_remembered(log, receipts)
             await check_jumped(log.submit(transaction(6, 2)))
             await check_remembered(log, receipts)
@@ -90,9 +90,9 @@ async def test_jump_while_log_was_closed_is_detected_at_open(tmp_path: Path) -> 
 @pytest.mark.rule("CO-17")
 async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path) -> None:
     clock = ManualClock()
-    receipts = await made(tmp_path / "log.db", clock)
+    receipts = await create_log(tmp_path / "log.db", clock)
     clock.jump(25 * HOUR_MS)
-    async with log_of(tmp_path / "log.db", clock) as log:
+    async with open_log(tmp_path / "log.db", clock) as log:
         await check_jumped(log.submit(event(4)))
         await log.confirm_clock()
         receipt = assert_committed(await log.submit(event(4)))
@@ -101,7 +101,7 @@ async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path
             await log.submit(transaction(6, 1, client="c2"))
         )  # evicts, because a day of log time has passed
         assert assert_committed(await log.submit(FIRST[2])).sequence == 3
-    async with log_of(tmp_path / "log.db", clock) as log:
+    async with open_log(tmp_path / "log.db", clock) as log:
         clock.advance(1000)
         assert_committed(await log.submit(event(5)))
 
@@ -111,9 +111,9 @@ async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path
 async def test_retries_are_answered_and_new_writes_refused_in_one_batch_after_a_jump(tmp_path: Path) -> None:
     """All are in one group commit, and the answer cache is disabled."""
     clock = ManualClock()
-    await made(tmp_path / "log.db", clock)
+    await create_log(tmp_path / "log.db", clock)
     clock.jump(25 * HOUR_MS)
-    async with log_of(tmp_path / "log.db", clock, cache_entries_max=0) as log:
+    async with open_log(tmp_path / "log.db", clock, cache_entries_max=0) as log:
         batch: list[Submission] = [event(4), FIRST[0], event(5), FIRST[1], FIRST[2], event(6), event(7)]
         answers = await asyncio.gather(*[log.submit(one) for one in batch], return_exceptions=True)
     jumped = ClockJumpedError
@@ -126,10 +126,10 @@ async def test_clock_is_trusted_after_a_reboot(tmp_path: Path, ahead_ms: int) ->
     """The monotonic clock has restarted, so a jump is indistinguishable from a night without power."""
 
     clock = ManualClock()
-    receipts = await made(tmp_path / "log.db", clock)
+    receipts = await create_log(tmp_path / "log.db", clock)
     clock.restart()
     clock.jump(ahead_ms)
-    async with log_of(tmp_path / "log.db", clock) as log:
+    async with open_log(tmp_path / "log.db", clock) as log:
         receipt = assert_committed(await log.submit(event(4)))
         assert receipt.log_time_ms == receipts[0].log_time_ms + ahead_ms
         clock.jump(25 * HOUR_MS)
@@ -143,9 +143,9 @@ async def test_log_time_never_goes_back_and_return_of_the_clock_is_not_a_jump(
 ) -> None:
     clock = ManualClock()
     path = tmp_path / "log.db"
-    newest_ms = (await made(path, clock))[-1].log_time_ms
+    newest_ms = (await create_log(path, clock))[-1].log_time_ms
     clock.jump(-25 * HOUR_MS)
-    log = log_of(path, clock)
+    log = open_log(path, clock)
     async with log:
         for number in range(4, 7):
             clock.advance(1000)
@@ -155,14 +155,14 @@ async def test_log_time_never_goes_back_and_return_of_the_clock_is_not_a_jump(
             assert assert_committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
     if is_restarted:
         clock.jump(25 * HOUR_MS)
-        async with log_of(path, clock) as log:
+        async with open_log(path, clock) as log:
             assert assert_committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
 
 
 @pytest.mark.rule("CO-17")
 async def test_time_without_commits_is_not_a_jump(tmp_path: Path) -> None:
     clock = ManualClock()
-    await made(tmp_path / "log.db", clock)
+    await create_log(tmp_path / "log.db", clock)
     clock.advance(30 * DAY_MS)
-    async with log_of(tmp_path / "log.db", clock) as log:
+    async with open_log(tmp_path / "log.db", clock) as log:
         assert isinstance(await log.submit(event(4)), Committed)

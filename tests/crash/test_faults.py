@@ -13,7 +13,7 @@ import pytest
 from core.invariants import History
 from crash.scripted_workload import (
     Tally,
-    batch_of,
+    build_batch,
     check_complete,
     count_points,
     reopen_and_check,
@@ -21,7 +21,7 @@ from crash.scripted_workload import (
     submissions,
     submit_workload,
 )
-from crash.store_history import answer_to, history_of, say
+from crash.store_history import build_answer, read_history, say
 from oncelog.core.values import SetMember, Submission
 from oncelog.engine.log import Log
 from oncelog.errors import StoreUnavailableError
@@ -52,7 +52,7 @@ def check_atomic(history: History) -> None:
     """Assert that either all new writes of a batch are stored or none."""
     stored = {(record.policy, record.key) for record in history.records}
     for number in range(1, BATCHES + 1):
-        news = batch_of(number)[:4]
+        news = build_batch(number)[:4]
         assert sum((one.policy.name, one.key) in stored for one in news if isinstance(one, Submission)) in {0, 4}
 
 
@@ -72,7 +72,7 @@ async def run_on_store(disk: Disk, tally: Tally, fault: Fault, sticky: bool) -> 
                 await check_still_failing(store, fault, is_open)
                 disk.repair()
             if is_open:
-                history = await history_of(store, tally.answers)
+                history = await read_history(store, tally.answers)
                 tally.check(history)
                 check_atomic(history)
         else:
@@ -136,12 +136,12 @@ async def submit_all(log: Log, tally: Tally, fault: Fault) -> int:
             failures += 1
             check_error(error, fault)
         else:
-            tally.answers.append(answer_to(one, verdict))
+            tally.answers.append(build_answer(one, verdict))
 
     for number in range(1, BATCHES + 1):
         tally.clock.advance(1000)
         before = failures
-        await asyncio.gather(*[submit(one) for one in batch_of(number) if isinstance(one, Submission)])
+        await asyncio.gather(*[submit(one) for one in build_batch(number) if isinstance(one, Submission)])
         if failures > before:
             return failures  # clients with client sequences stop at the first unanswered write
     try:
@@ -160,7 +160,7 @@ async def run_on_log(disk: Disk, tally: Tally, fault: Fault) -> None:
     async with Log(store, clock=tally.clock) as log:
         while await submit_all(log, tally, fault):
             disk.repair()
-        history = await history_of(store, tally.answers)
+        history = await read_history(store, tally.answers)
         tally.check(history)
         check_complete(history, BATCHES)
         disk.repair()
@@ -190,7 +190,7 @@ async def test_log_commits_again_after_disk_recovers(fault: Fault, sticky: bool,
     assert found > 100 // step
 
 
-async def syncs_of_the_workload() -> list[int]:
+async def find_syncs() -> list[int]:
     """Return which operations of the workload are syncs."""
     found: list[int] = []
 
@@ -232,7 +232,7 @@ async def run_until_power_loss(disk: Disk, tally: Tally, syncs: int, seed: int) 
 async def test_power_loss_after_failed_sync_loses_no_acknowledged_write(is_soak: bool) -> None:
     """Data of the failed sync disappears with the power, so later acknowledgements must not depend on it."""
     losses = 0
-    syncs = await syncs_of_the_workload()
+    syncs = await find_syncs()
     seeds = range(SOAK_SEEDS if is_soak else SEEDS)
     for number in syncs:
         for seed, later in product(seeds, (1, 2, 3)):

@@ -12,20 +12,20 @@ import pytest
 from cli.processes import Command
 from core.invariants import Answer, History
 from crash import kill_worker
-from crash.load import SUBMITTERS, WRITES, parse_answer, round_of, write_of
+from crash.load import SUBMITTERS, WRITES, find_write, iterate_round, parse_answer
 from crash.store_history import (
     Order,
-    answer_to,
-    by_position,
+    build_answer,
+    build_reading,
     check_kept,
     check_same_receipts,
     check_sound,
     check_stored,
-    history_of,
-    order_of,
-    receipt_in,
+    get_receipt,
+    list_order,
+    list_submissions,
+    read_history,
     say,
-    submitted,
 )
 from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
 from oncelog.engine.log import Log
@@ -71,13 +71,13 @@ def parse(lines: Sequence[str]) -> tuple[list[Answer], dict[int, KeyIdentity]]:
         if line.startswith("S"):
             _, position, key = line.split()
             assert int(position) == len(seen) + 1, "a follower missed a record or received one twice"
-            seen[int(position)] = key_identity(write_of(bytes.fromhex(key)))
+            seen[int(position)] = key_identity(find_write(bytes.fromhex(key)))
         else:
-            answers.append(answer_to(*parse_answer(line)))
+            answers.append(build_answer(*parse_answer(line)))
     return answers, seen
 
 
-def output_until_killed(workers: Command, path: Path, *numbers: int) -> list[str]:
+def run_until_killed(workers: Command, path: Path, *numbers: int) -> list[str]:
     """Let a process work until it is killed, and return its output."""
     write_line(workers, "\t".join(map(str, (path, *numbers))))
     lines: list[str] = []
@@ -97,23 +97,23 @@ async def reopen_and_resubmit(
     """
     store = SqliteStore(path, seal_keys=seal_keys) if seal_keys else SqliteStore(path)
     async with Log(store) as log:
-        found = await history_of(store, output.answers, [by_position(seen, "killed")], with_keys=False)
+        found = await read_history(store, output.answers, [build_reading(seen, "killed")], with_keys=False)
         output.check(found)
-        acknowledged = {answer.identity: receipt_in(answer.verdict) for answer in output.answers}
+        acknowledged = {answer.identity: get_receipt(answer.verdict) for answer in output.answers}
         before = {identity for _, _, identity in output.order}
-        stored = {identity for _, _, identity in order_of(found)}
-        writes = list(round_of(round_number))
+        stored = {identity for _, _, identity in list_order(found)}
+        writes = list(iterate_round(round_number))
         for start in range(0, len(writes), SUBMITTERS):
             part = writes[start : start + SUBMITTERS]
             for one, verdict in zip(part, await asyncio.gather(*map(log.submit, part)), strict=True):
                 identity = key_identity(one)
                 assert isinstance(verdict, Replayed if identity in stored else Committed), (one, verdict)
-                assert acknowledged.get(identity, receipt_in(verdict)) == receipt_in(verdict)
-                output.answers.append(answer_to(one, verdict))
-        whole = await history_of(store, output.answers)
+                assert acknowledged.get(identity, get_receipt(verdict)) == get_receipt(verdict)
+                output.answers.append(build_answer(one, verdict))
+        whole = await read_history(store, output.answers)
         output.check(whole)
-        assert len(submitted(whole)) == (round_number + 1) * SUBMITTERS * WRITES
-        output.order = order_of(whole)
+        assert len(list_submissions(whole)) == (round_number + 1) * SUBMITTERS * WRITES
+        output.order = list_order(whole)
     return len(stored - before - acknowledged.keys())
 
 
@@ -126,7 +126,7 @@ async def kill_repeatedly(workers: Command, path: Path, seed: int, rounds: int) 
         seal_keys = SMALL_SEGMENTS if number % 2 else 0
         die_after = random.randint(1, ANSWERS - 1)
         # Answers of earlier rounds are already checked, and `output.order` keeps their positions.
-        lines = await asyncio.to_thread(output_until_killed, workers, path, number, seal_keys, die_after)
+        lines = await asyncio.to_thread(run_until_killed, workers, path, number, seal_keys, die_after)
         output.answers, seen = parse(lines)
         assert len(output.answers) == die_after
         unanswered += await reopen_and_resubmit(path, number, output, seen, seal_keys)

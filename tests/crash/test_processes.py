@@ -13,16 +13,16 @@ import pytest
 
 from core.invariants import Answer, History, ObservedRead
 from crash import shared_worker
-from crash.load import SUBMITTERS, WRITES, parse_answer, write_of
-from crash.shared_worker import events_of
+from crash.load import SUBMITTERS, WRITES, find_write, parse_answer
+from crash.shared_worker import count_events
 from crash.store_history import (
-    answer_to,
+    build_answer,
     check_same_receipts,
     check_sound,
     check_stored,
-    history_of,
+    list_submissions,
+    read_history,
     say,
-    submitted,
 )
 from deadlines import WAIT_S
 from oncelog.core.values import KeyIdentity, key_identity
@@ -89,14 +89,14 @@ class Worker:
             self.took_s = float(line.split()[1])
         elif line.startswith("S"):
             _, position, key = line.split()
-            self.seen.append((int(position), key_identity(write_of(bytes.fromhex(key)))))
+            self.seen.append((int(position), key_identity(find_write(bytes.fromhex(key)))))
         elif line.startswith("?"):
             self.wrong = line
         else:
-            self.answers.append(answer_to(*parse_answer(line)))
+            self.answers.append(build_answer(*parse_answer(line)))
 
 
-async def history_at(path: Path, workers: list[Worker], events: int) -> History:
+async def read_history_at(path: Path, workers: list[Worker], events: int) -> History:
     answers = [answer for worker in workers for answer in worker.answers]
     readings = [
         ObservedRead(worker.name, 0, 0, events if worker.state == "end" else len(worker.seen), worker.seen)
@@ -105,7 +105,7 @@ async def history_at(path: Path, workers: list[Worker], events: int) -> History:
     store = SqliteStore(path)
     await store.open()
     try:
-        return await history_of(store, answers, readings)
+        return await read_history(store, answers, readings)
     finally:
         await store.close()
 
@@ -124,7 +124,7 @@ async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
     tmp_path: Path, stack: ExitStack, seed: int, seal_keys: int, is_soak: bool
 ) -> None:
     rounds = SOAK_ROUNDS if is_soak else ROUNDS
-    writes, events = SUBMITTERS * WRITES * rounds, events_of(rounds)
+    writes, events = SUBMITTERS * WRITES * rounds, count_events(rounds)
     path = tmp_path / "log.db"
     random = Random(seed)
     dying = [random.randint(1, writes - 1) for _ in range(KILLED)] + [0] * (PROCESSES - KILLED)
@@ -146,11 +146,11 @@ async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
     say(", ".join(f"{worker.name}: {len(worker.answers)} answers in {worker.took_s} s" for worker in alive))
 
     assert [len(worker.answers) for worker in alive] == [writes] * PROCESSES
-    history = await history_at(path, [*alive, *gone], events)
+    history = await read_history_at(path, [*alive, *gone], events)
     check_sound(history)
     check_stored(history.answers, history)
     receipts = check_same_receipts(history.answers)
-    assert len(receipts) == len(submitted(history)) == writes
+    assert len(receipts) == len(list_submissions(history)) == writes
     for worker in alive:
         assert [position for position, _ in worker.seen] == list(range(1, events + 1))
     *_, last = verify_log(path)

@@ -51,7 +51,7 @@ class Load:
     async def client(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
         """Submit until the server is gone."""
         try:
-            client = await connected(session, url, f"client-{number}")
+            client = await open_socket(session, url, f"client-{number}")
             while True:
                 event = self.waiting[number] = self.waiting[number] or self.next_event()
                 (result,) = await client.submit(event)
@@ -76,7 +76,7 @@ class Reader:
     async def follow(self, session: aiohttp.ClientSession, url: str) -> None:
         """Read until the server is gone."""
         try:
-            client = await connected(session, url, f"reader-{self.partition}")
+            client = await open_socket(session, url, f"reader-{self.partition}")
             await self.catch_up(client)
             while True:
                 message = await client.receive()
@@ -101,7 +101,7 @@ class Reader:
         self.cursor = event["committed_id"]
 
 
-async def connected(session: aiohttp.ClientSession, url: str, client_id: str) -> SocketClient:
+async def open_socket(session: aiohttp.ClientSession, url: str, client_id: str) -> SocketClient:
     client = SocketClient(await soon(session.ws_connect(url + "/v1/events")))
     await client.connect(client_id)
     return client
@@ -121,13 +121,13 @@ async def load_and_kill(served: processes.ServerProcess, load: Load, readers: li
 async def settle(served: processes.ServerProcess, load: Load, readers: list[Reader]) -> dict[int, dict[str, Any]]:
     """Resend the events in doubt, let all readers catch up, and return all events by position."""
     async with aiohttp.ClientSession() as session:
-        client = await connected(session, served.url, "last")
+        client = await open_socket(session, served.url, "last")
         for event in load.waiting.values():
             if event is not None:
                 (result,) = await client.submit(event)
                 load.acknowledged[event["id"]] = result["committed_id"]
         for reader in readers:
-            await reader.catch_up(await connected(session, served.url, "reader"))
+            await reader.catch_up(await open_socket(session, served.url, "reader"))
         everything: dict[int, dict[str, Any]] = {}
         cursor, has_more = 0, True
         while has_more:

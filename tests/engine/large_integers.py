@@ -36,7 +36,7 @@ class Place:
         return cls(receipt.lane, receipt.position, receipt.sequence)
 
 
-def listed(kind: str) -> list[tuple[Any, Place]]:
+def list_writes(kind: str) -> list[tuple[Any, Place]]:
     """Return the writes of a kind (`events`, `deltas`, `calls`) with their positions."""
     return [(one["write"], Place(**one["place"])) for one in json.loads(LISTED.read_text(encoding="utf-8"))[kind]]
 
@@ -47,12 +47,12 @@ def unpack(path: Path) -> Path:
     return path
 
 
-def event_of(write: Any) -> Submission:
+def build_event(write: Any) -> Submission:
     """Return the submission of a listed event, parsed from JSON as in the server."""
     return oncelog.event(write["id"], parse(write["event"]), write["partitions"])
 
 
-def delta_of(write: Any) -> Submission:
+def build_delta(write: Any) -> Submission:
     """Return the submission of a listed delta."""
     return delta("gateway", decode_delta(write.encode()))
 

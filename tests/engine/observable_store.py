@@ -45,7 +45,7 @@ Open = Callable[..., Log]
 """Type of the fixture `open_log`."""
 
 
-async def nothing(*_: object) -> None:
+async def do_nothing(*_: object) -> None:
     """Do nothing; the default of every hook."""
 
 
@@ -117,12 +117,12 @@ class WatchedStore:
         self.batches: list[list[Item]] = []
         """Items of each commit, including failed ones."""
         self.queries: list[Query] = []
-        self.before_commit: Callable[[Sequence[Request]], Awaitable[None]] = nothing
-        self.after_commit: Callable[[BatchResult], Awaitable[None]] = nothing
-        self.before_read: Callable[[Query], Awaitable[None]] = nothing
-        self.after_read: Callable[[Query], Awaitable[None]] = nothing
-        self.before_heads: Callable[[], Awaitable[None]] = nothing
-        self.before_erasures: Callable[[], Awaitable[None]] = nothing
+        self.before_commit: Callable[[Sequence[Request]], Awaitable[None]] = do_nothing
+        self.after_commit: Callable[[BatchResult], Awaitable[None]] = do_nothing
+        self.before_read: Callable[[Query], Awaitable[None]] = do_nothing
+        self.after_read: Callable[[Query], Awaitable[None]] = do_nothing
+        self.before_heads: Callable[[], Awaitable[None]] = do_nothing
+        self.before_erasures: Callable[[], Awaitable[None]] = do_nothing
 
     @property
     def epoch(self) -> str:

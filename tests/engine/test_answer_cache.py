@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import oncelog
 from databases import BOTH_STORES, log_at
 from deadlines import turns, until
-from engine.observable_store import WatchedLog, nothing
+from engine.observable_store import WatchedLog, do_nothing
 from oncelog import (
     Committed,
     OnReuse,
@@ -253,7 +253,7 @@ async def test_failed_poll_for_erasures_is_retried(error: Exception, monkeypatch
 
     async def fail() -> None:
         failed.set()
-        log.store.before_erasures = nothing
+        log.store.before_erasures = do_nothing
         raise error
 
     async with WatchedLog() as log:

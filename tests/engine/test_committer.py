@@ -11,7 +11,7 @@ import pytest
 import oncelog
 from databases import BOTH_STORES, log_at
 from deadlines import turns
-from engine.observable_store import WatchedLog, nothing, positions
+from engine.observable_store import WatchedLog, do_nothing, positions
 from oncelog import (
     ClockJumpedError,
     ClosedError,
@@ -131,7 +131,7 @@ async def test_repeated_store_failure_is_logged_once_and_at_recovery(
             for number in range(1, 4):
                 with pytest.raises(StoreUnavailableError):
                     await log.submit(event(number))
-            log.store.before_commit = nothing
+            log.store.before_commit = do_nothing
             await log.submit(event(1))
             await log.submit(event(2))
     assert [record.message for record in caplog.records] == [
@@ -280,7 +280,7 @@ async def test_inquiries_get_an_error_when_the_store_crashes() -> None:
         assert_committed(await accepted[0])
         with pytest.raises(ClosedError, match="submit again"):
             await asking[0]
-        log.store.before_commit = nothing
+        log.store.before_commit = do_nothing
         assert assert_committed(await log.submit(event(3))).position == 2
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from deadlines import turns, until
 from engine.follow_helpers import NO_POLL_MS, subscriptions, take
-from engine.observable_store import WatchedLog, nothing, positions
+from engine.observable_store import WatchedLog, do_nothing, positions
 from oncelog import (
     HistoryChangedError,
     StoreUnavailableError,
@@ -32,7 +32,7 @@ async def test_failed_page_read_is_retried_at_the_next_commit(caplog: pytest.Log
             await log.submit(event(2))
             await turns()
             assert "lane 0 could not be read" in caplog.text
-            log.store.before_read = nothing
+            log.store.before_read = do_nothing
             await log.submit(event(3))
             await turns()
             assert positions(await subscription.next()) == [1, 2, 3]
@@ -87,7 +87,7 @@ async def test_followers_fail_after_repeated_failed_polls(
                 await anext(records)
             with pytest.raises(StoreUnavailableError):
                 await subscription.next()
-            setattr(log.store, hook, nothing)
+            setattr(log.store, hook, do_nothing)
             async with log.follow(after=1) as again:
                 assert positions(await take(again, 1)) == [2]
                 await log.store.inner.commit([Request((event(3),))])
@@ -118,7 +118,7 @@ async def test_followers_survive_short_store_outages(hook: str, monkeypatch: pyt
             await log.store.inner.commit([Request((event(number),))])
             assert (await waiting).position == number
             assert failures > 2
-            setattr(log.store, hook, nothing)
+            setattr(log.store, hook, do_nothing)
 
 
 @pytest.mark.rule("CO-13")
@@ -150,7 +150,7 @@ async def test_poll_counts_reads_that_failed_since_the_last_poll(monkeypatch: py
             log.store.before_read = away
             await log.submit(event(number))
             await turns()
-            log.store.before_read = nothing
+            log.store.before_read = do_nothing
             await log.submit(event(number + 1))
             await turns()
             of_lane.poll(number + 1)
@@ -178,7 +178,7 @@ async def test_reads_that_fail_between_polls_do_not_count_as_failed_polls() -> N
         for number in range(1, 2 * FAILED_POLLS_MAX):
             await log.submit(event(number))
             await turns(5)
-        log.store.before_read = nothing
+        log.store.before_read = do_nothing
         await log.submit(event(2 * FAILED_POLLS_MAX))
         assert positions(await subscription.next()) == list(range(1, 2 * FAILED_POLLS_MAX + 1))
 

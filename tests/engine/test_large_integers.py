@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import oncelog
-from engine.large_integers import Place, call_counter, delta_of, event_of, listed, unpack
+from engine.large_integers import Place, build_delta, build_event, call_counter, list_writes, unpack
 from oncelog.core.values import Committed, Replayed, Submission
 from oncelog.engine.log import Log
 from oncelog.idempotency.once import work_of
@@ -32,18 +32,18 @@ async def retry(log: Log, submissions: list[tuple[Submission, Place]]) -> None:
 
 @pytest.mark.rule("CO-2")
 async def test_events_of_the_earlier_log_are_replayed(earlier: Log) -> None:
-    await retry(earlier, [(event_of(write), place) for write, place in listed("events")])
+    await retry(earlier, [(build_event(write), place) for write, place in list_writes("events")])
 
 
 @pytest.mark.rule("CO-2", "DE-2")
 async def test_deltas_of_the_earlier_log_are_replayed(earlier: Log) -> None:
-    await retry(earlier, [(delta_of(write), place) for write, place in listed("deltas")])
+    await retry(earlier, [(build_delta(write), place) for write, place in list_writes("deltas")])
 
 
 @pytest.mark.rule("CO-2")
 async def test_calls_of_the_earlier_log_do_not_run_again(earlier: Log) -> None:
     remember, ran = call_counter(earlier)
-    for write, place in listed("calls"):
+    for write, place in list_writes("calls"):
         value = json.loads(write)
         assert await remember(value) == "done"
         work = work_of(remember, value)
@@ -56,7 +56,7 @@ async def test_calls_of_the_earlier_log_do_not_run_again(earlier: Log) -> None:
 @pytest.mark.rule("CO-2")
 async def test_earlier_log_accepts_the_new_numbers(earlier: Log, tmp_path: Path) -> None:
     first, again = (
-        event_of({"id": "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "partitions": ["a"], "event": event})
+        build_event({"id": "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "partitions": ["a"], "event": event})
         for event in (
             '{"type":"t","v":1e21,"w":9007199254740992}',
             '{"v":1000000000000000000000,"w":9007199254740992.0,"type":"t"}',

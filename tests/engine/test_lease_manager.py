@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from deadlines import until
-from engine.observable_store import LoopClock, WatchedLog, count_leases, nothing
+from engine.observable_store import LoopClock, WatchedLog, count_leases, do_nothing
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Granted, Release, Renew, Request, Submission
 from oncelog.engine.answer_cache import WorkResult
@@ -49,7 +49,7 @@ async def test_result_is_retried_while_the_disk_fails(log: WatchedLog) -> None:
 @pytest.mark.rule("RU-7", "CO-15")
 async def test_result_with_lost_verdict_is_returned_to_its_caller(log: WatchedLog) -> None:
     async def lose(decided: BatchResult) -> None:
-        log.store.after_commit = nothing
+        log.store.after_commit = do_nothing
         raise StoreUnavailableError("the answer was lost")
 
     holding = await holding_of(log)

@@ -89,7 +89,7 @@ def measure_outage_s(directory: Path, apis: Sequence[type[Api]], began_ns: int, 
     found = {}
     for api in apis:
         first: dict[str, int] = {}
-        for call in calls_of(directory, api):
+        for call in read_calls(directory, api):
             if call["answer"] == COMMITTED:
                 first[call["id"]] = min(call["ended"], first.get(call["id"], call["ended"]))
         gaps = [
@@ -101,6 +101,6 @@ def measure_outage_s(directory: Path, apis: Sequence[type[Api]], began_ns: int, 
     return found
 
 
-def calls_of(directory: Path, api: type[Api]) -> list[dict[str, Any]]:
+def read_calls(directory: Path, api: type[Api]) -> list[dict[str, Any]]:
     """Return all recorded calls."""
     return [json.loads(line) for line in (directory / api.name / "calls-load.jsonl").read_text().splitlines()]

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.report import Report, Table, page
-from failover.findings import calls_of
+from failover.findings import read_calls
 from failover.load_apis import APIS
 from failover.rounds import KINDS, MOVES, Round
 from oncelog.testing.cluster import ClusterSettings
@@ -29,10 +29,10 @@ def write_report(
     directory: Path,
 ) -> None:
     """Write the page from the rounds and the recorded history."""
-    REPORT.write_text(page("fail-over", COMMAND, report_of(rounds, findings, settings, limits, directory)))
+    REPORT.write_text(page("fail-over", COMMAND, build_report(rounds, findings, settings, limits, directory)))
 
 
-def report_of(
+def build_report(
     rounds: Sequence[Round],
     findings: Sequence[str],
     settings: ClusterSettings,
@@ -52,22 +52,22 @@ def _by_kind(rounds: Sequence[Round]) -> Table:
         if times:
             assert kind.__doc__ is not None
             taken_over = "yes" if MOVES[kind.__name__] else "no"
-            row = (kind.__name__, kind.__doc__, str(len(times)), taken_over, *_shown(times))
+            row = (kind.__name__, kind.__doc__, str(len(times)), taken_over, *_format_times(times))
             rows.append(row)
     moved = sorted(one.longest_s for one in rounds if one.has_moved)
-    rows.append(("all with another primary", "", str(len(moved)), "yes", *_shown(moved)))
+    rows.append(("all with another primary", "", str(len(moved)), "yes", *_format_times(moved)))
     columns = ("round", "failure", "rounds", "another primary", "median s", "shortest s", "longest s")
     return Table(columns, rows)
 
 
-def _shown(times: Sequence[float]) -> tuple[str, str, str]:
+def _format_times(times: Sequence[float]) -> tuple[str, str, str]:
     return f"{median(times):.1f}", f"{times[0]:.1f}", f"{times[-1]:.1f}"
 
 
 def _totals(rounds: Sequence[Round], findings: Sequence[str], directory: Path) -> Table:
     rows = []
     for api in APIS:
-        calls = calls_of(directory, api)
+        calls = read_calls(directory, api)
         answered = sum(call["answer"] == COMMITTED for call in calls)
         different = len({call["id"] for call in calls})
         mine = sum(one.startswith(f"{api.name}:") for one in findings)

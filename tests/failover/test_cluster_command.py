@@ -44,13 +44,13 @@ def run_command(*arguments: str) -> tuple[int, str]:
     return ended.exit_code, ended.output
 
 
-async def succeeded(command: str, directory: Path) -> str:
+async def try_command(command: str, directory: Path) -> str:
     """Run a command and return its output, or an empty string if it failed, for example because Patroni was slow."""
     status, said = await asyncio.to_thread(run_command, command, "--directory", str(directory))
     return "" if status else said
 
 
-def pids_of(directory: Path) -> dict[int, str]:
+def find_pids(directory: Path) -> dict[int, str]:
     """Return the processes that have the directory in their command line or as working directory."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -63,8 +63,8 @@ def pids_of(directory: Path) -> dict[int, str]:
     return found
 
 
-def processes_of(directory: Path) -> list[str]:
-    return list(pids_of(directory).values())
+def find_processes(directory: Path) -> list[str]:
+    return list(find_pids(directory).values())
 
 
 async def can_be_written_to(address: str) -> None:
@@ -77,7 +77,7 @@ async def can_be_written_to(address: str) -> None:
 
 
 @contextmanager
-def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
+def start_cluster(directory: Path) -> Iterator["subprocess.Popen[str]"]:
     """Start a cluster. Afterwards, kill the command and all processes that it has started."""
     command = [*COMMAND, "start", "--port", "0", "--directory", str(directory)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)  # noqa: S603
@@ -109,14 +109,16 @@ def wait_for_patronis(directory: Path, count: int = 1) -> list[int]:
     """Wait until this number of Patroni processes runs, and return their ids. Patroni is started last."""
 
     def patronis() -> list[int]:
-        found = [pid for pid, said in pids_of(directory).items() if "\0-m\0patroni\0" in said and "setpriv" not in said]
+        found = [
+            pid for pid, said in find_pids(directory).items() if "\0-m\0patroni\0" in said and "setpriv" not in said
+        ]
         return found if len(found) >= count else []
 
-    return list(wait_until(patronis, lambda: pids_of(directory)))
+    return list(wait_until(patronis, lambda: find_pids(directory)))
 
 
 async def test_start_prints_usage_and_leaves_nothing_behind(directory: Path) -> None:
-    with starting(directory) as process:
+    with start_cluster(directory) as process:
         assert process.stdout is not None
         said = ""
         while "Ctrl-C" not in said:
@@ -126,27 +128,27 @@ async def test_start_prints_usage_and_leaves_nothing_behind(directory: Path) -> 
         addresses = set(re.findall(r"--store (\S+)", said))
         assert addresses == {Layout.load(directory).address}
         await can_be_written_to(addresses.pop())
-        shown = await until(lambda: succeeded("state", directory))
+        shown = await until(lambda: try_command("state", directory))
         assert [shown.count(role) for role in (" primary ", " sync_standby ", " replica ")] == [1, 1, 1], shown
         status, again = await asyncio.to_thread(run_command, "start", "--directory", str(directory))
         assert status == 2
         assert "is in use" in again
         (primary,) = re.findall(r"(node\d) .* primary", shown)
-        killed = await until(lambda: succeeded("kill", directory))
+        killed = await until(lambda: try_command("kill", directory))
         assert f"{primary} at port" in killed
         process.send_signal(signal.SIGTERM)
         assert "removed the directory" in process.stdout.read()
         assert process.wait(WAIT_S) == 0
-    assert processes_of(directory) == []
+    assert find_processes(directory) == []
     assert not directory.exists()
 
 
 def test_start_can_be_interrupted(directory: Path) -> None:
-    with starting(directory) as process:
+    with start_cluster(directory) as process:
         wait_for_patronis(directory)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
-    assert processes_of(directory) == []
+    assert find_processes(directory) == []
     assert not directory.exists()
 
 
@@ -154,11 +156,11 @@ def test_stop_kills_only_the_processes_of_a_killed_start(directory: Path) -> Non
     other = directory.with_name(f"{directory.name}0")
     other.mkdir()
     (other / "etcd0.log").touch()
-    with starting(directory) as process:
+    with start_cluster(directory) as process:
         wait_for_patronis(directory, 3)
         process.kill()
         process.wait()
-        assert len(processes_of(directory)) >= 6
+        assert len(find_processes(directory)) >= 6
         stop = f"{shlex.join([*COMMAND, 'stop', '--directory', str(directory)])}; echo status $?"
         with (
             bystander("tail", "-f", f"{directory}/etcd0.log") as reader,
@@ -167,8 +169,8 @@ def test_stop_kills_only_the_processes_of_a_killed_start(directory: Path) -> Non
         ):
             said = subprocess.run(["sh", "-c", stop], check=True, capture_output=True, text=True, env=ENVIRONMENT)  # noqa: S603, S607
             assert said.stdout == "stopped\nstatus 0\n"
-            assert pids_of(directory).keys() == {reader.pid, namesake.pid, neighbour.pid}
-    assert processes_of(directory) == []
+            assert find_pids(directory).keys() == {reader.pid, namesake.pid, neighbour.pid}
+    assert find_processes(directory) == []
     assert not directory.exists()
 
 
@@ -186,7 +188,7 @@ def test_reused_process_id_does_not_count_as_the_starter(directory: Path) -> Non
 
 
 def test_start_exits_with_the_reason_when_patroni_dies(directory: Path) -> None:
-    with starting(directory) as process:
+    with start_cluster(directory) as process:
         for pid in wait_for_patronis(directory, 3):
             send_signal(pid, signal.SIGKILL)
         said, _ = process.communicate(timeout=WAIT_S)
@@ -195,7 +197,7 @@ def test_start_exits_with_the_reason_when_patroni_dies(directory: Path) -> None:
     assert re.search(r"^node\d\.log ends with:$", said, re.MULTILINE), said
     assert "Traceback" not in said
     assert said.endswith("Stopped, and removed the directory.\n")
-    assert processes_of(directory) == []
+    assert find_processes(directory) == []
     assert not directory.exists()
 
 

@@ -51,7 +51,7 @@ def _event(number: int) -> oncelog.Submission:
     return oncelog.event(UUID(int=number + 1), {"type": "sample", "number": number}, ["a", f"b/{number % 3}"])
 
 
-def damaged(file: bytes, program: bytes) -> bytes:
+def apply_damage(file: bytes, program: bytes) -> bytes:
     """Return the file after the steps of the program."""
     changed = bytearray(file)
     for start in range(0, min(len(program), STEPS_MAX * STEP_BYTES), STEP_BYTES):
@@ -79,7 +79,7 @@ def read_damaged_log(program: bytes) -> None:
     """Read a damaged log. Any exception other than OncelogError is a fault."""
     with tempfile.TemporaryDirectory(prefix="oncelog-fuzz-") as directory:
         path = Path(directory) / "damaged.db"
-        path.write_bytes(damaged(sample_log(), program))
+        path.write_bytes(apply_damage(sample_log(), program))
         path.chmod(0o600)
         try:
             findings = list(verify_log(path))

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from fuzz.damage import damaged
+from fuzz.damage import apply_damage
 from fuzz.fuzzer import fuzz
 from fuzz.mutations import MUTATIONS, mutate
 from fuzz.targets import CORPUS, TARGETS, Target
@@ -66,5 +66,5 @@ def test_mutation_accepts_an_empty_input(mutation: object) -> None:
 
 def test_damage_program_changes_the_file_and_an_empty_program_does_not() -> None:
     file = bytes(range(256)) * 64
-    assert damaged(file, b"") == file
-    assert all(damaged(file, bytes([kind, 17, 1, 0, 0, 9, 9, 9])) != file for kind in (0, 1, 2, 4, 5))
+    assert apply_damage(file, b"") == file
+    assert all(apply_damage(file, bytes([kind, 17, 1, 0, 0, 9, 9, 9])) != file for kind in (0, 1, 2, 4, 5))

@@ -40,7 +40,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
 
-def user_of(connection: Scope) -> str | None:
+def get_user(connection: Scope) -> str | None:
     user: str | None = connection["user"]
     return user
 
@@ -55,7 +55,7 @@ class Shop:
         self.gate = Gate()
         self.answer = answer or self.paid
         self.events: list[str] = []
-        options = {"scope": user_of, **options}
+        options = {"scope": get_user, **options}
         middleware = [Middleware(Authentication), Middleware(IdempotencyMiddleware, log=log, **options)]
 
         async def endpoint(request: Request) -> Response:
@@ -241,5 +241,5 @@ async def lifespan(app: App) -> AsyncIterator[list[Message]]:
     await living
 
 
-def types_of(messages: Iterable[Message]) -> list[str]:
+def list_types(messages: Iterable[Message]) -> list[str]:
     return [message["type"].removeprefix("lifespan.") for message in messages]

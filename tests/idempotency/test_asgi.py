@@ -23,9 +23,9 @@ from idempotency.asgi_application import (
     check_answers,
     check_problem,
     exchange,
+    get_user,
     is_replay,
-    types_of,
-    user_of,
+    list_types,
 )
 from idempotency.conftest import Waiters
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Receive, Scope, Send
@@ -151,7 +151,7 @@ async def test_scope_accepts_any_text() -> None:
     users = ["", "a", "a/b", "a%2Fb", "a\0", "\ud800", "ü" * 500, "ü" * 501, "ü" * 600, "sha256", "sha256/x"]
     async with WatchedLog() as log:
         app = Scripted(START, body_part(b"ok"))
-        middleware = IdempotencyMiddleware(app, log=log, scope=user_of)
+        middleware = IdempotencyMiddleware(app, log=log, scope=get_user)
         for number, user in enumerate(users, 1):
             for _ in range(2):
                 sent = await exchange(middleware, WHOLE, scope=bare_scope(user=user))
@@ -170,7 +170,7 @@ async def test_requests_without_a_user_bypass_the_middleware(kind: str, keys: Se
 async def test_scope_may_be_an_async_function(kind: str) -> None:
     async def found(connection: Scope) -> str | None:
         await asyncio.sleep(0)
-        return user_of(connection)
+        return get_user(connection)
 
     async with WatchedLog() as log:
         shop = Shop(kind, log, scope=found)
@@ -366,8 +366,8 @@ async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() 
     hint = {"type": "http.response.early_hint", "links": [b"</a.css>"]}
     async with WatchedLog() as log:
         middleware = bare(Scripted(hint, START, body_part(b"ok")), log)
-        assert types_of(await exchange(middleware, WHOLE)) == [hint["type"], START["type"], "http.response.body"]
-        assert types_of(await exchange(middleware, WHOLE)) == [START["type"], "http.response.body"]
+        assert list_types(await exchange(middleware, WHOLE)) == [hint["type"], START["type"], "http.response.body"]
+        assert list_types(await exchange(middleware, WHOLE)) == [START["type"], "http.response.body"]
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() 
 )
 def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as raised:
-        IdempotencyMiddleware(Scripted(), **{"log": "log.db", "scope": user_of, **options})
+        IdempotencyMiddleware(Scripted(), **{"log": "log.db", "scope": get_user, **options})
     assert message in str(raised.value)
 
 

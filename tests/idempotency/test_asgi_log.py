@@ -23,7 +23,7 @@ from idempotency.asgi_application import (
     exchange,
     is_replay,
     lifespan,
-    types_of,
+    list_types,
 )
 from idempotency.conftest import Waiters
 from oncelog import Log, kept_for
@@ -222,10 +222,10 @@ async def test_lifespan_opens_and_closes_the_log_of_a_path(kind: str, tmp_path: 
     shop = Shop(kind, tmp_path / "log.db")
     for number in (1, 2):
         async with lifespan(shop.app) as sent:
-            assert types_of(sent) == ["startup.complete"]
+            assert list_types(sent) == ["startup.complete"]
             assert (tmp_path / "log.db-wal").exists()
             check_answers([await shop.send("k") for _ in range(2)], ("1", number == 2), ("1", True))
-        assert types_of(sent) == ["startup.complete", "shutdown.complete"]
+        assert list_types(sent) == ["startup.complete", "shutdown.complete"]
         assert not (tmp_path / "log.db-wal").exists(), "the end of the lifespan closes the log"
     assert shop.events == ["startup", "shutdown"] * 2
 
@@ -279,10 +279,10 @@ async def test_file_that_is_not_a_log_fails_the_startup(kind: str, tmp_path: Pat
     path.write_text("these are my notes\n" * 100)
     shop = Shop(kind, path)
     async with lifespan(shop.app) as sent:
-        assert types_of(sent) == ["startup.failed"]
+        assert list_types(sent) == ["startup.failed"]
         assert "NotALogError" in sent[0]["message"]
         assert str(path) in sent[0]["message"]
-    assert types_of(sent) == ["startup.failed"]
+    assert list_types(sent) == ["startup.failed"]
     assert shop.events == []
     check_problem(await shop.send("k"), 503, "log-unavailable")
     path.unlink()
@@ -295,7 +295,7 @@ async def test_file_that_is_not_a_log_fails_the_startup(kind: str, tmp_path: Pat
 async def test_different_retention_under_the_same_name_fails_the_startup(kind: str, tmp_path: Path) -> None:
     for retention, expected in ((kept_for(days=1), "startup.complete"), (kept_for(days=2), "startup.failed")):
         async with lifespan(Shop(kind, log_at(tmp_path / "log.db"), retention=retention).app) as sent:
-            assert types_of(sent) == [expected]
+            assert list_types(sent) == [expected]
     assert "http" in sent[0]["message"]
 
 

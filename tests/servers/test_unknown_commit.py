@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from crash.load import members, round_of
+from crash.load import iterate_round, members
 from deadlines import until
 from engine.observable_store import LoopClock
 from oncelog.core.policy import AUDIT_POLICY, RUNS
@@ -74,7 +74,7 @@ async def test_multi_lane_batch_with_a_lost_answer_is_committed_once(database: s
     async with open_proxied_log(database) as (proxy, log):
         await asyncio.gather(*[log.submit(member) for member in members()])
         for round_number in range(3):
-            writes = list(round_of(round_number))
+            writes = list(iterate_round(round_number))
             proxy.commit_faults.append(fate)
             verdicts = await asyncio.gather(*[log.submit(one) for one in writes])
             assert all(isinstance(verdict, Committed) for verdict in verdicts)
@@ -83,7 +83,7 @@ async def test_multi_lane_batch_with_a_lost_answer_is_committed_once(database: s
     heads = await fetch_rows(database, "SELECT lane, position FROM oncelog_lanes ORDER BY lane")
     assert rows == [(lane, position) for lane, newest in heads for position in range(1, newest + 1)]
     internal = await fetch_rows(database, "SELECT count(*) FROM oncelog_records WHERE policy = $1", AUDIT_POLICY)
-    assert len(rows) == 3 * len(list(round_of(0))) + internal[0][0]
+    assert len(rows) == 3 * len(list(iterate_round(0))) + internal[0][0]
 
 
 def claim(holder: str) -> Claim:

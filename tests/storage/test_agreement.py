@@ -160,7 +160,7 @@ def move_to(clock: ManualClock, now_ms: int, is_set: bool) -> None:
 
 
 @contextmanager
-def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Replayer, Replayer]]:
+def open_both_stores(kind: str, settings: Settings) -> Iterator[tuple[Replayer, Replayer]]:
     """Open a store of dictionaries and a store of the given kind."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log.db"
@@ -186,7 +186,7 @@ def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Replayer, Replay
 
 
 def compare(kind: str, timed_history: TimedHistory) -> None:
-    with two_stores(kind, timed_history.settings) as (memory, durable):
+    with open_both_stores(kind, timed_history.settings) as (memory, durable):
         for number, (step, moment) in enumerate(zip(timed_history.steps, timed_history.moments, strict=True)):
             assert durable.tell(step, moment) == memory.tell(step, moment), f"batch {number}"
         for _ in range(2):
@@ -211,7 +211,7 @@ def compare_recounts(memory: StoreDriver, durable: StoreDriver) -> None:
 
 def read_store(log: StoreDriver) -> dict[str, Any]:
     """Read all content of a store."""
-    records = all_records(log)
+    records = read_all_records(log)
     identities = sorted({identity_of(record) for record in records})
     streams = sorted({record.scope for record in records if record.sequence})
     heads = log.heads()
@@ -232,7 +232,7 @@ def read_store(log: StoreDriver) -> dict[str, Any]:
 def check_invariants(replayer: Replayer, timed_history: TimedHistory) -> list[Any]:
     """Return violations of the invariants in the records and answers of the store."""
     log = replayer.log
-    records = all_records(log)
+    records = read_all_records(log)
     identities = sorted({identity_of(record) for record in records if record.key})
     remembered = zip(identities, log.run(log.store.find_keys(identities)), strict=True)
     streams = {record.scope: log.read_page(stream=record.scope).newest for record in records if record.sequence}
@@ -248,7 +248,7 @@ def check_invariants(replayer: Replayer, timed_history: TimedHistory) -> list[An
     return find_violations(history)
 
 
-def all_records(log: StoreDriver) -> list[Record]:
+def read_all_records(log: StoreDriver) -> list[Record]:
     return [record for lane in sorted(log.heads()) for record in log.read_all(lane=lane, limit=7)]
 
 

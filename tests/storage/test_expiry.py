@@ -24,7 +24,7 @@ ROWS: Final = EXPIRY_BATCH_ROWS + 50
 """More rows than one slice of an expiry pass."""
 
 
-class Swept:
+class ExpiringLog:
     """A log with helpers that run expiry."""
 
     def __init__(self, session: Writer, clock: ManualClock) -> None:
@@ -49,13 +49,13 @@ class Swept:
 
 
 @contextmanager
-def swept(path: Path) -> Iterator[Swept]:
+def swept(path: Path) -> Iterator[ExpiringLog]:
     clock = ManualClock()
     session = Writer(str(path), QuickDriver(), TransactionOptions(clock, bytes))
     session.open(Settings(lanes=1, eviction_interval=10))
     session.run_write(declare_policies, BUILT_IN_POLICIES)
     try:
-        yield Swept(session, clock)
+        yield ExpiringLog(session, clock)
     finally:
         session.close()
 

@@ -14,7 +14,7 @@ from oncelog.core.values import DropTombstones, Tombstone
 from oncelog.storage.backups import backup
 from oncelog.storage.verify.findings import Inconsistency, VerificationSummary
 from oncelog.storage.verify.verification import verify_log
-from storage.migrate.migration_checks import assert_moved, ignore_progress, moved_with_twin, rows_of_file
+from storage.migrate.migration_checks import assert_moved, ignore_progress, move_with_copy, read_file_rows
 
 DAMAGE = (
     "UPDATE oncelog_horizons SET hlc = '-1'",
@@ -67,8 +67,8 @@ def test_moved_and_copied_logs_keep_their_horizon(tmp_path: Path, database: str)
     path, copy = tmp_path / "log.db", tmp_path / "copy.db"
     make_log_with_horizon(path)
     backup(str(path), str(copy), ignore_progress)
-    horizons = rows_of_file(path)["horizons"]
+    horizons = read_file_rows(path)["horizons"]
     assert [row[1:] for row in horizons] == [("gateway/2", str((START_MS << 16) + 1))]
-    assert rows_of_file(copy)["horizons"] == horizons
-    moved_with_twin(path, database)
+    assert read_file_rows(copy)["horizons"] == horizons
+    move_with_copy(path, database)
     assert_moved(path, database)

@@ -93,13 +93,13 @@ def change(scope: str, number: int, table: str, row_id: str, client: str, column
     return Submission(policy=DELTAS, scope=scope, key=delta.delta_id, fingerprint=b"", actor=client[:512], delta=delta)
 
 
-async def verified(place: str) -> Finding:
+async def run_verify(place: str) -> Finding:
     """Return the last finding of `oncelog verify`, which starts an event loop."""
     return (await asyncio.to_thread(lambda: list(verify_log(place))))[-1]
 
 
 async def check_verified(place: str) -> None:
-    last = await verified(place)
+    last = await run_verify(place)
     assert isinstance(last, VerificationSummary), last
 
 
@@ -164,27 +164,25 @@ async def test_ledger_names_of_the_documented_lengths_are_stored_and_listed_in_o
             entity = await log.state.entity(scope, key)
             assert entity is not None
             assert (entity.value, entity.version) == ((b"2", 2) if key == keys[-1] else (b"1", 1))
-        assert await listed_entities(log, scope) == keys
-        assert await listed_entities(log, scope, prefix=common) == [one for one in keys if one.startswith(common)]
-        assert await listed_relationships(log, scope) == related
+        assert await list_entities(log, scope) == keys
+        assert await list_entities(log, scope, prefix=common) == [one for one in keys if one.startswith(common)]
+        assert await list_relationships(log, scope) == related
         for resource in (parts[0], "document:1"):
             wanted = [one for one in related if one[0] == resource]
-            assert await listed_relationships(log, scope, resource=resource) == wanted
-        assert await listed_relationships(log, scope, resource=parts[0], relation=parts[1]) == [
+            assert await list_relationships(log, scope, resource=resource) == wanted
+        assert await list_relationships(log, scope, resource=parts[0], relation=parts[1]) == [
             one for one in related if one[:2] == (parts[0], parts[1])
         ]
-        assert await listed_relationships(log, scope, subject=parts[2]) == [
-            one for one in related if one[2] == parts[2]
-        ]
+        assert await list_relationships(log, scope, subject=parts[2]) == [one for one in related if one[2] == parts[2]]
         gone = [DeleteEntity(keys[-1]), Unrelate(parts[0], parts[1], parts[2])]
         assert isinstance(await log.submit(write(scope, client, 3, *gone)), Committed)
-        assert await listed_entities(log, scope) == keys[:-1]
+        assert await list_entities(log, scope) == keys[:-1]
         assert await log.state.relationship(scope, parts[0], parts[1], parts[2]) is None
-        assert len(await listed_relationships(log, scope)) == len(related) - 1
+        assert len(await list_relationships(log, scope)) == len(related) - 1
     await check_verified(place)
 
 
-async def listed_entities(log: Log, scope: str, prefix: str = "") -> list[str]:
+async def list_entities(log: Log, scope: str, prefix: str = "") -> list[str]:
     """Read all pages, two entries at a time."""
     found: list[str] = []
     while True:
@@ -194,7 +192,7 @@ async def listed_entities(log: Log, scope: str, prefix: str = "") -> list[str]:
             return found
 
 
-async def listed_relationships(log: Log, scope: str, **named: str) -> list[tuple[str, str, str]]:
+async def list_relationships(log: Log, scope: str, **named: str) -> list[tuple[str, str, str]]:
     """Read all pages, two entries at a time."""
     found: list[tuple[str, str, str]] = []
     while True:
@@ -333,13 +331,13 @@ async def test_database_of_the_previous_schema_is_migrated(tmp_path: Path) -> No
         assert isinstance(await log.submit(SetMember("ch" * 256, members[1])), Applied)
     downgrade_to_schema_4(place)
     async with open_log(place) as log:
-        assert await listed_entities(log, scope) == ["a" * 1024, "b"]
+        assert await list_entities(log, scope) == ["a" * 1024, "b"]
         entry = await log.state.client(scope, client)
         assert entry is not None
         assert entry.sequence == 1
         again = [SetEntity("a" * 1024, b"2"), Relate("r" * 1024, "s" * 1024, "t" * 1024)]
         assert isinstance(await log.submit(write(scope, client, 2, *again)), Committed)
-        assert await listed_relationships(log, scope) == [("r" * 1024, "s" * 1024, "t" * 1024)]
+        assert await list_relationships(log, scope) == [("r" * 1024, "s" * 1024, "t" * 1024)]
         assert [one.name for one in (await log.state.members("ch" * 256)).members] == members
     assert query(place, "SELECT count(*) FROM oncelog_entities") == [(2,)]
     await check_verified(place)
@@ -352,7 +350,7 @@ async def test_verify_finds_a_wrong_digest(tmp_path: Path) -> None:
     async with open_log(place) as log:
         assert isinstance(await log.submit(write("org", "c", 1, SetEntity(key, b"1"))), Committed)
     query(place, "UPDATE oncelog_entities SET digest = sha256('other')")
-    last = await verified(place)
+    last = await run_verify(place)
     assert isinstance(last, Inconsistency)
     assert "by its digest" in str(last)
 
@@ -372,7 +370,7 @@ async def test_listings_of_short_and_long_keys_use_their_indexes(tmp_path: Path)
             await connection.execute("ANALYZE oncelog_entities")
             lane = log.state.lane("org")
             plan = await connection.fetch(
-                f"EXPLAIN EXECUTE {await prepared(connection)}({lane}, 'org', 'k2', '', '', 0, 3, 1000000)"
+                f"EXPLAIN EXECUTE {await prepare_statement(connection)}({lane}, 'org', 'k2', '', '', 0, 3, 1000000)"
             )
     lines = "\n".join(row[0] for row in plan)
     assert "oncelog_entities_short" in lines
@@ -406,7 +404,7 @@ async def test_plans_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> N
                     assert "Materialize" not in lines, (statement, lines)
 
 
-async def prepared(connection: Any) -> str:
+async def prepare_statement(connection: Any) -> str:
     types = "integer, text, text, text, text, bigint, bigint, bigint"
     await connection.execute(f"PREPARE listing ({types}) AS {SQL['entity_page']}")
     return "listing"

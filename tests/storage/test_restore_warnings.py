@@ -15,7 +15,7 @@ from oncelog.storage.sqlite.store import SqliteStore
 from oncelog.testing.clock import ManualClock
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+def list_warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING and text in one.getMessage()]
 
 
@@ -25,11 +25,11 @@ def test_reader_ahead_of_the_log_is_logged_once(tmp_path: Path, caplog: pytest.L
     with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         log.submit(event(1, partitions=("p",)))
         log.read(after=1)
-        assert warnings_of(caplog, "a reader of") == []
+        assert list_warnings(caplog, "a reader of") == []
         for cursor in (19, 20):
             with pytest.raises(HistoryChangedError):
                 log.read(after=cursor)
-    (warning,) = warnings_of(caplog, "a reader of")
+    (warning,) = list_warnings(caplog, "a reader of")
     assert warning.startswith("a reader of lane 0 is at 19, ahead of the newest record, 1.")
     assert "oncelog epoch LOG --renew" in warning
 
@@ -50,7 +50,7 @@ async def test_leap_with_a_clock_behind_the_log_is_logged(
         renewed = await store.renew_epoch(above)
     finally:
         await store.close()
-    warnings = warnings_of(caplog, "behind the last commit of the log")
+    warnings = list_warnings(caplog, "behind the last commit of the log")
     if above is None and behind_ms > 10_000:
         assert renewed.above == 1_000_001
         (warning,) = warnings
@@ -68,14 +68,14 @@ def test_changed_timeline_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
     for _ in range(2):
         with oncelog.open_blocking(address) as log:
             log.submit(event(1, partitions=("p",)))
-    assert warnings_of(caplog, "timeline") == []
+    assert list_warnings(caplog, "timeline") == []
     ((current,),) = query(address, "SELECT timeline FROM oncelog_state")
     query(address, "UPDATE oncelog_state SET timeline = '000000FF'")
     for _ in range(2):
         with oncelog.open_blocking(address) as log:
             log.submit(event(1, partitions=("p",)))
             log.read(after=0)
-    (warning,) = warnings_of(caplog, "timeline")
+    (warning,) = list_warnings(caplog, "timeline")
     assert f"the timeline of the server is {current}, and was 000000FF before" in warning
     assert "oncelog epoch ADDRESS --renew" in warning
     assert query(address, "SELECT timeline FROM oncelog_state") == [(current,)]

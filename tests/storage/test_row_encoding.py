@@ -49,7 +49,7 @@ def test_malformed_row_state_is_refused(state: bytes) -> None:
         decode_row(state)
 
 
-def kept_as_before(path: Path) -> None:
+def rewrite_in_earlier_encoding(path: Path) -> None:
     """Rewrite every row of the log in the earlier encoding."""
     if is_postgres():
         for row_id, state in query(log_at(path), "SELECT row_id, state FROM oncelog_rows"):
@@ -69,7 +69,7 @@ async def test_log_with_rows_in_the_earlier_encoding_is_usable(tmp_path: Path) -
     names = [f"r{number}" for number in range(20)]
     expected = {name: Row() for name in names}
 
-    def changed(hlc: int, name: str, **columns: int) -> RowDelta:
+    def build_change(hlc: int, name: str, **columns: int) -> RowDelta:
         found = extract(None, columns, client_id="c1", hlc=hlc, table="t", row_id=name)
         assert found is not None
         expected[name] = merge(expected[name], found)
@@ -83,7 +83,7 @@ async def test_log_with_rows_in_the_earlier_encoding_is_usable(tmp_path: Path) -
             assert {row_id: row for _, row_id, row in page.rows} == expected
             assert await log.state.row(SCOPE, "t", "r7") == expected["r7"]
 
-    await push(*[changed(5, name, a=1, b=2) for name in names])
-    kept_as_before(path)
-    await push(changed(6, "r7", b=3))  # only one row is rewritten
-    await push(*[changed(hlc, name, a=hlc, c=4) for hlc in (4, 8) for name in names])
+    await push(*[build_change(5, name, a=1, b=2) for name in names])
+    rewrite_in_earlier_encoding(path)
+    await push(build_change(6, "r7", b=3))  # only one row is rewritten
+    await push(*[build_change(hlc, name, a=hlc, c=4) for hlc in (4, 8) for name in names])

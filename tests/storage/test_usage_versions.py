@@ -31,7 +31,7 @@ WRITES: list[Item] = [
 ]
 
 
-async def usage_of(store: Store) -> dict[str, Usage]:
+async def read_usage(store: Store) -> dict[str, Usage]:
     return {tenant.prefix: usage for tenant, usage in await store.usage()}
 
 
@@ -72,12 +72,12 @@ async def test_usage_of_an_earlier_version_is_recounted_when_the_log_is_opened(t
     await store.set_tenants(TENANTS)
     decided = await store.commit([Request((item,)) for item in WRITES])
     assert not [verdict for (verdict,) in decided.verdicts if isinstance(verdict, Refused)]
-    before = await usage_of(store)
+    before = await read_usage(store)
     await store.close()
     downgrade(path, before)
     for _ in range(2):
         store = await opened(path)
-        assert await usage_of(store) == before
+        assert await read_usage(store) == before
         assert not await store.set_tenants(TENANTS), "the quotas are unchanged"
         await store.close()
     store = await opened(path)
@@ -98,7 +98,7 @@ async def test_store_is_closed_if_counting_fails_while_it_is_opened(
     path = tmp_path / "log.db"
     store = await opened(path)
     await store.set_tenants(TENANTS)
-    usage = await usage_of(store)
+    usage = await read_usage(store)
     await store.close()
     downgrade(path, usage)
     monkeypatch.setattr(SqlStore, "set_tenants", fail)
@@ -116,11 +116,11 @@ async def test_processes_that_open_an_older_log_concurrently_recount_it_once(tmp
     store = await opened(path)
     await store.set_tenants(TENANTS)
     await store.commit([Request((item,)) for item in WRITES])
-    before = await usage_of(store)
+    before = await read_usage(store)
     await store.close()
     downgrade(path, before)
     one, two = store_at(path), store_at(path)
     await asyncio.gather(one.open(), two.open())
-    assert await usage_of(one) == await usage_of(two) == before
+    assert await read_usage(one) == await read_usage(two) == before
     await one.close()
     await two.close()

@@ -67,19 +67,19 @@ Parts = tuple[int, int]
 def model_of_now(last: Parts, wall: int) -> Parts:
     """The algorithm of the paper, on separate wall time and counter, with the carry that DE-8 adds."""
     newest = max(last[0], wall)
-    return carried(newest, last[1] + 1 if newest == last[0] else 0)
+    return apply_carry(newest, last[1] + 1 if newest == last[0] else 0)
 
 
 def model_of_receive(last: Parts, remote: Parts, wall: int) -> Parts:
     newest = max(last[0], remote[0], wall)
     if newest == last[0] == remote[0]:
-        return carried(newest, max(last[1], remote[1]) + 1)
+        return apply_carry(newest, max(last[1], remote[1]) + 1)
     if newest == last[0]:
-        return carried(newest, last[1] + 1)
-    return carried(newest, remote[1] + 1 if newest == remote[0] else 0)
+        return apply_carry(newest, last[1] + 1)
+    return apply_carry(newest, remote[1] + 1 if newest == remote[0] else 0)
 
 
-def carried(wall: int, count: int) -> Parts:
+def apply_carry(wall: int, count: int) -> Parts:
     return (wall, count) if count <= COUNTER_MAX else (wall + 1, 0)
 
 
@@ -177,7 +177,7 @@ def test_clock_that_is_behind_is_within_the_drift_limit(remote: int, wall: int) 
     assert check_drift(behind, wall) is None
 
 
-def pushed(hlc: int, column: str = "title") -> Submission:
+def build_delta(hlc: int, column: str = "title") -> Submission:
     """Return a delta as the Deltas API submits it."""
     key = delta_id("client-1", str(hlc), "todos", "row-1", [{"column": column, "value": 1}])
     delta = RowDelta(Op.UPDATE, "todos", "row-1", "client-1", hlc, ((column, b"1"),), key)
@@ -188,7 +188,7 @@ def pushed(hlc: int, column: str = "title") -> Submission:
 def test_push_beyond_the_drift_limit_writes_nothing() -> None:
     log = MemoryLog(draw=bytes)
     before = copy.deepcopy(log.snapshot)
-    fine, beyond = pushed(reading(NOON_MS)), pushed(reading(NOON_MS + 5001))
+    fine, beyond = build_delta(reading(NOON_MS)), build_delta(reading(NOON_MS + 5001))
     ((_, refused),) = log.submit([Request((fine, beyond), Mode.ALL)], NOON_MS)
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.field) == (Reason.CLOCK_DRIFT, "hlc")
@@ -200,7 +200,7 @@ def test_push_beyond_the_drift_limit_writes_nothing() -> None:
 @pytest.mark.rule("DE-8")
 def test_push_at_the_drift_limit_is_committed() -> None:
     log = MemoryLog(draw=bytes)
-    ((verdict,),) = log.submit([Request((pushed(reading(NOON_MS + 5000, COUNTER_MAX)),))], NOON_MS)
+    ((verdict,),) = log.submit([Request((build_delta(reading(NOON_MS + 5000, COUNTER_MAX)),))], NOON_MS)
     assert isinstance(verdict, Committed)
     assert log.snapshot.rows["gateway", "todos", "row-1"].values == {"title": b"1"}
 

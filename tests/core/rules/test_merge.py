@@ -22,18 +22,18 @@ PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI = "\ue000", "\uffff", "\U00010000", "\
 CLIENTS = ["", "a", "a\x00", "b", "é", "\ud7ff", PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI, EMOJI + "a", "a" + PRIVATE]
 
 
-def an_id(number: int) -> bytes:
+def build_id(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def a_delta(
+def build_delta(
     op: Op = Op.UPDATE, hlc: int = 1, client_id: str = "a", number: int = 1, /, **columns: int | None
 ) -> RowDelta:
     written = tuple((name, canonical(value)) for name, value in columns.items())
-    return RowDelta(op, "todos", "row-1", client_id, hlc, written, an_id(number))
+    return RowDelta(op, "todos", "row-1", client_id, hlc, written, build_id(number))
 
 
-def merged(deltas: Sequence[RowDelta], row: Row | None = None) -> Row:
+def merge_all(deltas: Sequence[RowDelta], row: Row | None = None) -> Row:
     row = row or Row()
     for delta in deltas:
         row = merge(row, delta)
@@ -54,7 +54,7 @@ def code_units(text: str) -> list[int]:
     return units
 
 
-def modelled(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
+def model_row(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
     """DE-7, applied literally in the order of the rule. Return None if the row does not exist."""
     row: dict[str, bytes] | None = None
     for delta in sorted(deltas, key=lambda one: (one.hlc, code_units(one.client_id), one.delta_id.hex())):
@@ -72,7 +72,7 @@ deltas = st.builds(
     client_id=st.sampled_from(CLIENTS),
     hlc=st.integers(0, 3) | st.sampled_from([2**64 - 2, 2**64 - 1]),
     columns=st.dictionaries(st.sampled_from("xyz"), values, max_size=3).map(lambda one: tuple(one.items())),
-    delta_id=st.integers(0, 20).map(an_id) | st.binary(min_size=32, max_size=32),
+    delta_id=st.integers(0, 20).map(build_id) | st.binary(min_size=32, max_size=32),
 )
 
 
@@ -83,22 +83,22 @@ def histories(max_size: int) -> st.SearchStrategy[list[RowDelta]]:
 @pytest.mark.rule("DE-7")
 @given(histories(5))
 def test_merge_does_not_depend_on_the_order_of_arrival(history: list[RowDelta]) -> None:
-    first = merged(history)
+    first = merge_all(history)
     for order in permutations(history):
-        assert merged(order) == first
+        assert merge_all(order) == first
 
 
 @pytest.mark.rule("DE-7")
 @given(histories(12).flatmap(lambda history: st.tuples(st.just(history), st.permutations(history))))
 def test_merge_of_long_histories_does_not_depend_on_order(both: tuple[list[RowDelta], list[RowDelta]]) -> None:
     history, reordered = both
-    assert merged(history) == merged(reordered)
+    assert merge_all(history) == merge_all(reordered)
 
 
 @pytest.mark.rule("DE-7")
 @given(histories(12))
 def test_merged_row_equals_the_rule(history: list[RowDelta]) -> None:
-    row, expected = merged(history), modelled(history)
+    row, expected = merge_all(history), model_row(history)
     assert row.exists == (expected is not None)
     assert row.values == (expected or {})
 
@@ -106,7 +106,7 @@ def test_merged_row_equals_the_rule(history: list[RowDelta]) -> None:
 @pytest.mark.rule("DE-7", "DE-4")
 @given(histories(8), st.data())
 def test_merging_a_delta_again_changes_nothing(history: list[RowDelta], data: st.DataObject) -> None:
-    row = merged(history)
+    row = merge_all(history)
     for delta in data.draw(st.permutations(history)):
         assert merge(row, delta) is row
 
@@ -114,7 +114,7 @@ def test_merging_a_delta_again_changes_nothing(history: list[RowDelta], data: st
 @pytest.mark.rule("DE-7")
 @given(histories(8), deltas)
 def test_merge_returns_a_new_row_only_for_a_change(history: list[RowDelta], delta: RowDelta) -> None:
-    row = merged(history)
+    row = merge_all(history)
     after = merge(row, delta)
     assert (after is row) == (after == row)
 
@@ -122,7 +122,7 @@ def test_merge_returns_a_new_row_only_for_a_change(history: list[RowDelta], delt
 @pytest.mark.rule("DE-7")
 @given(histories(8), deltas)
 def test_merge_does_not_modify_the_old_row(history: list[RowDelta], delta: RowDelta) -> None:
-    row = merged(history)
+    row = merge_all(history)
     copy = Row(dict(row.columns), row.written, row.deleted)
     merge(row, delta)
     assert row == copy
@@ -134,15 +134,15 @@ def test_merge_does_not_modify_the_old_row(history: list[RowDelta], delta: RowDe
 def assert_wins(winner: RowDelta, loser: RowDelta) -> None:
     """Assert that the winner's value remains in either order, and that a late loser changes nothing."""
     for order in permutations([winner, loser]):
-        assert merged(order).values == dict(winner.columns)
-    row = merged([winner])
+        assert merge_all(order).values == dict(winner.columns)
+    row = merge_all([winner])
     assert merge(row, loser) is row
 
 
 @pytest.mark.rule("DE-7")
 def test_higher_hlc_wins() -> None:
-    assert_wins(a_delta(Op.UPDATE, 2, "a", 1, x=2), a_delta(Op.UPDATE, 1, "b", 2, x=1))
-    assert_wins(a_delta(Op.INSERT, 2**64 - 1, "a", 1, x=2), a_delta(Op.UPDATE, 9, "b", 2, x=1))
+    assert_wins(build_delta(Op.UPDATE, 2, "a", 1, x=2), build_delta(Op.UPDATE, 1, "b", 2, x=1))
+    assert_wins(build_delta(Op.INSERT, 2**64 - 1, "a", 1, x=2), build_delta(Op.UPDATE, 9, "b", 2, x=1))
 
 
 @pytest.mark.rule("DE-7")
@@ -168,25 +168,25 @@ def test_higher_hlc_wins() -> None:
 )
 def test_equal_hlc_is_decided_by_client_in_utf16_order(higher: str, lower: str) -> None:
     assert code_units(higher) > code_units(lower)
-    assert_wins(a_delta(Op.UPDATE, 5, higher, 1, x=2), a_delta(Op.UPDATE, 5, lower, 2, x=1))
+    assert_wins(build_delta(Op.UPDATE, 5, higher, 1, x=2), build_delta(Op.UPDATE, 5, lower, 2, x=1))
 
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize(("higher", "lower"), [(2, 1), (256, 255), (1 << 255, (1 << 255) - 1)])
 def test_equal_hlc_and_client_is_decided_by_delta_id(higher: int, lower: int) -> None:
-    assert_wins(a_delta(Op.UPDATE, 5, "a", higher, x=2), a_delta(Op.UPDATE, 5, "a", lower, x=1))
+    assert_wins(build_delta(Op.UPDATE, 5, "a", higher, x=2), build_delta(Op.UPDATE, 5, "a", lower, x=1))
 
 
 @pytest.mark.rule("DE-7")
 def test_columns_are_merged_separately() -> None:
-    old, new = a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.UPDATE, 2, "a", 2, y=2, z=2)
+    old, new = build_delta(Op.INSERT, 1, "a", 1, x=1, y=1), build_delta(Op.UPDATE, 2, "a", 2, y=2, z=2)
     for order in permutations([old, new]):
-        assert merged(order).values == {"x": b"1", "y": b"2", "z": b"2"}
+        assert merge_all(order).values == {"x": b"1", "y": b"2", "z": b"2"}
 
 
 @pytest.mark.rule("DE-7")
 def test_null_is_merged_like_any_value() -> None:
-    assert_wins(a_delta(Op.UPDATE, 2, "a", 1, x=None), a_delta(Op.UPDATE, 1, "a", 2, x=1))
+    assert_wins(build_delta(Op.UPDATE, 2, "a", 1, x=None), build_delta(Op.UPDATE, 1, "a", 2, x=1))
 
 
 # --- deletes -------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ Rank = tuple[int, str, int]
 @pytest.mark.parametrize(("higher", "lower"), TIES)
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
 def test_delete_removes_columns_of_lower_rank(op: Op, higher: Rank, lower: Rank) -> None:
-    for order in permutations([a_delta(Op.DELETE, *higher), a_delta(op, *lower, x=1)]):
-        row = merged(order)
+    for order in permutations([build_delta(Op.DELETE, *higher), build_delta(op, *lower, x=1)]):
+        row = merge_all(order)
         assert (row.exists, row.values) == (False, {})
 
 
@@ -212,53 +212,57 @@ def test_delete_removes_columns_of_lower_rank(op: Op, higher: Rank, lower: Rank)
 @pytest.mark.parametrize(("higher", "lower"), TIES)
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
 def test_delete_keeps_columns_of_higher_rank(op: Op, higher: Rank, lower: Rank) -> None:
-    for order in permutations([a_delta(Op.DELETE, *lower), a_delta(op, *higher, x=1)]):
-        row = merged(order)
+    for order in permutations([build_delta(Op.DELETE, *lower), build_delta(op, *higher, x=1)]):
+        row = merge_all(order)
         assert (row.exists, row.values) == (True, {"x": b"1"})
 
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
 def test_newer_write_restores_the_row_without_old_columns(op: Op) -> None:
-    history = [a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.DELETE, 2, "a", 2), a_delta(op, 3, "a", 3, y=3)]
+    history = [
+        build_delta(Op.INSERT, 1, "a", 1, x=1, y=1),
+        build_delta(Op.DELETE, 2, "a", 2),
+        build_delta(op, 3, "a", 3, y=3),
+    ]
     for order in permutations(history):
-        row = merged(order)
+        row = merge_all(order)
         assert (row.exists, row.values) == (True, {"y": b"3"})
 
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
 def test_newer_write_without_columns_restores_the_row(op: Op) -> None:
-    history = [a_delta(Op.INSERT, 1, "a", 1, x=1), a_delta(Op.DELETE, 2, "a", 2), a_delta(op, 3, "a", 3)]
+    history = [build_delta(Op.INSERT, 1, "a", 1, x=1), build_delta(Op.DELETE, 2, "a", 2), build_delta(op, 3, "a", 3)]
     for order in permutations(history):
-        row = merged(order)
+        row = merge_all(order)
         assert (row.exists, row.values) == (True, {})
 
 
 @pytest.mark.rule("DE-7")
 def test_late_column_older_than_the_delete_is_not_restored() -> None:
-    row = merged([a_delta(Op.DELETE, 2, "a", 1), a_delta(Op.UPDATE, 3, "a", 2, x=3)])
-    late = a_delta(Op.UPDATE, 1, "a", 3, y=1)
+    row = merge_all([build_delta(Op.DELETE, 2, "a", 1), build_delta(Op.UPDATE, 3, "a", 2, x=3)])
+    late = build_delta(Op.UPDATE, 1, "a", 3, y=1)
     assert merge(row, late) is row
 
 
 @pytest.mark.rule("DE-7")
 def test_older_delete_has_no_effect() -> None:
-    row = merged([a_delta(Op.DELETE, 2, "a", 1)])
-    assert merge(row, a_delta(Op.DELETE, 1, "a", 2)) is row
+    row = merge_all([build_delta(Op.DELETE, 2, "a", 1)])
+    assert merge(row, build_delta(Op.DELETE, 1, "a", 2)) is row
 
 
 @pytest.mark.rule("DE-7")
 def test_late_delete_removes_only_columns_of_lower_rank() -> None:
-    row = merged([a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.UPDATE, 3, "a", 2, y=3)])
-    row = merge(row, a_delta(Op.DELETE, 2, "a", 3))
+    row = merge_all([build_delta(Op.INSERT, 1, "a", 1, x=1, y=1), build_delta(Op.UPDATE, 3, "a", 2, y=3)])
+    row = merge(row, build_delta(Op.DELETE, 2, "a", 3))
     assert (row.exists, row.values) == (True, {"y": b"3"})
 
 
 @pytest.mark.rule("DE-7")
 def test_row_without_deltas_does_not_exist() -> None:
     assert (Row().exists, Row().values) == (False, {})
-    assert a_delta(Op.UPDATE, 0, "", 0).stamp > NEVER
+    assert build_delta(Op.UPDATE, 0, "", 0).stamp > NEVER
 
 
 # --- extract -------------------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ def changes(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return before, {**draw(rows), **{name: draw(json_values) for name in before}, **kept}
 
 
-def extracted(before: dict[str, Any] | None, after: dict[str, Any] | None, hlc: int = 7) -> RowDelta | None:
+def extract_delta(before: dict[str, Any] | None, after: dict[str, Any] | None, hlc: int = 7) -> RowDelta | None:
     return extract(before, after, client_id="client-1", hlc=hlc, table="todos", row_id="row-1")
 
 
@@ -296,18 +300,22 @@ def reordered(value: Any) -> Any:
 @given(changes())
 def test_extracted_delta_does_not_depend_on_order(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     before, after = both
-    assert extracted(before, after) == extracted(reordered(before), after) == extracted(before, reordered(after))
-    assert extracted(None, after) == extracted(None, reordered(after))
+    assert (
+        extract_delta(before, after)
+        == extract_delta(reordered(before), after)
+        == extract_delta(before, reordered(after))
+    )
+    assert extract_delta(None, after) == extract_delta(None, reordered(after))
 
 
 @pytest.mark.rule("DE-11")
 @given(changes())
 def test_merging_the_extracted_delta_gives_the_second_row(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     before, after = both
-    insert = extracted(None, before, hlc=1)
+    insert = extract_delta(None, before, hlc=1)
     assert insert is not None
     row = merge(Row(), insert)
-    delta = extracted(before, after, hlc=2)
+    delta = extract_delta(before, after, hlc=2)
     if delta is not None:
         row = merge(row, delta)
     assert row.exists
@@ -317,12 +325,16 @@ def test_merging_the_extracted_delta_gives_the_second_row(both: tuple[dict[str, 
 @pytest.mark.rule("DE-11")
 @given(rows, rows)
 def test_extracted_deltas_delete_and_restore_a_row(before: dict[str, Any], after: dict[str, Any]) -> None:
-    insert, delete, again = extracted(None, before, 1), extracted(before, None, 2), extracted(None, after, 3)
+    insert, delete, again = (
+        extract_delta(None, before, 1),
+        extract_delta(before, None, 2),
+        extract_delta(None, after, 3),
+    )
     assert insert is not None
     assert delete is not None
     assert again is not None
-    assert not merged([insert, delete]).exists
-    assert merged([insert, delete, again]).values == {name: canonical(value) for name, value in after.items()}
+    assert not merge_all([insert, delete]).exists
+    assert merge_all([insert, delete, again]).values == {name: canonical(value) for name, value in after.items()}
 
 
 @pytest.mark.rule("DE-11", "DE-2")
@@ -401,7 +413,7 @@ def test_most_vectors_can_be_extracted() -> None:
 def test_extracted_delta_example(
     before: dict[str, Any] | None, after: dict[str, Any] | None, op: Op, columns: tuple[tuple[str, bytes], ...]
 ) -> None:
-    delta = extracted(before, after)
+    delta = extract_delta(before, after)
     assert delta is not None
     assert (delta.op, delta.columns) == (op, columns)
 
@@ -420,21 +432,21 @@ def test_extracted_delta_example(
     ],
 )
 def test_equal_rows_give_no_delta(before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
-    assert extracted(before, after) is None
+    assert extract_delta(before, after) is None
 
 
 @pytest.mark.rule("DE-11")
 @pytest.mark.parametrize("after", [{}, {"title": 1}, {"title": 2, "more": 3}])
 def test_removed_column_is_refused_with_its_name(after: dict[str, Any]) -> None:
     with pytest.raises(CanonicalError, match="cannot be removed") as refused:
-        extracted({"title": 1, "done": None}, after)
+        extract_delta({"title": 1, "done": None}, after)
     assert refused.value.path in {"$.title", "$.done"} - {f"$.{name}" for name in after}
 
 
 @pytest.mark.rule("DE-11")
 def test_removed_column_with_special_name_is_quoted_in_the_path() -> None:
     with pytest.raises(CanonicalError) as refused:
-        extracted({"a b": 1}, {})
+        extract_delta({"a b": 1}, {})
     assert refused.value.path == '$["a b"]'
 
 
@@ -450,7 +462,7 @@ def test_hlc_out_of_range_is_refused(hlc: int) -> None:
 @pytest.mark.parametrize("before", [None, {}, {"a": 1}])
 def test_value_without_canonical_form_is_refused_with_its_column(before: dict[str, Any] | None) -> None:
     with pytest.raises(CanonicalError) as refused:
-        extracted(before, {"a": [1, float("nan")]})
+        extract_delta(before, {"a": [1, float("nan")]})
     assert refused.value.path == "$.a[1]"
 
 

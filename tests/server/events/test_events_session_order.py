@@ -8,7 +8,7 @@ import pytest
 from aiohttp import WSCloseCode
 
 from deadlines import turns, until
-from engine.observable_store import nothing
+from engine.observable_store import do_nothing
 from oncelog.core.values import Record
 from oncelog.errors import StoreUnavailableError
 from oncelog.server.auth.principal import parse_grants
@@ -140,7 +140,7 @@ async def test_store_failure_during_a_sync_sends_no_broadcast_before_the_error()
 
         async def held_and_refused(_: object) -> None:
             await server.log.gate()
-            server.log.store.before_read = nothing
+            server.log.store.before_read = do_nothing
             raise StoreUnavailableError("away")
 
         server.log.store.before_read = held_and_refused
@@ -235,7 +235,7 @@ async def test_sync_cycle_does_not_expire_while_its_page_is_read() -> None:
         assert ada.session.subscriber._idle_timer is None
         server.service.limits = ApiLimits(cycle_idle_ms=10**7)
         server.log.gate.open()
-        server.log.store.before_read = nothing
+        server.log.store.before_read = do_nothing
         await syncing
         await ada.sync(since=4)
         await ada.wire.wait_for_messages(6)

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import WSCloseCode
 
 from deadlines import turns, until
-from engine.observable_store import nothing
+from engine.observable_store import do_nothing
 from oncelog.errors import HistoryChangedError
 from server.events.event_sessions import Peer, SessionServer, item, numbers, session_server, submissions
 
@@ -196,7 +196,7 @@ async def test_unreadable_log_closes_all_sessions() -> None:
         await until(lambda: idle.wire.closed_with is not None and live.wire.closed_with is not None)
         assert idle.wire.closed_with == live.wire.closed_with == (WSCloseCode.INTERNAL_ERROR, "server_error")
         assert server.hub._pending_replies == {}
-        server.log.store.before_read = nothing
+        server.log.store.before_read = do_nothing
         server.hub.position = await server.log.listen(server.hub)
         back = await server.connect("cyd")
         assert (await back.submit(item(8)))[0]["committed_id"] == 2

@@ -57,7 +57,7 @@ def use_small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- comparing the file and the database -----------------------------------------------------------------
 
 
-def selects(*, is_file: bool) -> dict[str, str]:
+def build_queries(*, is_file: bool) -> dict[str, str]:
     """Return one query per common table, for which both sides must return the same rows."""
     place = ", ".join(PLACE) if is_file else "lane, position"
     log = "epoch, lanes, eviction_interval, index_secret, created_ms"
@@ -84,18 +84,18 @@ def selects(*, is_file: bool) -> dict[str, str]:
     return found
 
 
-def rows_of_file(path: Path) -> dict[str, set[Any]]:
+def read_file_rows(path: Path) -> dict[str, set[Any]]:
     with closing(sqlite3.connect(path)) as connection:
-        return {name: set(connection.execute(select)) for name, select in selects(is_file=True).items()}
+        return {name: set(connection.execute(select)) for name, select in build_queries(is_file=True).items()}
 
 
-def rows_of_database(address: str) -> dict[str, set[Any]]:
+def read_database_rows(address: str) -> dict[str, set[Any]]:
     async def fetched() -> dict[str, set[Any]]:
         connection = await asyncpg.connect(address)
         try:
             return {
                 name: {tuple(row) for row in await connection.fetch(select)}
-                for name, select in selects(is_file=False).items()
+                for name, select in build_queries(is_file=False).items()
             }
         finally:
             await connection.close()
@@ -105,7 +105,7 @@ def rows_of_database(address: str) -> dict[str, set[Any]]:
 
 def assert_moved(path: Path, address: str) -> None:
     """Assert that the database has the rows of the file, that the move has finished, and that the file is marked."""
-    assert rows_of_database(address) == rows_of_file(path)
+    assert read_database_rows(address) == read_file_rows(path)
     assert query(address, "SELECT move FROM oncelog_state") == [(None,)]
     with open_read_transaction(str(path)) as (connection, _):
         mark = load_marker(connection)
@@ -134,7 +134,7 @@ def can_be_opened(store: Store) -> bool:
 
 
 @contextmanager
-def writing_to(path: Path) -> Iterator[Writer]:
+def open_writer(path: Path) -> Iterator[Writer]:
     """Open the file for writing, as another process would."""
     with session_on(path, 8) as session:
         session.run_write(declare_policies, [EVENTS, ORDERS])
@@ -150,14 +150,14 @@ def driven(make: Any, clock: Any = None) -> Iterator[StoreDriver]:
         log.close()
 
 
-def moved_with_twin(path: Path, address: str) -> MigrationOutcome:
+def move_with_copy(path: Path, address: str) -> MigrationOutcome:
     """Copy the file, then move it."""
     shutil.copy(path, path.with_name("twin.db"))
     return migrate_log(str(path), address, ignore_progress)
 
 
 @contextmanager
-def twins(path: Path, address: str) -> Iterator[tuple[SetClock, StoreDriver, StoreDriver]]:
+def open_copy_and_database(path: Path, address: str) -> Iterator[tuple[SetClock, StoreDriver, StoreDriver]]:
     """Open the copy of the file from before the move, and the database, on one clock."""
     clock = SetClock(LATER_MS)
     copy = path.with_name("twin.db")
@@ -172,7 +172,7 @@ def twins(path: Path, address: str) -> Iterator[tuple[SetClock, StoreDriver, Sto
         yield clock, one, other
 
 
-def told(log: StoreDriver, items: list[Item]) -> list[Verdict]:
+def submit_items(log: StoreDriver, items: list[Item]) -> list[Verdict]:
     return [one for verdicts in log.commit_batch(*(Request((item,)) for item in items)).verdicts for one in verdicts]
 
 

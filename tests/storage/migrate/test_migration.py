@@ -40,13 +40,13 @@ from storage.migrate.migration_checks import (
     driven,
     ignore_progress,
     move_and_kill,
-    moved_with_twin,
-    rows_of_database,
-    rows_of_file,
-    told,
-    twins,
+    move_with_copy,
+    open_copy_and_database,
+    open_writer,
+    read_database_rows,
+    read_file_rows,
+    submit_items,
     use_small_slices,
-    writing_to,
 )
 from storage.sqlite.writers import QuickDriver, are_known, are_new, commit, erase, session_on
 from storage.test_agreement import Replayer, TimedHistory, check_invariants, read_store, timed_histories
@@ -71,25 +71,25 @@ def retry_all() -> list[list[Item]]:
 
 
 def test_moved_log_has_the_same_rows(log: Path, database: str) -> None:
-    outcome = moved_with_twin(log, database)
+    outcome = move_with_copy(log, database)
     assert outcome.is_new
     assert_moved(log, database)
-    found = rows_of_file(log)
+    found = read_file_rows(log)
     assert all(found[name] for name in ("records", "clients", "entities", "leases", "members", "consumers", "rates"))
     assert any(row[-1] is None for row in found["records"])
     assert outcome.records == len(found["records"])
-    with twins(log, database) as (_, one, other):
+    with open_copy_and_database(log, database) as (_, one, other):
         assert read_store(other) == read_store(one)
         assert other.store.epoch == one.store.epoch
 
 
 def test_moved_log_decides_like_the_file(log: Path, database: str) -> None:
     """The verdicts cover retries, leases, client sequences, rates and expired keys."""
-    moved_with_twin(log, database)
-    with twins(log, database) as (clock, one, other):
+    move_with_copy(log, database)
+    with open_copy_and_database(log, database) as (clock, one, other):
         for items in retry_all():
             clock.now_ms += HOUR_MS // 4
-            assert told(other, items) == told(one, items)
+            assert submit_items(other, items) == submit_items(one, items)
         assert read_store(other) == read_store(one)
 
 
@@ -100,8 +100,8 @@ def test_moved_log_forgets_keys_at_the_same_time(tmp_path: Path, database: str) 
         log.run(log.store.declare([NOTES]))
         first = log(note(1, "notes/1"))
     assert isinstance(first, oncelog.Committed)
-    moved_with_twin(path, database)
-    with twins(path, database) as (its_clock, one, other):
+    move_with_copy(path, database)
+    with open_copy_and_database(path, database) as (its_clock, one, other):
         verdicts: list[Verdict] = []
         for ms in (HOUR_MS - 1, HOUR_MS, HOUR_MS + 1):
             its_clock.now_ms = START_MS + ms
@@ -115,7 +115,7 @@ def test_moved_log_forgets_keys_at_the_same_time(tmp_path: Path, database: str) 
 
 
 def test_moved_log_gives_the_same_proofs_and_lookups(log: Path, database: str) -> None:
-    moved_with_twin(log, database)
+    move_with_copy(log, database)
     policies = {policy.name: policy for policy in (*BUILT_IN_POLICIES, NOTES)}
     clock, copy = SetClock(LATER_MS), log.with_name("twin.db")
     with oncelog.open_blocking(copy, clock=clock) as one, oncelog.open_blocking(database, clock=clock) as other:
@@ -133,7 +133,7 @@ def test_empty_log_can_be_moved(tmp_path: Path, database: str) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 8):
         pass
-    assert moved_with_twin(path, database).records == 0
+    assert move_with_copy(path, database).records == 0
     assert_moved(path, database)
 
 
@@ -164,7 +164,7 @@ def test_writes_and_erasures_during_a_move_are_copied(
 ) -> None:
     path = tmp_path / "log.db"
     take, numbers = MigrationTarget.save_slice, iter(range(100, 130))
-    with writing_to(path) as session:
+    with open_writer(path) as session:
         assert are_new(commit(session, *range(1, 60)))
         assert erase(session, 0, [2]) == 1
 
@@ -184,14 +184,14 @@ def test_writes_and_erasures_during_a_move_are_copied(
         with pytest.raises(MovedError):
             commit(session, 1000)
     assert_moved(path, database)
-    assert len(rows_of_file(path)["records"]) == 59 + 30
+    assert len(read_file_rows(path)["records"]) == 59 + 30
 
 
 def test_bodies_erased_during_a_move_are_erased_in_the_database(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = MigrationTarget.replace_side_state
-    with writing_to(log) as session:
+    with open_writer(log) as session:
         positions = range(1, 40)
 
         async def erased_before(target: MigrationTarget, source: MigrationSource, state: Any) -> None:
@@ -218,11 +218,11 @@ def test_bodies_erased_during_a_move_are_erased_in_the_database(
 def test_database_with_another_log_is_refused_and_not_changed(log: Path, database: str) -> None:
     with driven(lambda clock: PostgresStore(database, clock=clock)) as other:
         other(full_event(1, ["orders"]))
-    before = rows_of_database(database)
+    before = read_database_rows(database)
     for refused in (check_migration, lambda path, address: migrate_log(path, address, ignore_progress)):
         with pytest.raises(StoreError, match="contains another log"):
             refused(str(log), database)
-    assert rows_of_database(database) == before
+    assert read_database_rows(database) == before
     assert can_be_opened(SqliteStore(log))
 
 
@@ -239,10 +239,10 @@ def test_database_with_an_unfinished_move_of_another_log_is_refused(log: Path, d
 def test_move_is_not_continued_from_a_file_with_another_history(log: Path, database: str) -> None:
     copy = log.with_name("copy.db")
     shutil.copy(log, copy)
-    with writing_to(copy) as session:
+    with open_writer(copy) as session:
         commit(session, *range(6000, 6040))
     move_and_kill(copy, database, "target.replace_side_state.after")
-    with writing_to(log) as session:
+    with open_writer(log) as session:
         commit(session, *range(7000, 7080))
     with pytest.raises(StoreError, match="another history there"):
         migrate_log(str(log), database, ignore_progress)
@@ -390,7 +390,7 @@ def test_restored_copy_of_a_moved_file_is_a_separate_log(log: Path, database: st
     migrate_log(str(log), database, ignore_progress)
     copy = log.with_name("restored.db")
     restore(str(log), str(copy), ignore_progress)
-    with writing_to(copy) as session:
+    with open_writer(copy) as session:
         assert are_new(commit(session, 1))
         assert are_known(commit(session, 1))
         assert session.metadata.epoch != query(database, "SELECT epoch FROM oncelog_log")[0][0]

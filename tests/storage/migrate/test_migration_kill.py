@@ -20,10 +20,10 @@ from storage.migrate.migration_checks import (
     driven,
     ignore_progress,
     move_and_kill,
-    moved_with_twin,
-    twins,
+    move_with_copy,
+    open_copy_and_database,
+    open_writer,
     use_small_slices,
-    writing_to,
 )
 from storage.sqlite.writers import are_new, commit, erase
 from storage.test_agreement import read_store
@@ -55,15 +55,15 @@ BEFORE_THE_MARK = [
 def test_killed_move_can_be_continued(log: Path, database: str, point: str, number: int) -> None:
     move_and_kill(log, database, point, number)
     assert not can_be_opened(PostgresStore(database))
-    with writing_to(log) as session:  # the file is still the log and accepts writes
+    with open_writer(log) as session:  # the file is still the log and accepts writes
         assert are_new(commit(session, *range(5000, 5020)))
         erase(session, 0, [1, 3])
     before = query(database, "SELECT count(*) FROM oncelog_records")
     move_and_kill(log, database, "target.save_slice.after", 1)
     assert query(database, "SELECT count(*) FROM oncelog_records") > before
-    moved_with_twin(log, database)
+    move_with_copy(log, database)
     assert_moved(log, database)
-    with twins(log, database) as (_, one, other):
+    with open_copy_and_database(log, database) as (_, one, other):
         assert read_store(other) == read_store(one)
 
 
@@ -105,7 +105,7 @@ def test_repeated_move_after_the_end_changes_nothing(log: Path, database: str) -
 
 
 def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, database: str) -> None:
-    moved_with_twin(log, database)
+    move_with_copy(log, database)
     copy = log.with_name("twin.db")
     assert migrate_log(str(copy), database, ignore_progress).is_new  # the copy has no mark and equal content
     with pytest.raises(MovedError):
@@ -116,7 +116,7 @@ def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, 
     with closing(sqlite3.connect(another)) as connection:
         connection.execute("UPDATE oncelog_state SET moved = NULL")
         connection.commit()
-    with writing_to(another) as session:
+    with open_writer(another) as session:
         commit(session, 9000)
     with pytest.raises(StoreError, match="one of the two was written to"):
         migrate_log(str(another), database, ignore_progress)

@@ -30,9 +30,9 @@ from storage.migrate.migration_checks import (
     assert_moved,
     can_be_opened,
     ignore_progress,
-    rows_of_file,
+    open_writer,
+    read_file_rows,
     use_small_slices,
-    writing_to,
 )
 from storage.sqlite.writers import are_new, commit
 
@@ -76,7 +76,7 @@ async def assert_move_can_continue(path: Path, address: str) -> None:
     def continue_it() -> None:
         assert not is_locked(path)
         assert not can_be_opened(PostgresStore(address))
-        with writing_to(path) as session:
+        with open_writer(path) as session:
             assert are_new(commit(session, *range(5000, 5020)))
         assert migrate_log(str(path), address, ignore_progress).is_new
         assert_moved(path, address)
@@ -170,7 +170,7 @@ async def test_cancelled_move_drops_its_session_without_a_cancel_request(
 async def test_limit_grows_with_the_number_of_records(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
 ) -> None:
-    records = len(rows_of_file(log)["records"])
+    records = len(read_file_rows(log)["records"])
     limit(monkeypatch, locked_ms=LIMIT_S * 1000, record_us=500_000_000 // records)
     counts = MigrationTarget.count_rows
     stalled = asyncio.Event()
@@ -230,7 +230,7 @@ async def test_blocked_copy_ends_with_its_session(
     gc.collect()  # ignores errors logged by earlier tests
     caplog.clear()
     path, pause = tmp_path / "log.db", Protocol.pause_writing
-    with writing_to(path) as session:
+    with open_writer(path) as session:
         assert are_new(commit(session, 1, 2, 3))
         for number in range(900_000, 900_016):
             long = oncelog.event(UUID(int=number), {"type": "long", "text": "x" * 900_000}, ["a"])

@@ -22,7 +22,7 @@ def delta(number: int) -> Submission:
     return Submission(policy=DELTAS, scope=SCOPE, key=key, fingerprint=b"UPDATE", body=b"{}", delta=change)
 
 
-def plan_of(address: str, statement: str, *parameters: str) -> str:
+def explain(address: str, statement: str, *parameters: str) -> str:
     for number, parameter in reversed(list(enumerate(parameters, 1))):
         statement = statement.replace(f"${number}", parameter)
     return "\n".join(line for (line,) in query(address, f"EXPLAIN {statement}"))
@@ -39,9 +39,9 @@ async def test_known_ids_and_row_pages_use_an_index(database: str) -> None:
     query(database, "ANALYZE")
     scope = f"'{SCOPE}'"
     plans = {
-        "keys": plan_of(database, SQL["keys"], "ARRAY[1, 2, 3]"),
-        "row_page": plan_of(database, SQL["row_page"], "1", scope, "'t'", "'r02000'", "50", "1000"),
-        "row_page_of_table": plan_of(database, SQL["row_page_of_table"], "1", scope, "'t'", "'r02000'", "50", "1000"),
+        "keys": explain(database, SQL["keys"], "ARRAY[1, 2, 3]"),
+        "row_page": explain(database, SQL["row_page"], "1", scope, "'t'", "'r02000'", "50", "1000"),
+        "row_page_of_table": explain(database, SQL["row_page_of_table"], "1", scope, "'t'", "'r02000'", "50", "1000"),
     }
     for name, plan in plans.items():
         assert "Seq Scan" not in plan, (name, plan)

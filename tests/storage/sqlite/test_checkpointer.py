@@ -42,7 +42,7 @@ def is_moving(store: SqliteStore) -> bool:
     return store._checkpoint_task is not None and not store._checkpoint_task.done()
 
 
-async def until_moved(store: SqliteStore) -> None:
+async def wait_until_moved(store: SqliteStore) -> None:
     if store._checkpoint_task is not None:
         await asyncio.wait([store._checkpoint_task])
 
@@ -52,7 +52,7 @@ async def test_checkpoint_starts_after_a_number_of_records(store: SqliteStore, t
     assert not is_moving(store)
     assert records_in_file(tmp_path / "log.db") == 0
     await store.commit(batch(CHECKPOINT_RECORDS, 1))
-    await until_moved(store)
+    await wait_until_moved(store)
     assert records_in_file(tmp_path / "log.db") == CHECKPOINT_RECORDS
     await store.commit(batch(CHECKPOINT_RECORDS + 1, 1))
     assert not is_moving(store)
@@ -75,7 +75,7 @@ async def test_commits_continue_during_a_checkpoint(
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         await store.commit(batch(CHECKPOINT_RECORDS + 1, 10))
         may_end.set()
-        await until_moved(store)
+        await wait_until_moved(store)
         assert records_in_file(tmp_path / "log.db") == CHECKPOINT_RECORDS + 10
     finally:
         may_end.set()
@@ -120,11 +120,11 @@ async def test_failed_checkpoint_is_logged_and_retried(
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
         patched.setattr(SqliteStore, "_reader_connection", broken)
         await store.commit(batch(1, CHECKPOINT_RECORDS))
-        await until_moved(store)
+        await wait_until_moved(store)
     assert "the checkpoint failed" in caplog.text
     assert "disk I/O error" in caplog.text
     await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-    await until_moved(store)
+    await wait_until_moved(store)
     assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
 
 
@@ -138,7 +138,7 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
     await store.open()
     try:
         await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-        await until_moved(store)  # a second checkpoint, although the first never started
+        await wait_until_moved(store)  # a second checkpoint, although the first never started
         assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
     finally:
         await store.close()
@@ -152,8 +152,8 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
 
 def test_sqlite_does_not_restart_the_wal_during_a_read(tmp_path: Path) -> None:
     """`SqliteStore._checkpoint` relies on this while frames remain to be checkpointed."""
-    with three_on(tmp_path / "x.db") as (writer, reader, mover):
-        log = filled(writer)
+    with open_three_connections(tmp_path / "x.db") as (writer, reader, mover):
+        log = fill_write_ahead_log(writer)
         read(reader)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)
         writer.execute("INSERT INTO t VALUES (zeroblob(20000))")
@@ -166,8 +166,8 @@ def test_sqlite_does_not_restart_the_wal_during_a_read(tmp_path: Path) -> None:
 
 def test_sqlite_reader_blocks_the_checkpoint_after_a_wal_restart(tmp_path: Path) -> None:
     """Even if there was nothing to checkpoint when the read began."""
-    with three_on(tmp_path / "x.db") as (writer, reader, mover):
-        log = filled(writer)
+    with open_three_connections(tmp_path / "x.db") as (writer, reader, mover):
+        log = fill_write_ahead_log(writer)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)
         read(reader)
         writer.execute("INSERT INTO t VALUES (zeroblob(20000))")
@@ -177,13 +177,13 @@ def test_sqlite_reader_blocks_the_checkpoint_after_a_wal_restart(tmp_path: Path)
 
 
 @contextmanager
-def three_on(path: Path) -> Iterator[list[sqlite3.Connection]]:
+def open_three_connections(path: Path) -> Iterator[list[sqlite3.Connection]]:
     """Open connections of a writer, a reader and a checkpointer."""
     with ExitStack() as stack:
         yield [stack.enter_context(closing(sqlite3.connect(path, isolation_level=None))) for _ in range(3)]
 
 
-def filled(writer: sqlite3.Connection) -> int:
+def fill_write_ahead_log(writer: sqlite3.Connection) -> int:
     """Fill the write-ahead log and return its number of pages."""
     writer.execute("PRAGMA journal_mode = WAL")
     writer.execute("PRAGMA wal_autocheckpoint = 0")

@@ -194,7 +194,7 @@ async def test_log_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @contextmanager
-def user_without_rights() -> Iterator[Path]:
+def drop_superuser_rights() -> Iterator[Path]:
     """Create a directory and drop superuser rights, because the superuser ignores file modes."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -211,7 +211,7 @@ def user_without_rights() -> Iterator[Path]:
 
 
 async def test_read_only_file_is_unavailable() -> None:
-    with user_without_rights() as directory:
+    with drop_superuser_rights() as directory:
         path = directory / "log.db"
         make_log(path, 50)
         path.chmod(0o400)
@@ -223,7 +223,7 @@ async def test_read_only_file_is_unavailable() -> None:
 
 
 async def test_read_only_directory_is_unavailable() -> None:
-    with user_without_rights() as directory:
+    with drop_superuser_rights() as directory:
         directory.chmod(0o500)
         with pytest.raises(StoreUnavailableError):
             await open_and_close(directory / "log.db")
@@ -231,7 +231,7 @@ async def test_read_only_directory_is_unavailable() -> None:
 
 
 async def test_unreadable_file_is_unavailable() -> None:
-    with user_without_rights() as directory:
+    with drop_superuser_rights() as directory:
         path = directory / "log.db"
         make_log(path, 50)
         path.chmod(0)
@@ -340,7 +340,7 @@ def with_migration(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
     monkeypatch.setattr(database_file, "SCHEMA_VERSION", known[-1][0])
 
 
-def version_of(path: Path) -> int:
+def read_version(path: Path) -> int:
     with database(path) as connection:
         return int(connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0])
 
@@ -355,12 +355,12 @@ def test_older_file_is_migrated_with_its_records(tmp_path: Path, monkeypatch: py
         colours = session.connection.execute("SELECT DISTINCT colour FROM oncelog_records").fetchall()
         assert colours == [("blue",)]
         session.connection.execute("SELECT * FROM oncelog_more").fetchall()
-    assert version_of(path) == SCHEMA_VERSION + 2
+    assert read_version(path) == SCHEMA_VERSION + 2
     with session_on(path, 50) as session:
         assert are_known(commit(session, *range(301)))
 
 
-def rated(number: int) -> Submission:
+def build_rated_event(number: int) -> Submission:
     """Return a write with a rate limit whose burst is two per actor."""
     key = number.to_bytes(16, "big")
     return Submission(
@@ -368,10 +368,10 @@ def rated(number: int) -> Submission:
     )
 
 
-def rate_used_up(session: Writer) -> bool:
+def is_rate_used_up(session: Writer) -> bool:
     """Commit three rated writes and return whether the third is refused."""
     start = 10_000 + session.connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0]
-    batch = [Request(tuple(rated(start + number) for number in range(3)))]
+    batch = [Request(tuple(build_rated_event(start + number) for number in range(3)))]
     verdicts: list[Verdict] = session.commit(batch, None).verdicts[0]
     assert isinstance(verdicts[0], Committed)
     assert isinstance(verdicts[1], Committed)
@@ -387,10 +387,10 @@ def test_file_of_the_first_schema_is_migrated_and_usable(
     make_log(path)
     make_older(path)
     with session_on(path, 50) as session:
-        assert version_of(path) == SCHEMA_VERSION
+        assert read_version(path) == SCHEMA_VERSION
         session.run_write(declare_policies, [EVENTS, ORDERS])
         assert are_known(commit(session, *range(300)))
-        assert rate_used_up(session)
+        assert is_rate_used_up(session)
         for number in range(300, 340):  # enough commits for a full expiry pass
             assert are_new(commit(session, number))
     with session_on(path, 50) as session:
@@ -412,10 +412,10 @@ def test_process_of_an_older_version_cannot_write_keys_during_a_migration(
         database_file.migrate_schema(connection, 1)
         with pytest.raises(sqlite3.OperationalError, match="no such table: oncelog_keys"):
             connection.execute("INSERT INTO oncelog_keys VALUES (1, 2, 3)")
-    assert version_of(path) == 7
+    assert read_version(path) == 7
     with session_on(path, 50) as session:
         assert are_known(commit(session, *range(300)))
-    assert version_of(path) == SCHEMA_VERSION
+    assert read_version(path) == SCHEMA_VERSION
 
 
 def test_verify_refuses_a_file_that_is_not_migrated(tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_verify_refuses_a_file_that_is_not_migrated(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=f"this version reads schema {SCHEMA_VERSION}. Open the log once"):
         list(verify_log(path))
     assert contents(tmp_path) == before
-    assert version_of(path) == 1
+    assert read_version(path) == 1
 
 
 def test_concurrent_migrations_run_once(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_concurrent_migrations_run_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(open_it, range(4)))
-    assert version_of(path) == SCHEMA_VERSION
+    assert read_version(path) == SCHEMA_VERSION
 
 
 async def test_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,7 +455,7 @@ async def test_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pyte
         with_migration(patched, f"{ADDED} {FAILING}")
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             await open_and_close(path)
-    assert version_of(path) == SCHEMA_VERSION
+    assert read_version(path) == SCHEMA_VERSION
     with database(path) as connection:
         assert connection.execute(epoch_and_schema).fetchone() == before
     with session_on(path, 50) as session:
@@ -471,14 +471,14 @@ async def test_completed_migration_is_kept_when_the_next_one_fails(
         with_migration(patched, ADDED, FAILING)
         with pytest.raises(sqlite3.OperationalError):
             await open_and_close(path)
-    assert version_of(path) == SCHEMA_VERSION + 1
+    assert read_version(path) == SCHEMA_VERSION + 1
 
 
 async def test_new_file_has_the_newest_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_migration(monkeypatch, ADDED)
     path = tmp_path / "log.db"
     await open_and_close(path)
-    assert version_of(path) == SCHEMA_VERSION + 1
+    assert read_version(path) == SCHEMA_VERSION + 1
 
 
 # --- tables of the application -------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def committed(decided: BatchResult) -> int:
     return sum(isinstance(verdict, Committed) for verdicts in decided.verdicts for verdict in verdicts)
 
 
-def positions_of(path: Path) -> int:
+def read_positions(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
         (count,) = connection.execute("SELECT count(*) FROM oncelog_records").fetchone()
     return int(count)
@@ -134,7 +134,7 @@ async def test_cancelled_commit_leaves_no_transaction_open(
     assert going.cancelled()
     go_on.set()
     assert committed(await store.commit(batch(1, 2))) == 1
-    assert positions_of(path) == 2
+    assert read_positions(path) == 2
 
 
 async def test_failed_commit_raises_and_the_next_one_works(
@@ -151,7 +151,7 @@ async def test_failed_commit_raises_and_the_next_one_works(
         with pytest.raises(ZeroDivisionError):
             await store.commit(batch(2))
     assert committed(await store.commit(batch(1, 2, 3))) == 2
-    assert positions_of(path) == 3
+    assert read_positions(path) == 3
 
 
 @pytest.mark.parametrize("by", ["items", "bytes"])

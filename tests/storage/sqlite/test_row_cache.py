@@ -38,7 +38,7 @@ KEYS = itertools.count(1)
 NAMES = ("user:ann", "user:bob", "user:cyd")
 
 
-def said(sender: str, scope: str = CHAT) -> Submission:
+def build_message(sender: str, scope: str = CHAT) -> Submission:
     return message(scope, next(KEYS).to_bytes(16), encode_message("hello", "text/plain"), sender=sender)
 
 
@@ -192,9 +192,9 @@ async def test_members_removed_by_another_process_are_refused(tmp_path: Path) ->
     await one.open()
     await other.open()
     await commit(one, OpenStream(CHAT, "user:ann"), SetMember(CHAT, "user:bob"))
-    assert isinstance((await commit(one, said("user:bob")))[0], Committed)
+    assert isinstance((await commit(one, build_message("user:bob")))[0], Committed)
     assert await commit(other, SetMember(CHAT, "user:bob", present=False)) == [Applied(changed=True)]
-    (refused,) = await commit(one, said("user:bob"))
+    (refused,) = await commit(one, build_message("user:bob"))
     assert isinstance(refused, Refused)
     assert refused.reason is Reason.NOT_A_MEMBER
     assert await commit(other, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=True)]
@@ -229,9 +229,9 @@ async def test_cached_members_are_dropped_when_the_file_is_restored(tmp_path: Pa
     await alone(SetMember(CHAT, "user:eve"))
     connection = connect(SqliteDriver(), str(path))
     assert writing.load_state(connection).commits == commits
-    refused = commit_shared(writing, connection, said("user:bob"))
+    refused = commit_shared(writing, connection, build_message("user:bob"))
     assert isinstance(refused, Refused), refused
-    assert isinstance(commit_shared(writing, connection, said("user:eve")), Committed)
+    assert isinstance(commit_shared(writing, connection, build_message("user:eve")), Committed)
     connection.close()
 
 
@@ -249,8 +249,8 @@ async def test_member_cache_does_not_change_decisions(
             (
                 OpenStream(scope, who),
                 SetMember(scope, other, chance.random() < 0.6, who),
-                said(who, scope),
-                said(who, scope),
+                build_message(who, scope),
+                build_message(who, scope),
                 Acknowledge(scope, who, chance.randrange(20)),
             )
         )

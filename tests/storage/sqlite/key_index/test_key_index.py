@@ -73,7 +73,7 @@ def use_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
+def open_tables(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a separate connection to the tables."""
     connection = sqlite3.connect(path)
     try:
@@ -84,7 +84,7 @@ def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
 
 def check_segments(path: Path) -> None:
     """Assert that each key of a sealed record is in one segment, that keys have records, and that segments are few."""
-    with rows_of(path) as connection:
+    with open_tables(path) as connection:
         done = {
             segment: cursor
             for sources, cursor in connection.execute("SELECT sources, cursor FROM oncelog_key_jobs")
@@ -298,7 +298,7 @@ def test_impossible_index_is_reported_as_corrupt(tmp_path: Path, change: str, me
     with session_on(path, 8) as session:
         for number in range(60):
             commit(session, number)
-    with rows_of(path) as connection:
+    with open_tables(path) as connection:
         assert connection.execute(f"UPDATE oncelog_{change}").rowcount > 0
         connection.commit()
     with pytest.raises(CorruptError, match=re.escape(message)), session_on(path, 8) as session:
@@ -373,7 +373,7 @@ def test_new_key_does_not_read_segments(tmp_path: Path) -> None:
     assert looks <= 5  # false positives of about 1 in 200
 
 
-def looks_for(session: Writer, *numbers: int) -> int:
+def count_segment_reads(session: Writer, *numbers: int) -> int:
     """Return the number of segment reads for known keys."""
     statements: list[str] = []
     session.connection.set_trace_callback(statements.append)
@@ -390,14 +390,14 @@ def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
             commit(session, number)
         segments = len(session.index.segments)
         assert segments > 3
-        assert sum(looks_for(session, number) for number in range(100)) < 150
+        assert sum(count_segment_reads(session, number) for number in range(100)) < 150
         with session_on(path, 40) as later:
             assert are_known(commit(later, 0))
             # One merge had started before the session was opened.
-            assert sum(looks_for(later, number) for number in range(100)) < 190
+            assert sum(count_segment_reads(later, number) for number in range(100)) < 190
             for number in range(1500, 2500):
                 commit(session if number % 2 else later, number)
-            assert max(looks_for(later, number) for number in range(0, 2500, 9)) > 1
+            assert max(count_segment_reads(later, number) for number in range(0, 2500, 9)) > 1
             check_all_known(later, 2500)
 
 
@@ -410,7 +410,7 @@ SORTS_A_FEW = {"bodies", "briefs_at", "internal_page", "records_at"}
 """Statements that sort one page, or one page of each lane."""
 
 
-def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
+def explain(connection: sqlite3.Connection, statement: str) -> list[str]:
     names = re.findall(r":(\w+)", statement)
     numbered = [int(number) for number in re.findall(r"\?(\d+)", statement)]
     parameters = dict.fromkeys(names, 1) if names else (1,) * max(numbered, default=statement.count("?"))
@@ -423,9 +423,9 @@ def test_no_statement_scans_a_growing_table(tmp_path: Path) -> None:
     with session_on(tmp_path / "log.db", 8) as session:
         commit(session, *range(100))
         statements = {name: statement for name, statement in SQL.items() if GROWING.search(statement)}
-        looked_at = {name: plan_of(session.connection, it) for name, it in statements.items()}
-        side_state = {table.name: plan_of(session.connection, LOAD_SQL[table.name]) for table in TABLES}
-        side_state |= {f"delete {table.name}": plan_of(session.connection, DELETE_SQL[table.name]) for table in TABLES}
+        looked_at = {name: explain(session.connection, it) for name, it in statements.items()}
+        side_state = {table.name: explain(session.connection, LOAD_SQL[table.name]) for table in TABLES}
+        side_state |= {f"delete {table.name}": explain(session.connection, DELETE_SQL[table.name]) for table in TABLES}
     assert len(statements) >= 15
     for name, steps in (looked_at | side_state).items():
         if LOOKS_AT_ALL.fullmatch(name):
@@ -451,7 +451,7 @@ def test_index_work_per_commit_is_bounded(tmp_path: Path) -> None:
 def test_merged_runs_are_cleared_soon(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     left = 0
-    with session_on(path, 64) as session, rows_of(path) as connection:
+    with session_on(path, 64) as session, open_tables(path) as connection:
         for number in range(1500):
             commit(session, number)
             for sources, cursor in connection.execute("SELECT sources, cursor FROM oncelog_key_jobs").fetchall():

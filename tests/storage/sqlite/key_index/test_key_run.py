@@ -36,13 +36,13 @@ def connection() -> Iterator[sqlite3.Connection]:
         yield made
 
 
-def some_keys(random: Random, count: int, hashes: int = HASH_MAX) -> tuple[list[int], list[int]]:
+def draw_keys(random: Random, count: int, hashes: int = HASH_MAX) -> tuple[list[int], list[int]]:
     """Return sorted keys. With few hashes, several keys share a hash."""
     pairs = sorted({(random.randrange(hashes), random.randrange(1 << 62)) for _ in range(count)})
     return [one for one, _ in pairs], [place for _, place in pairs]
 
 
-def kept(connection: sqlite3.Connection, segment: int) -> list[tuple[int, int]]:
+def read_keys(connection: sqlite3.Connection, segment: int) -> list[tuple[int, int]]:
     rows = connection.execute(SQL["segment_runs"], (segment,)).fetchall()
     assert rows == sorted(rows)
     for last, packed in rows:
@@ -57,9 +57,9 @@ def kept(connection: sqlite3.Connection, segment: int) -> list[tuple[int, int]]:
 def test_packed_keys_round_trip_and_a_hash_stays_in_one_run(
     connection: sqlite3.Connection, count: int, hashes: int
 ) -> None:
-    keys = some_keys(Random(count), count, hashes)
+    keys = draw_keys(Random(count), count, hashes)
     write_runs(connection, 4, keys)
-    assert kept(connection, 4) == list(zip(*keys, strict=True))
+    assert read_keys(connection, 4) == list(zip(*keys, strict=True))
     lengths = [len(packed) // 16 for _, packed in pack_runs(keys)]
     if hashes == HASH_MAX:
         assert max(lengths, default=0) <= RUN_KEYS
@@ -78,10 +78,10 @@ def test_run_encoding_does_not_depend_on_byte_order(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("seed", SEEDS)
 def test_keys_are_found_only_in_their_segment(connection: sqlite3.Connection, seed: int) -> None:
     random = Random(seed)
-    keys = some_keys(random, 500, random.choice((20, 1000, HASH_MAX)))
+    keys = draw_keys(random, 500, random.choice((20, 1000, HASH_MAX)))
     write_runs(connection, 2, keys)
-    write_runs(connection, 3, some_keys(random, 100))
-    sought = sorted({*keys[0], 0, HASH_MAX, *some_keys(random, 50)[0]})
+    write_runs(connection, 3, draw_keys(random, 100))
+    sought = sorted({*keys[0], 0, HASH_MAX, *draw_keys(random, 50)[0]})
     assert sorted(find_in_segment(connection, 2, sought)) == list(zip(*keys, strict=True))
     assert list(find_in_segment(connection, 5, sought)) == []
 
@@ -92,8 +92,8 @@ def test_merge_continued_by_several_processes_has_every_key_once(connection: sql
     hashes = random.choice((30, 2000, HASH_MAX))
     sources = range(1, random.choice((2, 5, 17)))
     for source in sources:
-        write_runs(connection, source, some_keys(random, random.choice((0, 1, 300, 900)), hashes))
-    every = sorted(pair for source in sources for pair in kept(connection, source))
+        write_runs(connection, source, draw_keys(random, random.choice((0, 1, 300, 900)), hashes))
+    every = sorted(pair for source in sources for pair in read_keys(connection, source))
     cursor = -1
     merge = SegmentMerge(99, sources, cursor, len(every))
     is_one = True
@@ -108,7 +108,7 @@ def test_merge_continued_by_several_processes_has_every_key_once(connection: sql
         if random.random() < 0.3:
             for source in sources:
                 connection.execute(SQL["drop_runs"], (source, cursor))
-    assert kept(connection, 99) == every
+    assert read_keys(connection, 99) == every
     assert (merge.filter is not None) is is_one
     assert merge.filter is None or all(one in merge.filter for one, _ in every)
     at_once = 2 * READ_RUNS * RUN_KEYS * 16  # more than the limit only for keys with equal hashes
@@ -145,11 +145,11 @@ def test_migration_packs_keys_stored_in_rows(
 ) -> None:
     monkeypatch.setattr(database_file, "_MIGRATION_BATCH_ROWS", rows_at_once)
     random = Random(3)
-    segments = {1: some_keys(random, 200, 40), 2: some_keys(random, 300), 5: some_keys(random, 50, 1), 6: ([], [])}
+    segments = {1: draw_keys(random, 200, 40), 2: draw_keys(random, 300), 5: draw_keys(random, 50, 1), 6: ([], [])}
     for segment, keys in segments.items():
         connection.execute("INSERT INTO oncelog_key_segments VALUES (?, 0, ?)", (segment, len(keys[0])))
         rows = [(segment, one, place) for one, place in zip(*keys, strict=True)]
         connection.executemany("INSERT INTO oncelog_key_rows VALUES (?, ?, ?)", rows)
     database_file._pack_keys(connection)
     for segment, keys in segments.items():
-        assert kept(connection, segment) == list(zip(*keys, strict=True))
+        assert read_keys(connection, segment) == list(zip(*keys, strict=True))
