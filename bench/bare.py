@@ -1,6 +1,6 @@
-"""The cost of bare SQLite: a loop that inserts the same rows as a log, without decisions, hashes or answers.
+"""The cost of bare SQLite: a loop that inserts a log's rows without decisions, hashes or answers.
 
-The code of the store creates the file, so tables, pragmas and fsyncs are those of a log. The rows are prepared before
+The store's code creates the file, so tables, pragmas and fsyncs are the same as in a log. The rows are prepared before
 the measurement.
 """
 
@@ -59,7 +59,7 @@ class BareFile:
         self._height += 1
 
     def insert_timed(self, batches: Iterable[Batch]) -> list[float]:
-        """Insert batches, and return the seconds of each transaction."""
+        """Insert batches, and return the duration of each transaction in seconds."""
         times = [time.perf_counter()]
         for batch in batches:
             self.insert(batch)
@@ -93,7 +93,7 @@ class BareFile:
 def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> list[Batch]:
     """Return the rows of lane 0 of a log, in its committed batches or in batches of a fixed size.
 
-    Runs of keys are inserted as in the log: a whole segment at once, after the last of its records.
+    Key runs are inserted as in the log: a whole segment together, after its last record.
     """
     with closing(connect(SqliteDriver(), str(path))) as connection:
         records = _select(connection, RECORDS, f"ORDER BY place LIMIT {records_max}")
@@ -113,7 +113,7 @@ def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> li
         batches.append(
             Batch(
                 list(islice(source, count)),
-                sorted(islice(partitions, count)),  # in the order of the table, as in a log
+                sorted(islice(partitions, count)),  # in table order, as in a log
                 sealed,
                 *_block_and_lane(height, first, count),
             )

@@ -116,10 +116,10 @@ class Figures:
 
     sends: dict[str, Series] = field(default_factory=dict)
     deliveries: dict[str, list[Slice]] = field(default_factory=dict)
-    """The same slices, counting deliveries instead of messages."""
+    """The same slices, with deliveries counted instead of messages."""
     paced: list[Slice] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
-    """Memory of the server in MiB, at several moments."""
+    """Server memory in MiB at several moments."""
     held_s: float = 0.0
     """Time until the messages have reached all members."""
 
@@ -250,7 +250,7 @@ async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> 
 
 
 def _members(number: int, sizes: Sizes) -> set[int]:
-    """Return the numbers of the senders that are members of one of the many chats."""
+    """Return the numbers of the senders in one of the many chats."""
     apart = max(1, sizes.connections // sizes.members_of_many)
     return {(number + apart * one) % sizes.connections for one in range(sizes.members_of_many)}
 
@@ -296,7 +296,7 @@ async def _held(sizes: Sizes, figures: Figures) -> None:
 async def _reaches_all(connections: list[Connection], chats: list[str], groups: list[range]) -> float:
     """Send a message from the first member of every chat. Return the time until all members have it.
 
-    Raises ValueError if it does not reach exactly the other members, each once.
+    Raises ValueError unless every other member gets it exactly once.
     """
     got: list[list[bytes]] = [[] for _ in connections]
     arrived = 0

@@ -43,7 +43,7 @@ decoded: Final = msgspec.json.Decoder(Answer).decode
 
 
 def names(kind: str, count: int) -> list[str]:
-    """Return names of users or chats. In development mode the name of a user is also its credential."""
+    """Return names of users or chats. In development mode a user's name is also the credential."""
     return [f"{kind}-{number}" for number in range(count)]
 
 
@@ -81,7 +81,7 @@ async def users(server: Serving, who: Sequence[str], *, live: bool) -> AsyncIter
 
 
 class Sends(Requests):
-    """Each connection sends messages to its chats in turn."""
+    """Messages of connections that send to their chats in turn."""
 
     def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
         super().__init__(connections)
@@ -92,12 +92,12 @@ class Sends(Requests):
         """Sequences in the answers, by chat."""
 
     def request(self, number: int) -> tuple[str, bytes]:
-        """As `Requests` says."""
+        """See `Requests`."""
         name = next(self._ids)
         return name, sending(name, next(self._chats[number]), next(self._contents))
 
     def answer(self, number: int, text: bytes) -> str | None:  # noqa: ARG002 - the answer names its request
-        """As `Requests` says."""
+        """See `Requests`."""
         answer = decoded(text)
         if answer.type != "send_message_ack" or answer.duplicate:
             raise ValueError(f"a new message was answered with {text[:1000]!r}")
@@ -112,7 +112,7 @@ class SequenceCheck:
         self._newest: dict[str, int] = {}
 
     def check(self, sequences: dict[str, list[int]]) -> None:
-        """Check the sequences that a slice has received. Raises ValueError for a gap or a repetition."""
+        """Check the sequences received in a slice. Raises ValueError for a gap or a repetition."""
         for chat_id, received in sequences.items():
             before = self._newest.get(chat_id, 0)
             if sorted(received) != list(range(before + 1, before + len(received) + 1)):
@@ -125,21 +125,21 @@ class SequenceCheck:
 
 
 class Followed(Sends):
-    """Messages to chats whose members are all senders: each receives its answers and the messages of the others."""
+    """Messages to chats whose members all send. Each member receives its answers and the others' messages."""
 
     def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
         super().__init__(connections, chats)
         self._others = {chat_id: count - 1 for chat_id, count in Counter(itertools.chain(*chats)).items()}
-        """Number of other members, by chat."""
+        """How many other members each chat has."""
         self._followed = set(chats[0])
         self.deliveries = 0
         self._seen: list[bytes] = []
-        """Messages that the first connection has received from others. They are decoded after the slice."""
+        """Messages that the first connection received from others, decoded after the slice."""
         self._own: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
-        """Sequences of its own messages, by chat."""
+        """Sequences of the first connection's own messages, by chat."""
 
     def answer(self, number: int, text: bytes) -> str | None:
-        """As `Requests` says."""
+        """See `Requests`."""
         if text.startswith(MESSAGE):
             self.deliveries += 1
             if not number:
@@ -153,7 +153,7 @@ class Followed(Sends):
         return name
 
     async def rest(self) -> None:
-        """Wait until all members have all messages. Raises ValueError if others arrive, or in another order."""
+        """Wait until all members have all messages. Raises ValueError for other messages or a wrong order."""
         wanted = sum(len(received) * self._others[chat_id] for chat_id, received in self.sequences.items())
         await until(lambda: self.deliveries >= wanted)
         seen: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
@@ -179,7 +179,7 @@ class Pairs(Sends):
         self._acknowledged = 0
 
     def answer(self, number: int, text: bytes) -> str | None:
-        """As `Requests` says."""
+        """See `Requests`."""
         if not text.startswith(MESSAGE):
             super().answer(number, text)
             self._acknowledged += 1

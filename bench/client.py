@@ -1,6 +1,6 @@
 """The client library against a real server: submissions with the outbox on, and catching up into a local store.
 
-Submissions are compared with the load generator of `ws_load`, which stores nothing, decodes very little and has many
+The baseline for submissions is the load generator of `ws_load`, which stores nothing, decodes very little and has many
 requests in flight.
 """
 
@@ -42,7 +42,7 @@ class Sizes:
     rounds: int = 6
     slice_s: float = 3
     submitters: int = 1000
-    """Tasks that submit one event after the other and wait for each outcome."""
+    """How many tasks submit events one after the other and wait for each outcome."""
     connections: int = 64
     in_flight: int = 16
     batch: int = 100
@@ -88,7 +88,7 @@ async def _submissions(sizes: Sizes) -> dict[str, Series]:
 
 
 async def _by_the_client(client: Client, server: Serving, submitters: int, seconds: float) -> Slice:
-    """Submit events as dicts, as an application does. An event counts when its outcome is known and stored."""
+    """Submit events as dicts, as an application does. An event counts once its outcome is stored."""
     waiting = zip(uuids(), itertools.cycle(EVENTS), itertools.cycle([[name] for name in PARTITIONS]), strict=False)
     waited: list[float] = []
     watch = Watch(server.pid)

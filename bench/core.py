@@ -71,7 +71,7 @@ def _fingerprint() -> bytes:
 
 
 def _other_shapes() -> Iterator[tuple[str, Any, bool]]:
-    """Yield shapes of values, each with whether the native encoder can write it."""
+    """Yield values of different shapes, and whether the native encoder can write each of them."""
     yield "non-ASCII text", EVENT | {"note": "Größe prüfen – フィルターを交換する"}, True
     yield "emoji in values", EVENT | {"note": "done 🎉, thanks 🙏"}, True
     yield "emoji in keys", EVENT | {"reactions": {"🎉": 2, "🙏": 1}}, False
@@ -111,7 +111,7 @@ def _decisions() -> Iterator[Measurement]:
 def _per_event(
     name: str, ours: Callable[[], Any], agree: Callable[[Any, Any], bool], target_us: float | None = None
 ) -> Measurement:
-    """Compare with a calibration: a fixed amount of well-known work, which makes machines comparable."""
+    """Compare with a calibration, a fixed amount of well-known work that makes machines comparable."""
     return Measurement(name, ours, _calibration, "json.dumps", agree=agree, count=BATCH, target_us=target_us)
 
 

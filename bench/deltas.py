@@ -36,9 +36,9 @@ NEW_PER_S: Final = 15_000
 KNOWN_PER_S: Final = 90_000
 GROWTH_RATIO: Final = 0.8
 WARM_UP: Final = 0.3
-"""Fraction of a slice before each measurement, because a server that has just started is slower."""
+"""Warm-up before each measurement, as a fraction of a slice, because a newly started server is slower."""
 PREPARED_PER_S: Final = 40_000
-"""Deltas that are built before a slice, per second. The slice ends early if they are used up."""
+"""Deltas built before a slice, per second of the slice. The slice ends early if they run out."""
 
 HOW_TO_READ: Final = """\
 A server and its client, one process with one thread, share this machine. A push has {batch} deltas of about 300 bytes,
@@ -103,7 +103,7 @@ def _names(sizes: Sizes) -> tuple[str, str, str]:
 
 
 def pushes(count: int, chance: random.Random, numbers: Iterator[int]) -> Iterator[bytes]:
-    """Yield bodies of pushes with this number of deltas, in canonical form as the client library sends them."""
+    """Yield push bodies with `count` deltas each, in canonical form as the client library sends them."""
     for _ in range(0, count, BATCH):
         wall_ms = time.time_ns() // 1_000_000
         deltas = ",".join([_delta(wall_ms, next(numbers), chance.randrange(ROWS)) for _ in range(BATCH)])
@@ -120,7 +120,7 @@ def _delta(wall_ms: int, number: int, row: int) -> str:
 
 
 class Pusher(Caller):
-    """A caller that takes its pushes from a queue that all callers share."""
+    """A caller that takes its pushes from a shared queue."""
 
     path = f"/v1/sync/{GATEWAY}/push"
 

@@ -41,7 +41,7 @@ class Sizes:
 
 
 FULL: Final = Sizes(committed=3 * SEAL_KEYS, one_by_one=2000, cached=5000, stored=200_000, retried=10_000)
-"""Enough commits to seal two segments of keys, and enough stored keys for a merge."""
+"""Enough commits to seal two key segments, and enough stored keys for a merge."""
 QUICK: Final = Sizes(committed=600, one_by_one=20, cached=50, stored=1500, retried=1000)
 
 
@@ -103,7 +103,7 @@ class _Commits:
         self._file, self._batches = BareFile(self._bare), batches
 
     def _let_go(self) -> None:
-        """Close and remove the files, so that no background work of one contender disturbs the other."""
+        """Close and remove the files, so that background work of one contender does not slow down the other."""
         if self._log is not None:
             self._runner.run(self._log.close())
             self._log = None
@@ -201,7 +201,7 @@ def _retries(
     retried = chance.sample(submissions, sizes.retried)
     positions = dict(zip((one.key for one in submissions), range(1, len(submissions) + 1), strict=True))
     places = [(positions[one.key],) for one in retried]
-    # The process does not cache these keys; the operating system may.
+    # The process does not cache these keys, but the operating system may.
     with _opened(path, Limits(cache_entries_max=0)) as (runner, log), closing(_reader(path)) as connection:
         yield Measurement(
             f"retry from the store, {RETRIES_AT_ONCE} at once",
@@ -291,5 +291,5 @@ def _select_pages(connection: Any, partition: str | None) -> tuple[int, int]:
 
 
 def _reader(path: Path) -> Any:
-    """Return a connection with the settings of the readers of a log."""
+    """Return a connection with the settings of a log's readers."""
     return connect(SqliteDriver(), str(path))

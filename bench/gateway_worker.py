@@ -1,7 +1,7 @@
 """One of several processes on a log: `python -m bench.gateway_worker ADDRESS STREAM CALLERS`.
 
-Each line of its input is a number of seconds. The process submits new writes to its stream for this time and prints
-their number.
+Each input line is a number of seconds. The process submits new writes to its stream for this time and prints how many
+it has submitted.
 """
 
 import asyncio

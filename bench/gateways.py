@@ -35,7 +35,7 @@ GATEWAYS: Final = 4
 CALLERS: Final = 256
 """Callers of each process."""
 SERVER: Final = {**DURABLE_SETTINGS, "shared_buffers": "512MB", "max_wal_size": "4GB"}
-"""PostgreSQL's own defaults are for a very small machine. Other settings keep their defaults."""
+"""Replaces PostgreSQL defaults for very small machines. Other settings keep their defaults."""
 BARE: Final = """\
 CREATE TABLE bare (position bigint PRIMARY KEY, key bytea NOT NULL, body bytea NOT NULL)"""
 BARE_INSERT: Final = "INSERT INTO bare SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])"

@@ -1,7 +1,7 @@
 """A log that grows: does a commit cost more when millions of random keys are stored?
 
-Windows of one growing log cannot alternate. So a loop that only appends (bare.py), whose cost is independent of the
-stored records, runs in slices between the slices of each window. If it slows down, the machine did.
+Windows of one growing log cannot alternate. Therefore an append-only loop (bare.py), whose cost does not depend on the
+stored records, runs in slices between the slices of each window. If the loop slows down, so did the machine.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class _Growth:
         while self._stored < upto:
             if self._stored % PROGRESS_RECORDS == 0:
                 _say(f"{self._stored} stored …")
-            # In steps of whole requests, so that the progress lines have round numbers.
+            # Grow in whole requests, so that progress lines show round numbers.
             step = min(10 * FILL_ITEMS - self._stored % (10 * FILL_ITEMS), upto - self._stored)
             submissions = prepared(step, self._chance)
             await fill(log, submissions)

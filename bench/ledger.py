@@ -37,7 +37,7 @@ from oncelog.server.settings import ServerSettings
 FEW: Final = 32
 MANY: Final = 256
 REPORTED: Final = {FEW: 1350, MANY: 9677}
-"""Writes per second that the system of the design document reports, by number of writers."""
+"""Writes per second, by number of writers, that the design document reports for its system."""
 ECHO_RATIO: Final = 0.6
 HIT_US: Final = 20
 LOOK_UP_US: Final = 1
@@ -148,7 +148,7 @@ async def _grpc(sizes: Sizes) -> dict[str, Series]:
 
 
 def grpc_load(server: Serving) -> SliceOf:
-    """Return a load of callers on one channel, each of which numbers its transactions."""
+    """Return a load of callers on one channel. Each caller numbers its transactions."""
     sequences: list[Iterator[int]] = [itertools.count(1) for _ in range(MANY)]
 
     async def load(seconds: float) -> Slice:

@@ -1,7 +1,7 @@
-"""Measures times: two contenders in turn, in many rounds. The best time of each counts.
+"""Measure two contenders in turn, in many rounds, and report the best time of each.
 
-A busy machine slows down both contenders for a while. So the ratio within one run is the reliable figure, and the
-minimum is the time with the least disturbance.
+A busy machine slows down both contenders for a while. The ratio within one run is therefore the reliable figure, and
+the minimum is the time with the least disturbance.
 """
 
 import gc
@@ -23,21 +23,21 @@ class Measurement:
     against: str
     """Name of the baseline."""
     agree: Callable[[Any, Any], bool] = operator.eq
-    """Return whether the results of both show that they did the same work."""
+    """Returns whether the results show that both did the same work."""
     count: int = 1
     """Operations per call. Reported times are per operation."""
     baseline_count: int | None = None
-    """Operations per call of the baseline, if it differs."""
+    """Operations per call of the baseline, if different."""
     prepare_ours: Callable[[], Any] | None = None
-    """Runs before every sample of `ours`, outside of the measured time."""
+    """Runs before every sample of `ours`, outside the measured time."""
     prepare_baseline: Callable[[], Any] | None = None
     """Runs before every sample of the baseline, which always follows a sample of `ours`."""
     rounds: int | None = None
-    """Maximum number of rounds, each with one call: for slow calls."""
+    """Maximum number of rounds with one call each, for slow calls."""
     target_ratio: float | None = None
     """Minimum ratio to the baseline."""
     target_us: float | None = None
-    """Maximum time of one operation. It depends on the machine, so a miss is shown and fails no run."""
+    """Maximum time of one operation. A miss is shown but fails no run, because the time depends on the machine."""
 
     def answers(self) -> tuple[Any, Any]:
         """Prepare and call both once, and return their results."""
@@ -76,14 +76,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Effort:
-    """Duration of a measurement: a number of rounds, each with one sample of about this length per contender."""
+    """How long to measure: the number of rounds, and the approximate length of each contender's sample in a round."""
 
     rounds: int
     sample_ms: float
     records: int = 5_000_000
     """Size to which a log grows."""
     is_quick: bool = False
-    """Only a check that everything runs: small sizes, and no target is judged."""
+    """Only check that everything runs: sizes are small, and targets are not judged."""
 
 
 FULL: Final = Effort(rounds=400, sample_ms=2)
@@ -91,7 +91,7 @@ QUICK: Final = Effort(rounds=2, sample_ms=0, records=2000, is_quick=True)
 
 
 def measure(measurement: Measurement, effort: Effort) -> Result:
-    """Measure both contenders. Raises ValueError if they do not agree: the time of a wrong answer is meaningless."""
+    """Measure both contenders. Raises ValueError if they disagree: the time of a wrong answer is meaningless."""
     if not measurement.agree(*measurement.answers()):
         raise ValueError(f"{measurement.name}: ours and {measurement.against} do not agree")
     timers = (
@@ -119,8 +119,8 @@ def measure(measurement: Measurement, effort: Effort) -> Result:
 def _setup(prepare: Callable[[], Any] | None) -> Callable[[], Any]:
     """Return the function that a timer runs before each sample.
 
-    The garbage collector is on for both, as in production: code that leaves many objects behind pays for it. Objects
-    from before the first sample are frozen, so that the data of other measurements costs nothing.
+    The garbage collector is on for both, as in production, so code that leaves many objects behind pays for them.
+    Objects from before the first sample are frozen, so that data of other measurements costs nothing.
     """
     if prepare is None:
         return gc.enable

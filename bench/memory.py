@@ -1,4 +1,4 @@
-"""Memory of objects, for figures of single data structures."""
+"""Memory size of objects, for figures about single data structures."""
 
 import gc
 import sys
@@ -6,11 +6,11 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 _SHARED: Final = (type, ModuleType, FunctionType)
-"""Objects of these types belong to the program, not to the object that refers to them."""
+"""Types whose objects belong to the program, not to the object that refers to them."""
 
 
 def compute_deep_size(root: Any) -> int:
-    """Return the bytes of an object and of all objects that it refers to, each counted once."""
+    """Return the size in bytes of an object and all objects it refers to, each counted once."""
     seen: set[int] = set()
     found: list[Any] = [root]
     total = 0

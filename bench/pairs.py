@@ -1,7 +1,7 @@
 """CPU time per event of two source trees, in alternating pairs: `python -m bench.pairs OLD`.
 
 The servers of both trees run during the whole measurement and take turns under load. The embedded log runs in a new
-process for each sample. CPU time is compared, not wall time: it depends less on what else the machine does.
+process for each sample. The benchmark compares CPU time, which depends less on other load than wall time.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ async def _compare(trees: tuple[Path, Path], names: Sequence[str], size: Size) -
 
 
 async def _in_pairs(load: str, old: Sample, new: Sample, pairs: int) -> list[tuple[float, float]]:
-    """Measure both trees in turn. The first pair warms up. The order changes from pair to pair."""
+    """Measure both trees in turn. The first pair is a warm-up, and the order alternates."""
     pairs_us: list[tuple[float, float]] = []
     for number in range(pairs + 1):
         say(f"{load}, {f'pair {number} of {pairs}' if number else 'warm-up'} …")
@@ -138,7 +138,7 @@ def _serving(tree: Path, address: str) -> Iterator[Serving]:
 
 
 def _unlimited(tree: Path) -> tuple[str, ...]:
-    """Return the options that switch rates off; a tree from before these rates does not know them."""
+    """Return the options that turn off rate limits. Older trees do not know these options."""
     package = tree / "oncelog"
     file = next(package / name / "limits.py" for name in ("server", "doors") if (package / name).is_dir())
     return UNLIMITED if "requests_per_second_max" in file.read_text() else ()

@@ -1,6 +1,6 @@
-"""One sample of an embedded load, in a separate process: prints the CPU time of an event in microseconds.
+"""Run one sample of an embedded load and print the CPU time per event in microseconds.
 
-`bench.pairs` starts it with another source tree on the path, so it uses nothing that only the newest tree has.
+`bench.pairs` runs this module with different source trees on the path, so it uses no API that only the newest has.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from bench.writers import events, fill, prepared, submit_all
 from oncelog.engine.limits import Limits
 
 REPEATS: Final = 5
-"""Loads without a commit repeat the same work, because CPU time is counted in coarse steps."""
+"""Repetitions of loads without a commit, because the resolution of CPU time is coarse."""
 
 Load = Callable[[Path, int], Coroutine[Any, Any, float]]
-"""Runs with that many events on a new file. Returns the CPU time of an event in microseconds."""
+"""Runs a number of events on a new file and returns the CPU time per event in microseconds."""
 
 
 async def _commit(path: Path, count: int) -> float:
@@ -76,7 +76,7 @@ LOADS: Final[dict[str, Load]] = {
 
 
 def main() -> None:
-    """Measure the load that the arguments name, with as many events."""
+    """Measure the load that the arguments specify."""
     load, count = LOADS[sys.argv[1]], int(sys.argv[2])
     with directory() as place, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(runner.run(load(place / "log.db", count)))

@@ -25,7 +25,7 @@ MONITOR: Final = r"Starting http monitor on ([0-9.]+):([0-9]+)"
 
 
 class Nats:
-    """A server, and connections to it, each with a number of publishes in flight."""
+    """A server and connections to it, each with several publishes in flight."""
 
     name: Final = "NATS JetStream"
 
@@ -43,10 +43,7 @@ class Nats:
         return result
 
     async def check_once(self) -> None:
-        """Check that a duplicate gets the number of the first write, even with other content.
-
-        Raises ValueError if not.
-        """
+        """Raise ValueError unless a duplicate gets the number of the first write, even with different content."""
         event, other = itertools.islice(wire_events(), 2)
         first, second = [await _ack(self._streams[0], one) for one in (event, event._replace(body=other.body))]
         if first.duplicate or not second.duplicate or first.seq != second.seq:
@@ -54,7 +51,7 @@ class Nats:
         self._acknowledged += 1
 
     async def check_all(self) -> None:
-        """Check that all acknowledged events exist once. Raises ValueError if not."""
+        """Raise ValueError unless every acknowledged event exists once."""
         state = (await self._streams[0].stream_info(STREAM)).state
         if state.messages != self._acknowledged or state.last_seq != self._acknowledged:
             raise ValueError(f"NATS acknowledged {self._acknowledged} events, and has {state}")
@@ -75,16 +72,13 @@ async def nats_server(place: Path, connections: int, in_flight: int) -> AsyncIte
             client = await nats.connect(f"nats://{said[3]}", allow_reconnect=False)
             stack.push_async_callback(client.close)
             clients.append(client.jetstream(timeout=ACK_S))
-        # One replica, and the default window for duplicates: two minutes.
+        # One replica, and the default duplicate window of two minutes.
         await clients[0].add_stream(name=STREAM, subjects=["events.>"], storage=api.StorageType.FILE)
         yield Nats(pid, clients, in_flight)
 
 
 async def _check_synced(host: str, port: int) -> None:
-    """Check the effective settings: NATS could ignore a setting that it does not know, and then not sync.
-
-    Raises ValueError if it does not sync every write.
-    """
+    """Raise ValueError unless the effective settings sync every write. (NATS may ignore unknown settings.)"""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(f"GET /varz HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
     said = await reader.read()

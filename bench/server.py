@@ -36,14 +36,14 @@ from bench.ws_load import Connection, Load, catch_up, check_once, connected, eve
 from oncelog import Committed, Log, Submission
 
 UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
-"""Rates are off, because one caller of a benchmark stands for many."""
+"""Rate limits are off, because one benchmark caller represents many."""
 COMMAND: Final = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store"]
-"""The path of the file follows."""
+"""The store path follows."""
 ADDRESS: Final = r"(?:https?|wss?)://([0-9.]+|localhost):([0-9]+)(?=[\s/\"])"
 BATCH: Final = 100
 PAGE: Final = 1000
 AT_ONCE: Final = 50
-"""Partitions of one sync, of a hundred. The API accepts 64."""
+"""Partitions per sync, out of a hundred. The API accepts 64."""
 READERS: Final = 4
 
 
@@ -60,12 +60,12 @@ class Sizes:
     callers: int = 16
     """Callers that submit batches."""
     writers: int = 16
-    """Connections that write next to the idle ones, with `in_flight` requests each."""
+    """Connections that write in addition to the idle ones, with `in_flight` requests each."""
     crowd_rounds: int = 10
     crowd_s: float = 2
     idle: int = 1000
     outbox_frames_max: int = 10_000
-    """Frames that a stuck reader may fall behind: the default of the server."""
+    """How many frames a stuck reader may fall behind (the server's default)."""
     subscribers: int = 1000
     broadcasts: int = 400
     window: int = 100
@@ -143,7 +143,7 @@ class Ours:
         return await Load(self.connections, 1).keep_busy(self.server.pid, self.in_flight, seconds)
 
     async def half_load(self, seconds: float) -> tuple[Slice, Slice]:
-        """Measure full load, and directly afterwards half of it, because the speed of the machine changes."""
+        """Measure full load and directly afterwards half load, because the machine's speed changes."""
         full = await self.load(seconds / 2)
         return full, await Load(self.connections, 1).pace(self.server.pid, full.per_s / 2, seconds)
 
@@ -160,7 +160,7 @@ async def _single_events(sizes: Sizes, figures: Figures) -> None:
     with directory() as ours_place:
         async with _ours(ours_place, sizes.connections, sizes.in_flight) as ours:
             await _beside_peers(ours, sizes, figures)
-            # The peers have stopped: their background work would slow down Oncelog.
+            # The peers are stopped, because their background work would slow down Oncelog.
             say("Oncelog at half of its load …")
             figures.half_load = [await ours.half_load(sizes.paced_s) for _ in range(sizes.paced_rounds)]
 
@@ -187,7 +187,7 @@ async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
 
 
 async def _idle(sizes: Sizes, figures: Figures) -> None:
-    """Run the same load on one server, alone and with idle connections that come and go."""
+    """Run the same load on one server, with and without idle connections."""
     fallen_behind = f"limits.outbox_frames_max={sizes.outbox_frames_max}"
     with directory() as place, serving(place, place / "idle.db", fallen_behind) as server:
         async with connected(server.host, server.port, sizes.writers) as writers:
@@ -244,7 +244,7 @@ async def _prepared(log: Log, callers: int, seconds: float) -> Slice:
 
 
 async def _in_process(log: Log, callers: int, submissions: Iterator[Submission], seconds: float) -> Slice:
-    """Submit until the time is over or the submissions are used up."""
+    """Submit until the time is up or the submissions run out."""
     waited: list[float] = []
     watch = Watch(None)
     until = watch.began + seconds
@@ -343,10 +343,7 @@ async def _pages(
 
 
 async def _check_all(connection: Connection, cycles: list[Sequence[str]], stored: int) -> None:
-    """Check that a reader gets every event once, complete, in ascending order in each cycle.
-
-    Raises ValueError if not.
-    """
+    """Raise ValueError unless a reader gets every event once, complete, and in ascending order in each cycle."""
     seen: set[str] = set()
     for partitions in cycles:
         last = 0

@@ -11,7 +11,7 @@ from bench.wire import Slice
 
 CROWDED: Final = "with idle connections"
 CLIENT_LIMIT: Final = 0.9
-"""Share of one processor above which the client, which has one thread, limits the figure."""
+"""CPU share above which the single-threaded client limits the figure."""
 
 HOW_TO_READ: Final = """\
 The servers and their client, one process with one thread, share this machine. All contenders of a table run one after
@@ -73,7 +73,7 @@ class Series:
         return speed_of(self.best, [seconds for one in self.slices for seconds in one.waited])
 
     def ratios(self, other: "Series") -> tuple[float, float]:
-        """Return how much faster this is than the other: the ratio of the best rounds, and the median ratio."""
+        """Return the ratio of the best rounds and the median ratio to another contender."""
         rounds = [mine.per_s / theirs.per_s for mine, theirs in zip(self.slices, other.slices, strict=True)]
         return self.best / other.best, median(rounds)
 
@@ -85,11 +85,11 @@ class Figures:
     connections: int = 0
     in_flight: int = 0
     way: str = ""
-    """The form on PostgreSQL that was chosen. `ways` has the events per second of each form."""
+    """The chosen PostgreSQL form. `ways` has the events per second of each form."""
     ways: dict[str, float] = field(default_factory=dict)
     single: dict[str, Series] = field(default_factory=dict)
     half_load: list[tuple[Slice, Slice]] = field(default_factory=list)
-    """Full load and half of it, round by round."""
+    """Full load and half load, round by round."""
     writers: int = 0
     idle: int = 0
     crowd: dict[str, Series] = field(default_factory=dict)

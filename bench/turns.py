@@ -1,4 +1,4 @@
-"""Runs contenders in turn: in every round a slice of time for each, one after the other."""
+"""Run contenders in turn: in every round, each has a slice of time."""
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +11,7 @@ SliceOf = Callable[[float], Awaitable[Slice]]
 
 
 async def in_turn(loads: Mapping[str, SliceOf], rounds: int, slice_s: float) -> dict[str, Series]:
-    """Return the slices of each contender, without those of the warm-up round."""
+    """Return each contender's slices, without the warm-up round."""
     slices: dict[str, list[Slice]] = {name: [] for name in loads}
     for number in range(rounds + 1):
         for name, load in loads.items():

@@ -1,4 +1,4 @@
-"""Events as they are sent, and the figures of a slice of load."""
+"""Events in wire format, and the figures of a slice of load."""
 
 import asyncio
 import itertools
@@ -29,7 +29,7 @@ class WireEvent(NamedTuple):
 
 
 def uuids() -> Iterator[str]:
-    """Yield random UUIDs of version 4. They are generated in blocks, which costs the measured client less time."""
+    """Yield random UUIDs of version 4. Generating them in blocks costs the measured client less time."""
     while True:
         digits = os.urandom(16 * _IDS_AT_ONCE).hex()
         for at in range(0, len(digits), 32):
@@ -38,18 +38,18 @@ def uuids() -> Iterator[str]:
 
 
 def wire_events(partitions: Sequence[str] = PARTITIONS) -> Iterator[WireEvent]:
-    """Yield events without end, spread over the partitions."""
+    """Yield endless events, spread over the partitions."""
     return map(WireEvent, uuids(), itertools.cycle(partitions), itertools.cycle(BODIES))
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Figures of a time in which a server was kept busy."""
+    """Figures of a period in which a server was kept busy."""
 
     events: int
     """Acknowledged events."""
     seconds: float
-    """From the first submission to the last acknowledgement."""
+    """Seconds from the first submission to the last acknowledgement."""
     waited: Sequence[float]
     """Latency of each request in seconds."""
     client_cpu: float
@@ -62,7 +62,7 @@ class Slice:
 
 
 class Watch:
-    """Measures from its creation on. Without a server it measures this process as the server."""
+    """Measures a period that starts at creation. Without a server it measures this process."""
 
     def __init__(self, server: int | None) -> None:
         self._server = server

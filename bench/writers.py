@@ -32,12 +32,12 @@ def events(count: int, chance: random.Random) -> Iterator[Event]:
 
 
 def prepared(count: int, chance: random.Random) -> list[Submission]:
-    """Return such events as submissions, in canonical form and with fingerprints."""
+    """Return the events as submissions, in canonical form and with fingerprints."""
     return [oncelog.event(*event) for event in events(count, chance)]
 
 
 async def submit_all(log: Log, submissions: Sequence[Submission]) -> int:
-    """Submit with many tasks, each of which submits the next event after each answer. Return the number of events.
+    """Submit with many tasks, each of which submits its next event after an answer. Return the number of events.
 
     Raises ValueError if an event is not new.
     """
@@ -52,7 +52,7 @@ async def submit_all(log: Log, submissions: Sequence[Submission]) -> int:
 
 
 async def submit_all_timed(log: Log, submissions: Sequence[Submission]) -> list[float]:
-    """Submit in the same way, and return the latencies in seconds."""
+    """Submit with many tasks, and return the latencies in seconds."""
     waiting = iter(submissions)
     seconds: list[float] = []
 

@@ -1,6 +1,6 @@
-"""Many subscribers in one process that only count frames: epoll, one shared buffer, and only the headers of frames.
+"""Many subscribers in one process that only count frames, with epoll, one shared buffer, and parsing of headers only.
 
-A sample of them stores the received bytes. They are decoded afterwards: the right events, in order, each once.
+A sample of the subscribers stores the received bytes, which are decoded afterwards to check the events.
 """
 
 import select
@@ -21,8 +21,8 @@ SAMPLE: Final = 20
 BUFFER_BYTES: Final = 256 * 1024
 STALLED_S: Final = 30
 PAUSE_S: Final = 0.01
-"""Pause between polls, so that not every delivery wakes up the client: subscribers on other machines would not use this
-processor. The measurement of one event at a time polls without a pause."""
+"""Pause between polls, so that not every delivery wakes the client. Real subscribers would not use this machine's CPU.
+The measurement of one event at a time polls without a pause."""
 
 
 class Subscriber:
@@ -35,12 +35,12 @@ class Subscriber:
         self.frames = 0
         self.kept = bytearray() if keeps else None
         self._body_left = 0
-        """Bytes of the body of a frame that have not arrived yet."""
+        """How many bytes of a frame's body have not arrived yet."""
         self._begun = b""
         """An incomplete header."""
 
     def receive(self, buffer: bytearray, view: memoryview) -> int:
-        """Read once. Return the number of texts that are complete now."""
+        """Read once. Return how many texts are now complete."""
         at = len(self._begun)
         buffer[:at] = self._begun
         end = at + self.socket.recv_into(view[at:])
@@ -113,8 +113,8 @@ class FanOut:
     def run(self, count: int, window: int) -> Slice:
         """Submit events one by one, each to all subscribers. Return the deliveries.
 
-        At most `window` events are in flight, so that the server need not buffer events that it cannot deliver in time.
-        `waited` is the time from the submission of an event until all subscribers have it.
+        At most `window` events are in flight, so that the server does not have to buffer events that it cannot deliver
+        in time. `waited` is the time from an event's submission until all subscribers have it.
         """
         number_of = len(self._subscribers)
         watch = Watch(self._server)
@@ -137,7 +137,7 @@ class FanOut:
         return result
 
     def _wait(self) -> int:
-        """Read the data that has arrived. Return the number of deliveries."""
+        """Read the available data. Return the number of deliveries."""
         ready = self._poll.poll(STALLED_S)
         if not ready:
             raise TimeoutError(f"no delivery for {STALLED_S} seconds")

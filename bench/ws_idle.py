@@ -1,4 +1,4 @@
-"""Connections that should not slow down a server while others write: idle ones, and a reader that has stopped reading.
+"""Connections that should not slow down a server's writers: idle ones, and a reader that has stopped reading.
 
 The server must close the stuck reader. A new connection with its cursor must get all events.
 """
@@ -27,12 +27,12 @@ LAST_POSITION: Final = 'oncelog_last_committed_position{lane="0"}'
 
 
 class StuckReader:
-    """Follows the written partition from now on, and reads nothing before `rest`."""
+    """Follows the written partition, but reads nothing before `rest`."""
 
     def __init__(self, connection: Connection, since: int, closed_before: int) -> None:
         self.since = since
         self.closed_before = closed_before
-        """Slow readers that the server has closed before."""
+        """How many slow readers the server had closed before."""
         self._connection = connection
         self._texts: list[bytes] = []
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,7 +63,7 @@ async def follow(connection: Connection, partition: str, since: int) -> None:
 
 @asynccontextmanager
 async def crowd(host: str, port: int, count: int) -> AsyncIterator[StuckReader]:
-    """Yield the stuck reader next to a number of idle connections. All are closed at the end of the block.
+    """Open a stuck reader and idle connections. All are closed when the block ends.
 
     Raises ValueError if an idle connection received data or was closed by the server.
     """
@@ -102,7 +102,7 @@ async def check_slow_reader_is_closed(
 
 
 def check_all(events: Sequence[dict[str, Any]], since: int, written: int) -> None:
-    """Check that the events have every number after `since`, once, in order. Raises ValueError if not."""
+    """Raise ValueError unless the events have consecutive numbers after `since`."""
     numbers = [event["committed_id"] for event in events]
     if numbers != list(range(since + 1, since + written + 1)):
         raise ValueError(f"of {written} events after {since}, a reader received {len(numbers)}, or in another order")

@@ -1,8 +1,8 @@
 """A minimal client of the Events API, and the loads that it runs on a server.
 
-It is not a client for applications. The benchmark measures the server, which shares the machine with this client, so
-the client saves CPU time. It masks frames with zeros (legal by RFC 6455, 5.3, and the bytes stay unchanged), decodes
-only the fields of an answer that it needs, and uses callbacks instead of tasks.
+This is not a client for applications. The benchmark measures the server, which shares the machine with the client, so
+the client saves CPU time. It masks frames with zeros (which RFC 6455, 5.3 allows, and which does not change the bytes),
+decodes only the needed fields of an answer, and uses callbacks instead of tasks.
 """
 
 import asyncio
@@ -59,12 +59,12 @@ decoded: Final = msgspec.json.Decoder(Answer).decode
 
 
 def handshake(host: str, port: int, path: str = PATH) -> bytes:
-    """Return the request that upgrades a connection to a WebSocket."""
+    """Return the request for a WebSocket upgrade."""
     return HANDSHAKE.format(path=path, host=host, port=port).encode()
 
 
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """Return a complete message of a client, with a mask of zeros."""
+    """Return a complete client message with an all-zero mask."""
     length = len(payload)
     if length < 126:
         return struct.pack(">BB4x", opcode, 0x80 | length) + payload
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._chunks: list[bytes] = []
         self._missing = 0
-        """Minimum number of bytes that are missing from the frame that starts in the chunks."""
+        """Minimum number of bytes that the incomplete frame lacks."""
         self._is_open = False
         self._waiting: asyncio.Future[bytes] | None = None
         self._numbers = itertools.count(1)
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def pause(self) -> None:
-        """Stop reading: data stays in the buffers of the system, and then of the server."""
+        """Stop reading. Data fills the system's buffers first, and then the server's."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._chunks.append(rest)
 
     def _agreed(self, data: bytes) -> bytes:
-        """Read the answer to the handshake. Return the bytes that are not consumed."""
+        """Read the handshake answer. Return the unconsumed bytes."""
         head, end, rest = data.partition(b"\r\n\r\n")
         if not end:
             return data
@@ -216,7 +216,7 @@ async def opened(host: str, port: int, count: int, path: str = PATH) -> AsyncIte
     finally:
         for connection in connections:
             connection.close()
-        await asyncio.sleep(0.01)  # the loop closes the sockets; otherwise a server that stops next would wait for them
+        await asyncio.sleep(0.01)  # the loop closes the sockets; otherwise a stopping server waits for them
 
 
 @asynccontextmanager
@@ -246,14 +246,14 @@ class Requests:
         raise NotImplementedError
 
     def answer(self, number: int, text: bytes) -> str | None:
-        """Return the id of the answered request; None for other texts. Raises ValueError if it is wrong."""
+        """Return the id of the answered request, or None for other texts. Raises ValueError for a wrong answer."""
         raise NotImplementedError
 
     async def rest(self) -> None:
-        """Wait for everything else that belongs to the requests. The slice includes this time."""
+        """Wait for everything else that the requests cause. The slice includes this time."""
 
     async def keep_busy(self, server: int, in_flight: int, seconds: float) -> Slice:
-        """Keep a number of requests in flight on each connection for this time, and wait for all answers."""
+        """Keep several requests in flight on each connection for this time, and wait for all answers."""
         watch = Watch(server)
         until = watch.began + seconds
 
@@ -270,10 +270,10 @@ class Requests:
         return await self._slice(watch)
 
     async def pace(self, server: int, per_s: float, seconds: float) -> Slice:
-        """Send requests at a fixed rate, independent of the time of their answers.
+        """Send requests at a fixed rate, independent of when answers arrive.
 
-        The latency of a request starts at its scheduled moment. A client that falls behind because of a slow answer
-        therefore does not hide the delay.
+        The latency of a request starts at its scheduled moment, so a client that falls behind because of a slow answer
+        does not hide the delay.
         """
         watch = Watch(server)
         total = max(1, round(per_s * seconds))
@@ -335,12 +335,12 @@ class Load(Requests):
         self._events = wire_events(partitions)
 
     def request(self, number: int) -> tuple[str, bytes]:  # noqa: ARG002 - all connections send the same
-        """As `Requests` says."""
+        """See `Requests`."""
         msg_id = next(self._numbers)
         return str(msg_id), submission(msg_id, itertools.islice(self._events, self.per_request))
 
     def answer(self, number: int, text: bytes) -> str:  # noqa: ARG002 - all connections get the same answers
-        """As `Requests` says."""
+        """See `Requests`."""
         answer = decoded(text)
         results = answer.payload.results
         if len(results) != self.per_request or any(one.status != "committed" for one in results):
@@ -349,10 +349,7 @@ class Load(Requests):
 
 
 async def check_once(connection: Connection) -> None:
-    """Check that a retry gets the number of the first write, and that other content is refused.
-
-    Raises ValueError for a wrong answer.
-    """
+    """Raise ValueError unless a retry gets the number of the first write and different content is refused."""
     event, other = itertools.islice(wire_events(), 2)
     first, second, third = [
         decoded(await connection.ask_raw(submission(number, [one]))).payload.results
@@ -370,7 +367,7 @@ async def catch_up(
     while has_more:
         request = {"partitions": partitions, "since_committed_id": since, "limit": limit}
         page = await connection.ask_raw(message("sync", 1, request))
-        # Both names follow the events, which contain neither.
+        # Both names come after the events, which contain neither.
         tail = page[-400:]
         found = NEXT_SINCE.search(tail) or NEXT_SINCE.search(page)
         if found is None:
@@ -384,5 +381,5 @@ def _has_more(text: bytes) -> bool:
 
 
 def events_of(page: bytes) -> int:
-    """Return the number of events of a page without decoding it."""
+    """Return the number of events in a page without decoding it."""
     return page.count(b'"committed_id":')

@@ -267,7 +267,7 @@ def test_one_of_many_threads_creates_a_file(tmp_path: Path, no_umask: None) -> N
     assert sorted(made) == [False] * 7 + [True]
 
 
-def test_file_is_never_open_to_others_before_it_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_file_is_never_accessible_to_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before: list[int] = []
     real = os.fchmod
 

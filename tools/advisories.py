@@ -27,12 +27,12 @@ Advisory = dict[str, Any]
 
 
 def all_pins() -> list[Pin]:
-    """Return every pin of every requirements file, once."""
+    """Return the pins of all requirements files, without duplicates."""
     return sorted({pin for file in REQUIREMENTS.glob("*.txt") for pin in read_pins(file)})
 
 
 def is_affected(version: str, advisory: Advisory) -> bool:
-    """Return whether an advisory names this version."""
+    """Return whether an advisory affects this version."""
     return version in advisory["versions"] or any(_is_in(Version(version), one) for one in advisory["ranges"])
 
 
@@ -45,7 +45,7 @@ def _is_in(version: Version, affected: dict[str, str]) -> bool:
 
 
 def affected_pins(pins: Iterable[Pin], packages: dict[str, list[Advisory]]) -> Iterator[tuple[Pin, Advisory]]:
-    """Yield each pin that an advisory names."""
+    """Yield each pin that an advisory affects."""
     for pin in pins:
         for advisory in packages.get(pin.name, ()):
             if is_affected(pin.version, advisory):
@@ -65,7 +65,7 @@ def read_database(directory: Path, names: set[str]) -> dict[str, list[Advisory]]
 
 
 def read_advisory(document: dict[str, Any], name: str) -> Advisory | None:
-    """Return the fields of an OSV document that the check needs; None if the advisory was withdrawn."""
+    """Return the fields of an OSV document that the check needs, or None if the advisory was withdrawn."""
     if document.get("withdrawn"):
         return None
     ranges: list[dict[str, str]] = []

@@ -4,9 +4,9 @@
 
 The command compares every Python file of OLD with its counterpart in NEW. The trees must be equal, with these
 exceptions: identifiers may change according to the map, strings may change where they contain an old dotted name, path
-or name in backquotes, and imports, `__all__` and `__slots__` may have another order. Every name must refer to a
-definition in the same scope as before. All other files below src must be equal byte by byte. The command prints each
-difference, and exits with status 1 if there are any.
+or name in backquotes, and imports, `__all__` and `__slots__` may be reordered. Every name must refer to a definition in
+the same scope as before. All other files below src must be identical. The command prints each difference, and exits
+with status 1 if there are any.
 """
 
 import argparse
@@ -124,7 +124,7 @@ class Comparison:
             self.text.apply(before, keep_loggers=keep) for keep in (True, False)
         }:
             return True
-        words = [_words(before), _words(after)]  # an annotation or a list of parameters in a string
+        words = [_words(before), _words(after)]  # a string may be an annotation or a parameter list
         return len(words[0]) == len(words[1]) and all(
             one == other or (one, other) in self.pairs for one, other in zip(*words, strict=True)
         )
@@ -146,7 +146,7 @@ def _words(text: str) -> list[str]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """Return an expression such as `a.b.c` as text; "" for other expressions."""
+    """Return an expression such as `a.b.c` as text, or "" for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -19,7 +19,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final = Path(__file__).with_name("prose_limits.json")
 AREAS: Final = {"product": ("src/", "docs/", "README.md", "CHANGELOG.md"), "tests": ("tests/",)}
-"""Files of each area, by the beginning of their path."""
+"""Path prefixes of each area."""
 _VERBS: Final = (
     "is|are|was|were|has|had|have|may|can|does|do|comes?|came|goes|went|wants?|asks?|reads?|writes?|holds?|waits?"
 )
@@ -63,7 +63,7 @@ def list_files() -> list[Path]:
 
 
 def iterate_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of prose of a file with their numbers."""
+    """Yield the prose lines of a file with their line numbers."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield from _iterate_markdown(text)
@@ -94,7 +94,7 @@ def _iterate_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def find_phrases(paths: list[Path]) -> tuple[list[str], int]:
-    """Return the hits in these files, each as a line of text, and the number of lines of prose."""
+    """Return the hits in the files, each as a line of text, and the number of prose lines."""
     hits = []
     lines = 0
     for path in paths:
@@ -105,7 +105,7 @@ def find_phrases(paths: list[Path]) -> tuple[list[str], int]:
 
 
 def main() -> int:
-    """Print the hits, or check their number."""
+    """Print the hits, or check how many there are."""
     parser = argparse.ArgumentParser(description="List sentences that read like a translation.")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="fail if there are more hits than recorded")

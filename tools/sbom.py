@@ -1,7 +1,7 @@
 """Build the software bill of materials (SBOM) that every wheel contains.
 
-The SBOM is a CycloneDX document. It lists the versions that the tests ran with, as requirements/runtime.txt pins them:
-the wheel itself accepts ranges of versions. The document depends only on its inputs, so that builds are reproducible.
+The SBOM is a CycloneDX document. It lists the versions that the tests ran with, as pinned in requirements/runtime.txt,
+because the wheel itself accepts version ranges. The document depends only on its inputs, so builds are reproducible.
 """
 
 import json
@@ -21,7 +21,7 @@ _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class Pin(NamedTuple):
-    """One pinned package: its normalised name, its version and the SHA-256 of each of its distributions."""
+    """A pinned package: its normalised name, its version and the SHA-256 of each distribution."""
 
     name: str
     version: str

@@ -90,7 +90,7 @@ async def test_message_counts_as_delivered_when_the_other_member_has_it(connecti
         ([1, 3, 3], "3 messages to a had wrong deliveries"),
     ],
 )
-async def test_followers_must_receive_all_messages_of_others_in_order(
+async def test_followers_must_receive_all_messages_of_other_members_in_order(
     connections: list[Connection], seen: list[int], complaint: str | None
 ) -> None:
     followed = Followed(connections, [["a"], ["a"]])

@@ -31,7 +31,7 @@ async def test_embedded_load_takes_time(name: str, tmp_path: Path) -> None:
         ([str(ROOT), "--slice-s", "0"], "--slice-s must be at least 0.1, not 0.0"),
     ],
 )
-def test_wrong_argument_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_argument_is_reported(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert complaint in capsys.readouterr().err

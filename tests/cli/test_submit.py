@@ -131,7 +131,7 @@ def test_lines_are_submitted_in_batches_with_repeated_ids(server: ServerProcess)
     assert [one["event"]["n"] for one in events_of(server.url, "many", 150)] == list(range(150))
 
 
-def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerProcess) -> None:
+def test_malformed_line_is_reported_and_earlier_lines_are_committed(server: ServerProcess) -> None:
     for bad, sentence in [
         ("nonsense", "line 3: is not JSON: "),
         ("[1]", "line 3: must be an object"),
@@ -148,7 +148,7 @@ def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerP
         assert error.startswith(f"oncelog: {sentence}")
 
 
-def test_rejected_line_is_named_and_other_lines_are_committed(server: ServerProcess) -> None:
+def test_rejected_line_is_reported_and_other_lines_are_committed(server: ServerProcess) -> None:
     given = '{"type":"x"}\n{"type":""}\n{"type":"z"}\n'
     status, lines, [error] = submit(server.url, "--partition", "some", "-", given=given)
     assert status == 1
@@ -167,7 +167,7 @@ def test_line_is_answered_before_the_next_one_is_written(server: ServerProcess) 
         assert wait_for_exit(process) == (0, "", "")
 
 
-def test_output_of_tail_can_be_submitted_to_another_log(server: ServerProcess, tmp_path: Path) -> None:
+def test_output_of_tail_can_be_submitted_to_a_different_log(server: ServerProcess, tmp_path: Path) -> None:
     given = "".join(f'{{"type":"x","n":{number}}}\n' for number in range(5))
     assert submit(server.url, "--partition", "copied", given=given)[0] == 0
     events = events_of(server.url, "copied", 5)

@@ -133,7 +133,7 @@ def test_invalid_token_claims_are_refused(tmp_path: Path, wrong: tuple[str, str]
     assert auth_material.SECRET.decode() not in output
 
 
-def test_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
+def test_key_file_readable_by_other_users_is_refused(tmp_path: Path) -> None:
     key = private_key(tmp_path, "HS256")
     key.chmod(0o644)
     assert "chmod 600" in refusal("token", "--key", key, "--alg", "HS256", "--sub", "a")

@@ -201,7 +201,7 @@ def test_any_changed_or_missing_record_is_found(editor: FileEditor) -> None:
         editor.expect_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
 
 
-def test_record_at_another_position_is_found(editor: FileEditor) -> None:
+def test_record_at_a_wrong_position_is_found(editor: FileEditor) -> None:
     for place in sample_places(editor):
         for other in (place + (1 << 48), place + 1000, -place - 1, (9 << 48) + 1, -(2**63)):
             if not editor.rows("SELECT 1 FROM oncelog_records WHERE place = ?", other):
@@ -340,7 +340,7 @@ def test_changed_schema_is_found(copy: Path, statement: str, words: str) -> None
     assert not target.exists()
 
 
-def test_all_changes_of_the_schema_are_named(copy: Path) -> None:
+def test_all_schema_changes_are_listed(copy: Path) -> None:
     change_schema(copy, *(f"CREATE VIEW oncelog_{number:02} AS SELECT 1" for number in range(12)))
     done = RUNNER.invoke(COMMAND, ["verify", str(copy)])
     assert "the view oncelog_00 is not one of Oncelog's; the view oncelog_01 is" in done.output

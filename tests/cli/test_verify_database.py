@@ -133,7 +133,7 @@ def test_almost_empty_log_passes(database: str) -> None:
     assert last.records == 1 + AUDIT_RECORDS
 
 
-def test_verification_reads_a_snapshot_while_others_write(database: str) -> None:
+def test_verification_reads_a_snapshot_during_writes(database: str) -> None:
     sample_log.make_log(database, rounds=1)
     findings = verify_log(database)
     assert next(findings) == StepProgress("structure")
@@ -217,7 +217,7 @@ def test_any_changed_or_missing_record_is_found(editor: DatabaseEditor) -> None:
         editor.expect_found(change, other, lane, position)
 
 
-def test_record_at_another_position_is_found(editor: DatabaseEditor) -> None:
+def test_record_at_a_wrong_position_is_found(editor: DatabaseEditor) -> None:
     move = "UPDATE oncelog_records SET lane = $1, position = $2 WHERE lane = $3 AND position = $4"
     for lane, position in sample_places(editor):
         for other in ((lane + 1, position + 1000), (lane, position + 1000), (-1, -1), (9, 1)):
@@ -306,7 +306,7 @@ def test_changed_missing_or_extra_index_row_is_found(editor: DatabaseEditor, tab
                     editor.expect_found(add, *changed)
 
 
-def test_wrong_partition_row_is_named(editor: DatabaseEditor) -> None:
+def test_wrong_partition_row_is_reported(editor: DatabaseEditor) -> None:
     more = "INSERT INTO oncelog_partition_records SELECT lane, 'more', position FROM oncelog_records WHERE lane = 0"
     assert "is found under the partition 'more', where no such record is" in str(editor.expect_found(more))
     less = "DELETE FROM oncelog_partition_records WHERE partition = 'größe'"

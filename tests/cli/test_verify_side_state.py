@@ -134,7 +134,7 @@ def test_intact_database_is_rebuilt_as_it_is_stored(template: Path, template_dat
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_entry_of_a_file_is_named(template: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_entry_of_a_file_is_reported(template: Path, tmp_path: Path, damage: str) -> None:
     statement, name = DAMAGE[damage]
     path = Path(shutil.copy(template, tmp_path / "log.db"))
     execute(path, statement)
@@ -142,7 +142,7 @@ def test_damaged_entry_of_a_file_is_named(template: Path, tmp_path: Path, damage
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_entry_of_a_database_is_named(template_database: str, damage: str) -> None:
+def test_damaged_entry_of_a_database_is_reported(template_database: str, damage: str) -> None:
     statement, name = DAMAGE[damage]
     table = statement.split("oncelog_")[1].split()[0]
     query(template_database, f"CREATE TABLE kept AS SELECT * FROM oncelog_{table}")  # noqa: S608
@@ -155,7 +155,7 @@ def test_damaged_entry_of_a_database_is_named(template_database: str, damage: st
         query(template_database, "DROP TABLE kept")
 
 
-def test_many_damaged_entities_are_counted_and_some_are_named(tmp_path: Path) -> None:
+def test_many_damaged_entities_are_counted_and_some_are_listed(tmp_path: Path) -> None:
     async def work(writer: Writer) -> None:
         for number in range(40):
             await writer.transact("ledger/acme", *[SetEntity(f"e{number}/{one}", b"1") for one in range(10)])

@@ -1,5 +1,5 @@
-// One client of the npm package, unmodified: commands come in as JSON, and all that it tells goes out as JSON.
-// It is the same in Node (node.mjs) and in a browser (page.mjs).
+// One client of the unmodified npm package: commands come in as JSON, and all reports go out as JSON.
+// Node (node.mjs) and a browser (page.mjs) share this module.
 
 const RECONNECT = { enabled: true, initialDelayMs: 20, maxDelayMs: 200 };
 
@@ -31,7 +31,7 @@ export const drive = ({ insieme, makeStore, WebSocketImpl, say }) => {
     stop: () => client.stop(),
     goOnline: () => transport.setOnlineTransport(socket),
     submit: ({ events }) => client.submitEvents(events),
-    // Syncs while the package loads the drafts that it is about to send: the batch is sent behind the `sync`.
+    // Syncs while the package loads the drafts to send, so that the batch follows the `sync`.
     submitDuringSync: ({ events, since }) => {
       const load = store.loadDraftsOrdered;
       store.loadDraftsOrdered = async () => {

@@ -1,11 +1,11 @@
-// A client in Node: commands on standard input, one a line; what it tells on standard output.
+// A client in Node: one command per line on standard input, and reports on standard output.
 import { webcrypto } from "node:crypto";
 import { createInterface } from "node:readline";
 import * as insieme from "insieme/client";
 import WebSocket from "ws";
 import { drive } from "./driver.mjs";
 
-globalThis.crypto ??= webcrypto; // the package needs it, and Node 18 has it under another name
+globalThis.crypto ??= webcrypto; // required by the package; Node 18 has it under a different name
 
 const run = drive({
   insieme,

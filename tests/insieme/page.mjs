@@ -1,4 +1,4 @@
-// A client in a web page: commands and what it tells by a WebSocket to the test that served the page.
+// A client in a web page: a WebSocket to the test that served the page carries commands and reports.
 import * as insieme from "insieme/browser";
 import { drive } from "/driver.mjs";
 

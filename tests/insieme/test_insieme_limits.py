@@ -27,7 +27,7 @@ BAD_IDS = ("b" + "x" * 300, "c\0", "d\ud800")
 
 
 @BOTH_STORES
-async def test_drafts_with_unusable_ids_are_rejected_and_the_others_committed(tmp_path: Path) -> None:
+async def test_drafts_with_unusable_ids_are_rejected_and_other_drafts_commit(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, node_client("ada", tmp_path) as ada:
         await ada.open(served.url)
         await ada.do("start")
@@ -45,7 +45,7 @@ async def test_drafts_with_unusable_ids_are_rejected_and_the_others_committed(tm
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34")
-async def test_draft_that_the_store_rejects_is_rejected_and_the_others_committed(tmp_path: Path) -> None:
+async def test_draft_that_the_store_rejects_does_not_affect_other_drafts(tmp_path: Path) -> None:
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
     async with serving(tmp_path) as served, node_client("ada", tmp_path) as ada:
         await ada.open(served.url)

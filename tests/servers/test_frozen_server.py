@@ -164,7 +164,7 @@ def build_events(first: int) -> list[Submission]:
 
 
 @pytest.mark.parametrize("requests", [1, 3, 6, 8])
-async def test_log_frozen_while_it_opens_does_not_block_others(database: str, requests: int) -> None:
+async def test_log_frozen_during_opening_does_not_block_other_logs(database: str, requests: int) -> None:
     async with open_log(database):
         pass
     async with PostgresProxy(database) as proxy:

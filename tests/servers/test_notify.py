@@ -52,7 +52,7 @@ def listening_session(log: Log) -> int | None:
 
 
 @pytest.mark.rule("CO-13")
-async def test_commit_wakes_followers_of_another_log(database: str) -> None:
+async def test_commit_wakes_followers_of_other_logs(database: str) -> None:
     async with open_log(database, limits=limits()) as writer, follow(database, NEVER_MS) as (_, reader):
         for number in range(1, 21):
             assert place(await writer.submit(event(number))) == number

@@ -76,7 +76,7 @@ def test_process_frozen_beyond_its_lease_cannot_complete(database: str, tmp_path
 
 
 @pytest.mark.rule("CO-42")
-async def test_consumer_resumes_through_another_log(database: str) -> None:
+async def test_consumer_resumes_through_a_second_log(database: str) -> None:
     async with open_log(database, limits=limits()) as one, open_log(database, limits=limits()) as other:
         for number in range(1, 11):
             assert place(await one.submit(event(number))) == number

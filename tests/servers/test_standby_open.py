@@ -38,14 +38,14 @@ WAITS_FOR_LONG = """
 async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[int]:
     """Open a session whose COMMIT waits, such as a killed server leaves behind."""
     async with open_session(address, GATEWAY) as connection:
-        long_wait = asyncio.create_task(connection.execute(WRITE))
+        waiting = asyncio.create_task(connection.execute(WRITE))
         try:
             ((pid,),) = await until(lambda: fetch_rows(address, WAITS_FOR_LONG, GATEWAY, CONNECT_MS))
             assert await operator.waiting_sessions() == [pid]
             yield pid
         finally:
             connection.terminate()
-            await asyncio.gather(long_wait, return_exceptions=True)
+            await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def open_a_log(address: str, _: Path) -> None:
@@ -82,7 +82,7 @@ class LongWait(NamedTuple):
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="session")
-async def waiting_sessions(session_loop: None, standby_server: str) -> AsyncIterator[LongWait]:
+async def long_wait(session_loop: None, standby_server: str) -> AsyncIterator[LongWait]:
     """A long wait, shared by the tests of a class."""
     address = str(await create_schema(standby_server))
     async with open_log(address):

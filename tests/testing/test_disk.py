@@ -459,7 +459,7 @@ def test_closed_connection_raises_programming_error(disk: Disk) -> None:
     assert type(error_of(lambda: connection.execute("SELECT 1"))) is sqlite3.ProgrammingError
 
 
-def test_connection_may_be_used_in_another_thread(disk: Disk) -> None:
+def test_connection_may_be_used_in_a_different_thread(disk: Disk) -> None:
     connection = open_database(disk)
     thread = Thread(target=write, args=(connection, 1))
     thread.start()

@@ -1,16 +1,16 @@
 """Generate the blocking classes from the async ones: `make blocking`.
 
-For every public method of an async class there is a blocking one with the same parameters, types and docstring, which
-calls it through a portal (`src/oncelog/portal.py`):
+Every public method of an async class gets a blocking method with the same parameters, types and docstring, which calls
+the async method through a portal (`src/oncelog/portal.py`):
 
-- an async method runs in the event loop, and the blocking one returns its result;
-- other methods run there, too, because most of them are not thread-safe;
+- an async method runs in the event loop, and the blocking method returns its result;
+- other methods also run there, because most of them are not thread-safe;
 - an async iterator becomes an iterator;
 - a result whose class has a blocking twin (`Pending`) is wrapped in it.
 
-What the generator cannot derive from the async class is in `table.py`, and in base classes written by hand
-(`blocking_base.py` of each package). The generator rejects table entries that match nothing, so the table cannot become
-out of date.
+What the generator cannot derive from the async class is in `table.py` and in handwritten base classes
+(`blocking_base.py` in each package). The generator rejects table entries that match nothing, so the table cannot become
+outdated.
 """
 
 from tools.blocking.generator import generate

@@ -10,7 +10,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class GenerationError(Exception):
-    """The table or an async class has something that the generator cannot translate."""
+    """The table or an async class contains something that the generator cannot translate."""
 
 
 class SourceModule:
@@ -40,7 +40,7 @@ class SourceModule:
         return None
 
     def find_base_names(self, name: str) -> list[str]:
-        """Return the names of the bases of a class; an empty list for an unknown class."""
+        """Return the names of a class's bases, or an empty list for an unknown class."""
         found = self.find_class(name)
         return [] if found is None else [get_base_name(base) for base in found[1].bases]
 
@@ -75,7 +75,7 @@ def _is_abstract(member: Function | ast.Assign) -> bool:
 
 
 class _TypeSubstitution(ast.NodeTransformer):
-    """Replaces type variables by types."""
+    """Replaces type variables with types."""
 
     def __init__(self, arguments: Mapping[str, ast.expr]) -> None:
         self._arguments = arguments
@@ -86,7 +86,7 @@ class _TypeSubstitution(ast.NodeTransformer):
 
 
 def _find_type_arguments(base: ast.expr, node: ast.ClassDef) -> dict[str, ast.expr]:
-    """Return the type variables of a generic class, each with the type that a subclass gives it."""
+    """Return the type variables of a generic class, with the types that a subclass assigns to them."""
     parameters = [ast.unparse(name) for found in node.bases for name in _get_type_arguments(found)]
     return dict(zip(parameters, _get_type_arguments(base), strict=False))
 

@@ -1,4 +1,4 @@
-"""The blocking classes to generate, and the facts that the generator cannot derive from the async ones."""
+"""The blocking classes to generate, and facts that the generator cannot derive from the async classes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Twin:
     client: str = ""
     """Kind of client, if the constructor takes the parameters of the async class and creates the async object."""
     is_resource: bool = False
-    """Whether the constructor takes the async object alone."""
+    """Whether the constructor takes only the async object."""
     is_base: bool = False
     """Whether blocking classes of other modules are derived from it."""
     omits: frozenset[str] = frozenset()
@@ -71,7 +71,7 @@ class Module:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the module."""
         return SOURCE / f"{self.name.replace('.', '/')}.py"
 
 

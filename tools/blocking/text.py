@@ -13,7 +13,7 @@ DOCSTRING_COLUMNS: Final = 112
 
 
 def quote(*texts: str) -> str:
-    """Return the docstring with these texts as paragraphs."""
+    """Return a docstring with the texts as paragraphs."""
     paragraphs = [paragraph for text in texts for paragraph in text.replace("\\", "\\\\").split("\n\n") if paragraph]
     text = "\n\n".join(map(_wrap_long_lines, paragraphs))
     if "\n" not in text:
@@ -27,7 +27,7 @@ def _wrap_long_lines(paragraph: str) -> str:
 
 
 def indent(head: str, *body: str) -> str:
-    """Return a method of a class: its first line, and its body."""
+    """Return a method with the given first line and body."""
     lines = [line for part in body for line in part.splitlines()]
     return "\n".join(["    " + head, *(f"        {line}".rstrip() for line in lines)]) + "\n"
 

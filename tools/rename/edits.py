@@ -1,4 +1,4 @@
-"""The edits of one Python file: changes of its code, strings and comments according to the map."""
+"""Edits of one Python file: changes to code, strings and comments according to the map."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from tools.rename.text import Edit, TextMap, is_module_argument, is_telling, rep
 _BY_STRING: Final = frozenset({"getattr", "setattr", "hasattr", "delattr", "object"})
 _REPLACE: Final = frozenset({"replace", "evolve", "__replace__"})
 _STAND_INS: Final = frozenset({"SimpleNamespace", "Mock", "MagicMock", "AsyncMock"})
-"""Classes whose objects imitate others: their keyword arguments are names of members."""
+"""Classes whose objects imitate other objects. Their keyword arguments are member names."""
 _FIXTURES: Final = frozenset({"parametrize", "usefixtures", "getfixturevalue"})
 _LOGGER: Final = re.compile(r"getLogger\(|at_level\(|set_level\(|logger=|\.name ==")
 _MEMBER_LISTS: Final = frozenset({"__slots__", "__match_args__"})
@@ -37,7 +37,7 @@ class Context:
         self.keywords = {old_last_part(key) for key in names if _sets_field(facts, key)}
         self.strings_to_report = {old_last_part(key) for key in names if is_telling(old_last_part(key))}
         self.guesses = _guesses(facts, project)
-        """New names of private members whose old name has one meaning in the whole tree."""
+        """New names of private members whose old names are unambiguous in the whole tree."""
         self.vanishing = self.attributes - _remaining(facts, project)
         self.decided: set[str] = set()
         self.guessed: list[str] = []
@@ -66,7 +66,7 @@ def _module_names(project: Project) -> set[str]:
 
 
 def _remaining(facts: Facts, project: Project) -> set[str]:
-    """Return members that a class still has after the renames, and names of modules and definitions."""
+    """Return the members that classes have after the renames, and the names of modules and definitions."""
     found = {name for source in project.sources.values() for name in source.scopes[0].bindings}
     found |= {part for module in project.moves.modules for part in module.split(".")}
     for name, known in facts.classes.items():
@@ -287,7 +287,7 @@ class FileEdits:
         self._add(start, old, new)
 
     def _keyword_keys(self, call: ast.Call, scope: Scope, old: str, function: str) -> list[str] | None:
-        """Return the keys of the parameters or fields that a keyword argument sets; None if unknown."""
+        """Return the keys of the parameters or fields that a keyword argument sets, or None if unknown."""
         symbol = self.project.static(self.source, scope, call.func)
         if symbol is not None and symbol.qualname and symbol.module in self.project.sources:
             return self._parameter(symbol, old)

@@ -1,4 +1,4 @@
-"""Facts from mypy: the class that defines each attribute, the class of the result of each call, and base classes.
+"""Facts from mypy: the class that defines each attribute, the result class of each call, and base classes.
 
 One build of the whole program takes about a minute. Its result does not depend on the map of names, so it is cached in
 .mypy_cache until a file changes.
@@ -44,14 +44,14 @@ Owners = tuple[str, ...] | None
 @dataclass(slots=True)
 class ClassFacts:
     bases: list[str]
-    """All base classes in the order of look-up, with the class itself; names without ":" belong to other packages."""
+    """The class and its bases in lookup order. Names without ":" belong to other packages."""
     members: frozenset[str]
     foreign: frozenset[str]
     """Members of base classes from other packages."""
     protocol: frozenset[str]
-    """Members of a protocol; empty for other classes."""
+    """Members of a protocol, empty for other classes."""
     generated: bool
-    """Whether `__init__` takes the fields: a dataclass, a struct or a named tuple."""
+    """Whether `__init__` takes the fields, as in dataclasses, structs and named tuples."""
     struct: bool
     enum: bool
 
@@ -66,10 +66,10 @@ class Facts:
     """Classes of the first argument of a call, by file and place of the call."""
     classes: dict[str, ClassFacts] = field(default_factory=dict)
     implementers: dict[str, list[str]] = field(default_factory=dict)
-    """Classes that implement a protocol without having it as a base, by protocol."""
+    """Classes that implement a protocol without inheriting from it, by protocol."""
 
     def owner(self, name: str, member: str) -> str | None:
-        """Return the class that defines a member; "" for a class of another package, None if no class does."""
+        """Return the class that defines a member, "" for a class of another package, or None if no class does."""
         known = self.classes.get(name)
         if known is None:
             return None
@@ -102,7 +102,7 @@ class _Build:
         options.incremental = False
         options.export_types = True
         options.preserve_asts = True
-        options.native_parser = False  # the same places as in `ast`
+        options.native_parser = False  # gives the same positions as `ast`
         options.cache_dir = "/dev/null"
         result = build.build(targets, options, fscache=cache)
         if result.errors:
@@ -199,7 +199,7 @@ class _Build:
         return None if not found and None in infos else tuple(sorted(found))
 
     def _infos(self, kind: Type | None) -> Iterator[TypeInfo | None]:
-        """Yield the classes of a type; None if it is unknown."""
+        """Yield the classes of a type, or None if it is unknown."""
         proper = get_proper_type(kind)
         if proper is None or isinstance(proper, AnyType):
             yield None

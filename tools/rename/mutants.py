@@ -1,4 +1,4 @@
-"""Renames in tests/mutants/mutants.toml, whose faults name a function and quote one of its lines."""
+"""Renames in tests/mutants/mutants.toml, where each fault names a function and quotes one of its lines."""
 
 import re
 import tomllib
@@ -50,7 +50,7 @@ def new_mutants(project: Project, edited: "dict[str, Any]") -> tuple[str, list[s
 
 
 def broken() -> Iterator[str]:
-    """Yield mutants whose line is missing in their function, for example because it was wrapped."""
+    """Yield mutants whose line is missing from their function, for example because it was wrapped."""
     for number, table in enumerate(tomllib.loads(Path(MUTANTS).read_text())["mutant"], 1):
         path = table["file"]
         source = Source(path, module_of(path), Path(path).read_text())

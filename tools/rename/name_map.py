@@ -1,4 +1,4 @@
-"""The map of names: the content of the TOML files, as look-ups by old name."""
+"""The name map: the content of the TOML files, as lookups by old name."""
 
 import re
 import tomllib

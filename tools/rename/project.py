@@ -1,4 +1,4 @@
-"""The files of the tree, their modules, and their new places according to the map."""
+"""The files of the tree, their modules, and their new paths according to the map."""
 
 import ast
 import subprocess
@@ -19,7 +19,7 @@ OWN: Final = ("tools/rename/", "tools/check_renames.py")
 
 
 class Symbol(NamedTuple):
-    """A definition in a module; a module itself if `qualname` is empty."""
+    """A definition in a module, or the module itself if `qualname` is empty."""
 
     module: str
     qualname: str
@@ -42,7 +42,7 @@ def tracked_files(revision: str | None = None) -> list[str]:
 
 
 class Moves:
-    """New places of files and modules."""
+    """New paths of files and modules."""
 
     def __init__(self, names: NameMap, files: Iterable[str]) -> None:
         self.files = {path: self._new_path(names, path) for path in files}
@@ -90,7 +90,7 @@ class Moves:
         return f"{root}{moved}/__init__.py" if path.endswith("/__init__.py") else f"{root}{moved}.py"
 
     def new_directory(self, path: str) -> str:
-        """Return the new place of the files of a directory; its package, or the same path, if they are separated."""
+        """Return the new path of a directory's files, or its package or the same path if they are separated."""
         found = self.directories.get(path, set())
         if len(found) == 1 and "" not in found:
             return next(iter(found))
@@ -151,7 +151,7 @@ class Project:
         return self.names.new_name(symbol.key, name)
 
     def is_submodule(self, module: str, name: str) -> bool:
-        """Return whether an attribute of a package is a module inside it, and not an imported module."""
+        """Return whether an attribute of a package is a submodule, not an imported module."""
         return self.exported(module, name) == Symbol(f"{module}.{name}", "") and self.is_module(f"{module}.{name}")
 
     def new_local(self, source: Source, scope: Scope, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Scopes of a Python file: the definition of each name, and the place of every name in the text."""
+"""Scopes of a Python file: the definition of each name, and the position of every name in the text."""
 
 import ast
 import bisect
@@ -102,7 +102,7 @@ class Source:
         """Classes and functions by qualified name (the first of several)."""
         self.class_at: dict[int, str] = {}
         self.imported_by_call: dict[int, str] = {}
-        """Modules in variables after `x = import_module("a.b")`, by the id of the node of the variable."""
+        """Modules in variables after `x = import_module("a.b")`, by the id of the variable's node."""
         self.pairs: list[tuple[ast.expr, ast.Constant, Scope]] = []
         """Strings in a tuple, with the preceding element, as in `(module, "name")`."""
         self.data: set[int] = set()
@@ -118,7 +118,7 @@ class Source:
         return self._tokens
 
     def offset(self, line: int, column: int) -> int:
-        """Return the offset of a place from `ast`, whose columns count bytes."""
+        """Return the offset of an `ast` position, whose columns count bytes."""
         text = self._lines[line - 1]
         if not text.isascii():
             column = len(text.encode()[:column].decode())
@@ -411,7 +411,7 @@ class _Builder:
 
 
 def _declarations(body: list[ast.stmt]) -> Iterator[ast.Global | ast.Nonlocal]:
-    """Yield the `global` and `nonlocal` statements of a body, without those of functions and classes inside."""
+    """Yield the `global` and `nonlocal` statements of a body, except in nested functions and classes."""
     for node in body:
         if isinstance(node, (ast.Global, ast.Nonlocal)):
             yield node

@@ -104,7 +104,7 @@ class TextMap:
 
 
 def _unique_names(project: Project) -> dict[str, str]:
-    """Return new names by old names, of definitions whose old names have one meaning in the whole tree."""
+    """Return new names by old name, for definitions whose old names are unambiguous in the whole tree."""
     defined: dict[str, int] = {}
     for source in project.sources.values():
         for name, bound in source.scopes[0].bindings.items():
@@ -143,7 +143,7 @@ def _with_other_meanings(project: Project, names: set[str]) -> Iterator[str]:
 
 
 def _is_data(source: Source, node: ast.AST, value: str) -> bool:
-    """Return whether a string is outside of `__all__` and of tables of modules."""
+    """Return whether a string is outside `__all__` and module tables."""
     line = source.text.split("\n")[getattr(node, "lineno", 1) - 1].strip()
     return line.rstrip(",") != f'"{value}"' and "oncelog." not in line
 

@@ -34,7 +34,7 @@ class Result:
 
 
 def loggers_of(project: Project) -> frozenset[str]:
-    """Return the names of loggers, which stay even if a module has the same name."""
+    """Return the logger names, which do not change even if a module has the same name."""
     found = set()
     for source in project.sources.values():
         for call, _ in source.calls:
@@ -80,7 +80,7 @@ def _document(result: Result, text: TextMap, path: str) -> None:
 
 
 def _programs(context: Context, path: str, text: str) -> Iterator[str]:
-    """Yield lines of Python programs in a document that use a member that no class has after the renames."""
+    """Yield lines of a document's Python programs that use a member no class has after the renames."""
     is_python = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -96,7 +96,7 @@ def write(project: Project, result: Result, *, ruff: bool = True) -> None:
     for path, text in result.texts.items():
         Path(path).write_text(text)
     moved = {old: new for old, new in project.moves.files.items() if old != new}
-    for old in moved:  # in two steps: the new path of one file may be the old path of another
+    for old in moved:  # in two steps, because a new path may be another file's old path
         Path(old).rename(f"{old}.moving")
     for old, new in moved.items():
         Path(new).parent.mkdir(parents=True, exist_ok=True)

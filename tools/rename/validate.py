@@ -114,7 +114,7 @@ def _unknown_local(source: Source, qualname: str, local: str) -> str | None:
 
 
 def _members(project: Project, facts: Facts) -> Iterator[str]:
-    """Yield new names that a class, one of its bases or a derived class already has."""
+    """Yield new names that already exist in the class, a base or a derived class."""
     new_names, seen = project.names.names, set()
     for name, known in facts.classes.items():
         found: dict[str, dict[str, str]] = {}
@@ -156,7 +156,7 @@ def _same_import(project: Project, scope: Scope, one: str, other: str) -> bool:
 
 
 def captures(source: Source, text: str) -> Iterator[str]:
-    """Yield names that would refer to another definition, for example to a local variable or a builtin."""
+    """Yield names that would refer to a different definition, for example a local variable or a builtin."""
     try:
         new = Source(source.path, source.module, text)
     except SyntaxError as error:
@@ -207,7 +207,7 @@ def warnings(project: Project, facts: Facts) -> Iterator[str]:
 
 
 def places(project: Project) -> Iterator[str]:
-    """Yield code that depends on the place of a file or on the last part of a module name."""
+    """Yield code that depends on a file's path or on the last part of a module name."""
     moves = project.moves
     last = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in moves.modules.items() if "oncelog." in old}
     for source in project.sources.values():

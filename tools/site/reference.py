@@ -152,7 +152,7 @@ def _commands() -> Iterator[str]:
 
 
 def _help(text: str) -> Iterator[str]:
-    """Yield the help of a command, with its examples in one block that can be pasted."""
+    """Yield the help of a command, with its examples in one pasteable block."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     examples = [one for one in paragraphs if one.startswith(("Example:  ", "  "))]
     yield from (f"{one}\n" for one in paragraphs if one not in (*examples, "Examples:"))
@@ -165,7 +165,7 @@ def _help(text: str) -> Iterator[str]:
 
 
 def _http_operations() -> Iterator[str]:
-    # The tests compare this file with the answer of a server.
+    # The tests compare this file with a server's answer.
     document = json.loads((Path(__file__).parents[2] / "tests/golden/files/openapi.json").read_text(encoding="utf-8"))
     yield "# HTTP operations\n"
     yield "Generated from the OpenAPI document, which a server sends at `/openapi.json`.\n"

@@ -134,7 +134,7 @@ def test_stamped_deltas_are_saved_before_they_are_sent(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerProcess) -> None:
+def test_malformed_line_is_reported_and_earlier_lines_are_committed(server: ServerProcess) -> None:
     for number, (bad, sentence) in enumerate(
         [
             ("nonsense", "line 2: is not JSON: "),

@@ -324,7 +324,7 @@ def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProce
         assert "is not the state of an import of this version" in error
 
 
-def test_refused_row_is_named_by_its_line(tmp_path: Path, file: Path) -> None:
+def test_refused_row_is_reported_with_its_line(tmp_path: Path, file: Path) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text('{"shop": {"t": {"n": "integer", "name": "text"}}}')
     file.write_text('id,n,name\na,1,x\nb,2,"y\nz"\nc,null,y\nd,4,z\n')

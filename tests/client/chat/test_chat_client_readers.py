@@ -285,7 +285,7 @@ async def test_expired_token_and_planned_close_are_followed_by_a_reconnection() 
     long = {"refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000}
     async with client_on(wire, limits=ChatLimits(**{**SHORT, **long})) as ann:
         for number in range(1, 4):
-            await soon(ann.until_status(lambda _: len(wire.sockets) == number))  # noqa: B023 - awaited at once
+            await soon(ann.until_status(lambda _: len(wire.sockets) == number))  # noqa: B023 - awaited immediately
             await soon(ann.until_live())
             if number == 1:
                 wire.sockets[-1].push("error", code="AUTH_FAILED", message="the token has expired")

@@ -136,7 +136,7 @@ class ModelGateway:
     def snapshot(self, page: str, limit: int) -> bytes:
         cursor, horizon, after = (len(self.log), self.horizon, ["", ""]) if not page else json.loads(page)
         if cursor > len(self.log):
-            raise Refusal(400, "BAD_REQUEST")  # page token of another history
+            raise Refusal(400, "BAD_REQUEST")  # page token of a different history
         if horizon != self.horizon:
             raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, snapshot=True)
         rows = sorted(self._played().items())

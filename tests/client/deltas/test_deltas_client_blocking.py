@@ -64,7 +64,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
         ann.close()
 
 
-def test_edit_stays_pending_when_synced_times_out(tmp_path: Path) -> None:
+def test_edit_remains_pending_if_synced_times_out(tmp_path: Path) -> None:
     with blocking_of(UNREACHABLE_URL, tmp_path / "ann.db") as ann:
         made = ann.put("products", "1", {"a": 1})
         with pytest.raises(TimeoutError):

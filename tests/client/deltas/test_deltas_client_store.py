@@ -313,7 +313,7 @@ def test_clock_is_not_corrected_while_its_deltas_are_pending() -> None:
     assert int(second["hlc"]) == int(first["hlc"]) + 1
 
 
-def test_deltas_acknowledged_in_another_history_are_dropped_by_a_reset() -> None:
+def test_reset_drops_deltas_acknowledged_in_an_earlier_history() -> None:
     store = opened()
     store.request_reset()
     put(store, "1", a=1)

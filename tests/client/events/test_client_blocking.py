@@ -22,7 +22,7 @@ from server.running_server import serving
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """URL of a server that runs in another thread."""
+    """URL of a server that runs in a separate thread."""
     portal = Portal("server")
     served = serving(tmp_path)
     try:

@@ -250,7 +250,7 @@ def test_one_request_is_in_flight_and_the_next_takes_all_queued_events() -> None
     assert len(take_outcomes(protocol)) == 1, "a repeated answer is ignored"
 
 
-def test_rejected_event_has_its_reason_and_the_others_commit() -> None:
+def test_rejected_event_has_a_reason_and_other_events_commit() -> None:
     bad, good = entry_of(1), entry_of(2)
     protocol = live_protocol(0, bad, good)
     errors = [{"field": "expected_committed_id", "message": "it is 7", "current_committed_id": 7}]

@@ -200,7 +200,7 @@ def test_cursor_and_applied_rows_are_saved_together(opened: Opened, path: Path) 
     assert (stored.cursor, stored.epoch, stored.set_aside) == (4, "e1", 0)
 
 
-def test_failing_event_is_set_aside_and_the_others_are_applied(opened: Opened, path: Path) -> None:
+def test_only_the_failing_event_is_set_aside(opened: Opened, path: Path) -> None:
     store, _ = opened()
     assert hand_over(store, [event(1), event(2, "bad"), event(3)], applied) == 1
     assert rows(path, MADE) == [(1,), (3,)]

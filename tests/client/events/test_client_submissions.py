@@ -96,7 +96,7 @@ async def test_refused_event_can_be_sent_again_under_its_id(client: Client) -> N
     assert await client.refused() == []
 
 
-async def test_pending_id_with_another_event_is_refused() -> None:
+async def test_pending_id_with_a_different_event_is_refused() -> None:
     one = UUID(int=7)
     async with client_of(UNREACHABLE_URL) as client:
         await client.submit(counted(1), id=one)

@@ -60,7 +60,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
             ledger.write(set_entity("a", b"1"))
 
 
-def test_timed_out_write_stays_pending(tmp_path: Path) -> None:
+def test_timed_out_write_remains_pending(tmp_path: Path) -> None:
     with blocking_of(UNREACHABLE_ADDRESS, tmp_path / "client.db") as ledger:
         with pytest.raises(TimeoutError):
             ledger.write(set_entity("a", b"1"), timeout_s=0.01)

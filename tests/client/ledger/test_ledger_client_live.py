@@ -127,7 +127,7 @@ async def test_writes_are_pipelined_up_to_in_flight_max(tmp_path: Path, monkeypa
 
 
 @pytest.mark.rule("LG-19")
-async def test_cancelled_or_timed_out_write_stays_pending(tmp_path: Path) -> None:
+async def test_cancelled_or_timed_out_write_remains_pending(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         with pytest.raises(TimeoutError):
@@ -165,7 +165,7 @@ async def test_close_waits_for_sent_writes_until_close_timeout(
         gate = served.hold_commits(monkeypatch)
         sent = count_calls(monkeypatch)
         writing = asyncio.create_task(ledger.write(set_entity(f"{timeout_ms}", b"1")))
-        await until(lambda: len(sent) == 1)  # noqa: B023 - awaited at once
+        await until(lambda: len(sent) == 1)  # noqa: B023 - awaited immediately
         closing = asyncio.create_task(ledger.close())
         if timeout_ms > 1:
             gate.open()

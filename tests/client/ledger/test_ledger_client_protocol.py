@@ -356,7 +356,7 @@ def test_denied_write_that_was_committed_before_is_reported_as_written() -> None
     assert driver.settled == {1: Written(None, 2, is_replay=True)}
 
 
-def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error() -> None:
+def test_denied_write_with_unknown_outcome_remains_pending_and_reports_the_error() -> None:
     driver = ProtocolDriver(last=1, pending=(2,)).receive_state(1)
     driver.send()
     driver.answer(1, DENIED)
@@ -372,7 +372,7 @@ def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error()
 
 @pytest.mark.rule("LG-19")
 @pytest.mark.rule("CO-16")
-def test_denied_write_that_an_earlier_call_may_have_committed_stays_pending() -> None:
+def test_denied_write_that_an_earlier_call_may_have_committed_remains_pending() -> None:
     """The write got a higher sequence after a call with unknown outcome, so the last sequence is not conclusive."""
     driver = ProtocolDriver().receive_state(0)
     driver.submit(2)
