@@ -70,7 +70,7 @@ export function parse(json) { // JSON.parse rounds numbers above 2^53, so whole 
 export async function verify(document) {
   const { record, salt, body, body_hash, index, count, path, block } = read(document, "$");
   if (!isSame(await H([2], blockHeader(block)), block.hash)) refuse("$.block.hash", "does not match the block");
-  if ((salt === null) !== (body === null)) refuse("$.salt", "and body must both be present, or both be null");
+  if ((salt === null) !== (body === null)) refuse("$.salt", "must be null if, and only if, body is null");
   if (body && !isSame(await H(salt, body), body_hash)) refuse("$.body_hash", "does not match salt and body");
   for (const [name, its] of [["lane", "lane"], ["height", "height"], ["log_time_ms", "timestamp_ms"]])
     if (record[name] !== block[its]) refuse(`$.record.${name}`, "does not match the block");

@@ -75,7 +75,7 @@ class SettingsError(OncelogError, ValueError):
 class LimitExceededError(OncelogError):
     """A limit of the log (`oncelog.Limits`) is reached."""
 
-    def __init__(self, name: str, limit: int, reason: str = "that many exist already") -> None:
+    def __init__(self, name: str, limit: int, reason: str = "this limit is reached") -> None:
         super().__init__(f"{name} is {limit}, and {reason}")
         self.name = name
         self.limit = limit
@@ -111,8 +111,8 @@ class ClockJumpedError(OncelogError):
 
     def __init__(self, ahead_ms: int, limit_ms: int) -> None:
         super().__init__(
-            f"the clock jumped {ahead_ms} ms forward (at most {limit_ms} are accepted), and the log "
-            "would forget identities too early. Correct the clock, or confirm it: oncelog clock LOG --confirm"
+            f"the clock jumped {ahead_ms} ms forward (at most {limit_ms} ms are accepted), so the log would forget "
+            "keys too early. Correct the clock, or confirm the new time: oncelog clock LOG --confirm"
         )
         self.ahead_ms = ahead_ms
         self.limit_ms = limit_ms
@@ -272,7 +272,7 @@ class PartitionsChangedError(ClientError):
 
     def __init__(self, path: str, partitions: tuple[str, ...]) -> None:
         super().__init__(
-            f"{path} follows the partitions {list(partitions)}, and would miss earlier events of other partitions. "
+            f"{path} was created for the partitions {list(partitions)} and would miss earlier events of others. "
             "Use another file, or pass `reset` to delete its state and start again"
         )
         self.partitions = partitions
@@ -282,4 +282,4 @@ class UpdatesLostError(ClientError):
     """A reader of `updates` or `changes` fell behind and was closed. Subscribe again, then read the state."""
 
     def __init__(self, limit_name: str, limit: int) -> None:
-        super().__init__(f"updates were lost: {limit_name} is {limit}, and more updates arrived before they were read")
+        super().__init__(f"updates were lost: {limit_name} is {limit}, and more were waiting to be read")

@@ -91,7 +91,9 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         for name in ("scope", "actor", "client"):
             _check_text(name, getattr(self, name), NAME_CHARACTERS_MAX)
         partitions = len(self.partitions)
-        _check(partitions <= PARTITIONS_MAX, "partitions", f"must be at most {PARTITIONS_MAX}, not {partitions}")
+        _check(
+            partitions <= PARTITIONS_MAX, "partitions", f"must have at most {PARTITIONS_MAX} entries, not {partitions}"
+        )
         for index, partition in enumerate(self.partitions):
             _check_text(f"partitions[{index}]", partition, PARTITION_CHARACTERS_MAX)
 
@@ -135,7 +137,7 @@ class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         """Raise ProofError for values that no log can have."""
         is_consistent = (self.salt is None) is (self.body is None)
-        _check(is_consistent, "salt", "and body must both be present, or both be null")
+        _check(is_consistent, "salt", "must be null if, and only if, body is null")
         if self.salt is not None:
             _check_hex("salt", self.salt, SALT_BYTES, SALT_BYTES)
         _check_hex("body_hash", self.body_hash, HASH_BYTES, HASH_BYTES)
@@ -161,7 +163,7 @@ def _check_hex(name: str, text: str, shortest: int, longest: int) -> None:
     is_length_valid = 2 * shortest <= len(text) <= 2 * longest
     _check(is_length_valid, name, f"must have {digits} hexadecimal digits, not {len(text)}")
     is_hexadecimal = _HEXADECIMAL.fullmatch(text) is not None
-    _check(is_hexadecimal, name, "must be hexadecimal: two digits a byte, 0 to 9 and a to f, in lower case")
+    _check(is_hexadecimal, name, "must be lower-case hexadecimal with two digits per byte")
 
 
 def _check_text(name: str, text: str, characters_max: int) -> None:
@@ -220,7 +222,7 @@ def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument
         raise ProofError("$", "is not UTF-8") from error
     # The unused bits at the end of base64 must be zero, so that a body has only one encoding.
     if document.body is not None and parsed["body"] != b64encode(document.body).decode():
-        raise ProofError("$.body", "has bits set after its last byte")
+        raise ProofError("$.body", "must be canonical base64: the unused bits at the end must be zero")
     return document
 
 
@@ -269,15 +271,15 @@ def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verif
     record = _build_record(document)
     findings = []
     if block.hash.hex() != document.block.hash:
-        findings.append("the block's hash is not that of its fields")
+        findings.append("the block's hash does not match its fields")
     if block_hash is not None and block.hash != block_hash:
-        findings.append(f"the block is not the one with the hash {block_hash.hex()}")
+        findings.append(f"the block has the hash {block.hash.hex()}, not {block_hash.hex()}")
     proof = Proof(document.index, document.count, tuple(map(bytes.fromhex, document.path)))
     if not verify_header(record, bytes.fromhex(document.body_hash), proof, block):
         findings += _find_inclusion_faults(record, proof, block)
     if document.salt is not None:
         if hash_body(bytes.fromhex(document.salt), record.body).hex() != document.body_hash:
-            findings.append("the body hash is not that of salt and body")
+            findings.append("the body hash does not match the salt and the body")
         if record.policy == policy.LEDGER.name:
             findings += _find_fingerprint_faults(record)
     return Verification(tuple(findings), record.erased)
@@ -287,15 +289,15 @@ def _find_inclusion_faults(record: Record, proof: Proof, block: Block) -> list[s
     """Describe the contradictions between record, proof and block."""
     position = block.first_position + proof.index
     comparisons = (
-        (record.lane, block.lane, "the record has lane {}, its block {}"),
-        (record.height, block.height, "the record has height {}, its block {}"),
-        (record.log_time_ms, block.log_time_ms, "the record has log_time_ms {}, its block {}"),
-        (record.position, position, "the record has position {}, its index in the block {}"),
-        (proof.count, block.count, "the proof is of a block with {} records, the block has {}"),
+        (record.lane, block.lane, "the record has lane {} but its block has lane {}"),
+        (record.height, block.height, "the record has height {} but its block has height {}"),
+        (record.log_time_ms, block.log_time_ms, "the record has log_time_ms {} but its block has {}"),
+        (record.position, position, "the record has position {} but its index in the block gives position {}"),
+        (proof.count, block.count, "the proof is for a block with {} records but the block has {}"),
     )
     findings = [text.format(found, expected) for found, expected, text in comparisons if found != expected]
     if proof.index >= proof.count:
-        findings.append(f"index {proof.index} is out of range: the proof is of {proof.count} records")
+        findings.append(f"index {proof.index} is out of range for a proof with {proof.count} records")
     return findings or ["the path does not lead from the record to the block's Merkle root"]
 
 
@@ -303,7 +305,7 @@ def _find_fingerprint_faults(record: Record) -> list[str]:
     try:
         fingerprint = request_hash(decode_operations(record))
     except (CanonicalError, UnicodeError):
-        return ["the body is not a transaction of a ledger"]
+        return ["the body is not a ledger transaction"]
     return [] if fingerprint == record.fingerprint else ["the body does not match the fingerprint"]
 
 

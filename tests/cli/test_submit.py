@@ -303,7 +303,7 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         done = oncelog(*command, "b", "--token", key, event)
         assert done.returncode == 1
-        assert "rejected: forbidden: partitions: not all of them may be written" in done.stderr
+        assert "rejected: forbidden: partitions: the credential has no write access to some of them" in done.stderr
 
 
 @pytest.mark.parametrize(

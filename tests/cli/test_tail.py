@@ -186,7 +186,7 @@ def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
         command = ["tail", "--url", served.url, "--partition"]
         done = oncelog(*command, "b", "--client-id", "c", ONCELOG_TOKEN=key)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "oncelog: forbidden: partitions: not all of them may be read\n"
+        assert done.stderr == "oncelog: forbidden: partitions: the credential has no read access to some of them\n"
         done = oncelog(*command, "a", "--client-id", "c", ONCELOG_TOKEN="wrong")  # noqa: S106
         assert (done.returncode, done.stdout) == (2, "")
         hint = "the token is invalid, or belongs to a client other than 'c' (--client-id)"

@@ -96,7 +96,7 @@ def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
     only_first = auth_material.key_set(tmp_path / "first.json", members[0])
     with pytest.raises(AuthError):
         verifier_of(only_first, "ES256").authenticate(printed)
-    assert "no key of the id 'k2'" in refusal(
+    assert "no key with the id 'k2'" in refusal(
         "token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k2"
     )
 
@@ -123,7 +123,7 @@ def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorith
         (("--read", ""), "$.read[0]"),
         (("--write", "x" * 300), "$.write[0]"),
         (("--alg", "none"), "--alg"),
-        (("--alg", "RS256"), "PEM form"),
+        (("--alg", "RS256"), "PEM key"),
     ],
 )
 def test_invalid_token_claims_are_refused(tmp_path: Path, wrong: tuple[str, str], complaint: str) -> None:

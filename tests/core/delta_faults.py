@@ -96,11 +96,11 @@ FAULTS: Final[dict[str, Fault]] = {
     },
     "rowId is empty": Fault({"rowId": '""'}, ".rowId", "must have 1 to 512 characters, not 0"),
     "rowId is long": Fault({"rowId": json.dumps("r" * 513)}, ".rowId", "must have 1 to 512 characters, not 513"),
-    "rowId has NUL": Fault({"rowId": r'"a\u0000"'}, ".rowId", "must not have U+0000"),
+    "rowId has NUL": Fault({"rowId": r'"a\u0000"'}, ".rowId", "must not contain U+0000"),
     "rowId is a number": Fault({"rowId": "1"}, ".rowId", "Expected `str`, got `int`"),
     "rowId has half a character": Fault({"rowId": r'"\ud800"'}, ".rowId", "lone surrogate"),
     "clientId is empty": Fault({"clientId": '""'}, ".clientId", "must have 1 to 512 characters, not 0"),
-    "clientId has NUL": Fault({"clientId": r'"\u0000"'}, ".clientId", "must not have U+0000"),
+    "clientId has NUL": Fault({"clientId": r'"\u0000"'}, ".clientId", "must not contain U+0000"),
     "columns are an object": Fault({"columns": '{"a":1}'}, ".columns", "Expected `array`, got `object`"),
     "columns are null": Fault({"columns": "null"}, ".columns", "Expected `array`, got `null`"),
     "a column is a text": Fault(_columns(_COLUMN, '"b"'), ".columns[1]", "Expected `object`, got `str`"),
@@ -110,14 +110,14 @@ FAULTS: Final[dict[str, Fault]] = {
     "a column's name is a number": Fault(_columns('{"column":1,"value":1}'), ".columns[0].column", "Expected `str`"),
     "a column's name": Fault(_columns(_COLUMN, '{"column":"b c","value":1}'), ".columns[1].column", _NAME),
     "a column's name has NUL": Fault(_columns(r'{"column":"b\u0000","value":1}'), ".columns[0].column", _NAME),
-    "a column twice": Fault(_columns(_COLUMN, _COLUMN), ".columns[1].column", "'a' is named twice"),
+    "a column twice": Fault(_columns(_COLUMN, _COLUMN), ".columns[1].column", "'a' appears more than once"),
     "a column twice, by escapes": Fault(
-        _columns(_COLUMN, r'{"column":"\u0061","value":2}'), ".columns[1].column", "'a' is named twice"
+        _columns(_COLUMN, r'{"column":"\u0061","value":2}'), ".columns[1].column", "'a' appears more than once"
     ),
     "too many columns": Fault(
         _columns(*(f'{{"column":"c{number}","value":0}}' for number in range(1001))),
         ".columns",
-        "must be at most 1000, not 1001",
+        "must have at most 1000 entries, not 1001",
     ),
     **{
         f"a value is {text}": Fault(_columns(f'{{"column":"a","value":{text}}}'), ".columns[0].value", words)
@@ -126,7 +126,7 @@ FAULTS: Final[dict[str, Fault]] = {
             ("-72057594037927936", "would become -72057594037927940 "),
             ("1e999", "infin"),
             (r'"\udc00"', "lone surrogate"),
-            ('{"k":1,"k":2}', "twice"),
+            ('{"k":1,"k":2}', "duplicate key"),
         )
     },
 }

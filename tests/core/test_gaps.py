@@ -101,5 +101,5 @@ def test_leap_is_alone_in_its_batch_and_goes_forward() -> None:
     assert (refused.reason, refused.current) == (Reason.UNEXPECTED_POSITION, 1002)
     (verdicts,) = log.submit([Request((event(7), Leap(5000)))], 1)
     assert isinstance(verdicts[1], Refused)
-    with pytest.raises(ValueError, match="only item of its batch"):
+    with pytest.raises(ValueError, match="only item in its batch"):
         log.submit([Request((Leap(5000), event(8)))], 1)

@@ -256,31 +256,37 @@ def find_reason(document: ProofDocument, **more: Any) -> tuple[str, ...]:
 def test_failed_verification_states_the_reason() -> None:
     document = DOCUMENTS["event"]
     block, record = document.block, document.record
-    not_its_hash = "the block's hash is not that of its fields"
+    not_its_hash = "the block's hash does not match its fields"
     nowhere = "the path does not lead from the record to the block's Merkle root"
     assert find_reason(replace(document, block=replace(block, hash="00" * 32))) == (not_its_hash,)
     assert find_reason(replace(document, block=replace(block, previous_hash="00" * 32))) == (not_its_hash,)
     assert find_reason(replace(document, record=replace(record, actor="user:zoe"))) == (nowhere,)
-    assert find_reason(replace(document, record=replace(record, lane=1))) == ("the record has lane 1, its block 0",)
-    assert find_reason(replace(document, record=replace(record, height=5))) == ("the record has height 5, its block 4",)
-    assert find_reason(replace(document, record=replace(record, log_time_ms=5))) == (
-        "the record has log_time_ms 5, its block 1767225601234",
+    assert find_reason(replace(document, record=replace(record, lane=1))) == (
+        "the record has lane 1 but its block has lane 0",
     )
-    assert find_reason(replace(document, index=3)) == ("the record has position 12, its index in the block 13",)
-    assert find_reason(replace(document, count=6)) == ("the proof is of a block with 6 records, the block has 5",)
+    assert find_reason(replace(document, record=replace(record, height=5))) == (
+        "the record has height 5 but its block has height 4",
+    )
+    assert find_reason(replace(document, record=replace(record, log_time_ms=5))) == (
+        "the record has log_time_ms 5 but its block has 1767225601234",
+    )
+    assert find_reason(replace(document, index=3)) == (
+        "the record has position 12 but its index in the block gives position 13",
+    )
+    assert find_reason(replace(document, count=6)) == ("the proof is for a block with 6 records but the block has 5",)
     assert find_reason(replace(document, path=document.path[:-1])) == (nowhere,)
-    assert find_reason(replace(document, body=b"other")) == ("the body hash is not that of salt and body",)
-    assert find_reason(replace(document, salt="00" * 16)) == ("the body hash is not that of salt and body",)
+    assert find_reason(replace(document, body=b"other")) == ("the body hash does not match the salt and the body",)
+    assert find_reason(replace(document, salt="00" * 16)) == ("the body hash does not match the salt and the body",)
     assert find_reason(replace(document, body_hash="00" * 32)) == (
         nowhere,
-        "the body hash is not that of salt and body",
+        "the body hash does not match the salt and the body",
     )
 
 
 def test_index_beyond_the_block_is_refused() -> None:
     document = DOCUMENTS["alone"]
     block = replace(document.block, first_position=10)
-    assert "index 2 is out of range: the proof is of 1 records" in find_reason(replace(document, index=2, block=block))
+    assert "index 2 is out of range for a proof with 1 records" in find_reason(replace(document, index=2, block=block))
 
 
 @pytest.mark.rule("LG-18")
@@ -289,7 +295,9 @@ def test_block_must_equal_the_trusted_one(document: ProofDocument) -> None:
     trusted = bytes.fromhex(document.block.hash)
     assert find_reason(document, block_hash=trusted) == ()
     for other in (bytes(32), trusted[:-1], trusted[::-1], b""):
-        assert find_reason(document, block_hash=other) == (f"the block is not the one with the hash {other.hex()}",)
+        assert find_reason(document, block_hash=other) == (
+            f"the block has the hash {trusted.hex()}, not {other.hex()}",
+        )
     # Verification computes the block's hash and does not trust the hash in the document.
     forged = replace(document, block=replace(document.block, hash="00" * 32))
     assert len(find_reason(forged, block_hash=bytes(32))) == 2
@@ -315,10 +323,10 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
         (other, "the body does not match the fingerprint"),
         (encode_operations([*OPERATIONS, DeleteEntity("more")]), "the body does not match the fingerprint"),
         (b'{"operations":[]}', "the body does not match the fingerprint"),
-        (b"", "the body is not a transaction of a ledger"),
-        (b'{"operations":[{}]}', "the body is not a transaction of a ledger"),
-        (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is not a transaction of a ledger"),
-        (b"[" * 100_000, "the body is not a transaction of a ledger"),
+        (b"", "the body is not a ledger transaction"),
+        (b'{"operations":[{}]}', "the body is not a ledger transaction"),
+        (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is not a ledger transaction"),
+        (b"[" * 100_000, "the body is not a ledger transaction"),
     ):
         assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
         # The check does not apply to bodies of other policies, and an erased record has no body to compare.
@@ -339,7 +347,7 @@ def get_refusal(data: bytes) -> tuple[str, str]:
     return raised.value.path, raised.value.reason
 
 
-HEX = "must be hexadecimal: two digits a byte, 0 to 9 and a to f, in lower case"
+HEX = "must be lower-case hexadecimal with two digits per byte"
 BAD: list[tuple[str, Any, str, str]] = [
     ("record.lane", "0", "$.record.lane", "Expected `int`, got `str`"),
     ("record.lane", 2**32, "$.record.lane", "must be from 0 to 4294967295"),
@@ -358,15 +366,15 @@ BAD: list[tuple[str, Any, str, str]] = [
     ("record.policy", "p" * 65, "$.record.policy", "must have at most 64 characters, not 65"),
     ("record.scope", "s" * 513, "$.record.scope", "must have at most 512 characters, not 513"),
     ("record.actor", 7, "$.record.actor", "Expected `str`, got `int`"),
-    ("record.partitions", ["p"] * 65, "$.record.partitions", "must be at most 64, not 65"),
+    ("record.partitions", ["p"] * 65, "$.record.partitions", "must have at most 64 entries, not 65"),
     ("record.partitions", ["a", 1], "$.record.partitions[1]", "Expected `str`, got `int`"),
     ("record.partitions", ["a", "p" * 257], "$.record.partitions[1]", "must have at most 256 characters, not 257"),
     ("record.more", 1, "$.record", "Object contains unknown field `more`"),
     ("salt", "00" * 15, "$.salt", "must have 32 hexadecimal digits, not 30"),
-    ("salt", None, "$.salt", "and body must both be present, or both be null"),
-    ("body", None, "$.salt", "and body must both be present, or both be null"),
+    ("salt", None, "$.salt", "must be null if, and only if, body is null"),
+    ("body", None, "$.salt", "must be null if, and only if, body is null"),
     ("body", "A", "$.body", "Invalid base64 encoded string"),
-    ("body", "AB==", "$.body", "has bits set after its last byte"),
+    ("body", "AB==", "$.body", "must be canonical base64: the unused bits at the end must be zero"),
     ("body_hash", "00" * 33, "$.body_hash", "must have 64 hexadecimal digits, not 66"),
     ("body_hash", "", "$.body_hash", "must have 64 hexadecimal digits, not 0"),
     ("index", -1, "$.index", "must be from 0 to 4294967295"),

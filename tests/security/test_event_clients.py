@@ -109,7 +109,7 @@ def test_client_ids_of_different_actors_never_collide() -> None:
 def test_client_id_and_actor_together_have_a_maximum_length() -> None:
     principal = Principal(actor="user:ada", client_id=None, grants=parse_grants())
     assert len(principal.get_event_client("x" * 503) or "") == 512
-    with pytest.raises(CanonicalError, match="at most 512 characters together with the actor"):
+    with pytest.raises(CanonicalError, match="at most 512 characters including the actor"):
         principal.get_event_client("x" * 504)
 
 

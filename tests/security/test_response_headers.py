@@ -120,4 +120,4 @@ async def test_answer_to_an_overlong_line_says_which_line_it_was(served: Serving
         connection.send(head + b"\r\n\r\n")
         status, _, body = await connection.read_answer()
     assert status == 400
-    assert body["detail"] == "the request line or a header of the request is too long"
+    assert body["detail"] == "the request line or a request header is too long"

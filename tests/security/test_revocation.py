@@ -151,14 +151,14 @@ async def test_bad_file_keeps_the_loaded_content_and_is_counted_and_logged_once(
         files = served.server._authenticator.files
         polls = files._polls
         await until(lambda: files._polls > polls + 2 * credential_files.RETRY_POLLS)
-        assert caplog.text.count("not reloaded; its previous content stays in use: ") == 1
+        assert caplog.text.count("not reloaded; its previous content is still used: ") == 1
         assert numbers(await client.submit(item(1))) == [1]
         path.unlink()
         await until(lambda: "No such file" in caplog.text)
         assert accepts(served, key.text)
         write_file(path, content)
         await until(lambda: not failed_files(served, "api_keys"))
-        assert caplog.text.count("not reloaded; its previous content stays in use: ") == 2
+        assert caplog.text.count("not reloaded; its previous content is still used: ") == 2
 
 
 def test_poll_does_not_report_a_failed_reload_again(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_owned_file_allows_0600_and_file_of_root_allows_0640(
     if is_good:
         check_secret_file("key.pem", owner, mode, "a private key", SecretCheck.SERVER)
         return
-    with pytest.raises(SettingsError, match=r"key\.pem has a private key, and .*(chmod 6[04]0|chown 1000) key\.pem"):
+    with pytest.raises(
+        SettingsError, match=r"key\.pem contains a private key, and .*(chmod 6[04]0|chown 1000) key\.pem"
+    ):
         check_secret_file("key.pem", owner, mode, "a private key", SecretCheck.SERVER)
 
 
@@ -49,7 +51,7 @@ def test_root_server_refuses_files_of_other_users_but_root_commands_use_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: ROOT)
-    with pytest.raises(SettingsError, match="belongs to the user with the id 1000"):
+    with pytest.raises(SettingsError, match="belongs to user id 1000"):
         check_secret_file("keys.json", SERVER, 0o600, "API keys", SecretCheck.SERVER)
     check_secret_file("keys.json", SERVER, 0o600, "API keys", SecretCheck.COMMAND)
     with pytest.raises(SettingsError, match="its mode is 0640"):
@@ -64,7 +66,7 @@ def test_loose_secret_files_are_used_with_one_warning_if_the_setting_allows_them
     for _ in range(3):
         check_secret_file(str(tmp_path / "key"), owner, mode, "a secret", SecretCheck.WARN)
     assert len(caplog.records) == 1
-    assert caplog.records[0].getMessage().startswith(f"{tmp_path}/key has a secret, and ")
+    assert caplog.records[0].getMessage().startswith(f"{tmp_path}/key contains a secret, and ")
 
 
 def test_world_writable_secret_is_refused_even_if_loose_files_are_allowed() -> None:
@@ -100,7 +102,7 @@ def test_public_keys_may_be_read_by_all_users(tmp_path: Path) -> None:
 async def test_server_does_not_start_with_a_tls_key_that_others_may_read(tmp_path: Path, mode: int) -> None:
     tls = make_certificate(tmp_path, "first")
     (tmp_path / "key.pem").chmod(mode)
-    with pytest.raises(SettingsError, match=rf"key\.pem has a private key.*{mode:04o}.*chmod 600"):
+    with pytest.raises(SettingsError, match=rf"key\.pem contains a private key.*{mode:04o}.*chmod 600"):
         async with serving(tmp_path, tls=tls):
             pytest.fail("the server started")
 
@@ -112,7 +114,7 @@ async def test_setting_allows_a_tls_key_mounted_by_a_container_runtime(
     (tmp_path / "key.pem").chmod(0o444)
     async with serving(tmp_path, tls=tls, check_secret_files=False) as served:
         assert await name_served(served) == "first"
-    assert caplog.text.count("key.pem has a private key, and other users may read or change it") == 1
+    assert caplog.text.count("key.pem contains a private key, and other users may read or change it") == 1
 
 
 async def test_tls_key_that_becomes_readable_is_not_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -164,7 +164,7 @@ def test_missing_validator_is_reported(module: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["waiting", "rules.waiting", "awaited"])
 def test_coroutine_function_is_refused_as_validator(module: str, name: str) -> None:
     assert refusal(f"{module}:{name}") == (
-        f"validate: {module}:{name} is a coroutine function, and must be an ordinary one"
+        f"validate: {module}:{name} is a coroutine function; it must be a regular function"
     )
 
 

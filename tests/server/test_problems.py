@@ -171,7 +171,7 @@ async def test_retry_of_a_write_from_before_a_restart_gets_its_receipt(tmp_path:
 
 def test_problem_type_has_the_same_title_in_every_dialect() -> None:
     errors = (
-        ApiError(error_codes.TOO_LARGE, "deltas: must be at most 1, not 2"),
+        ApiError(error_codes.TOO_LARGE, "deltas: must have at most 1 entries, not 2"),
         ApiError(error_codes.BAD_REQUEST, "body: must have at most 70000 bytes", field="body", status=413),
     )
     found = [to_problem(error, DELTAS_PROBLEMS) for error in errors]

@@ -198,9 +198,9 @@ async def test_tls_server_reloads_its_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("chain.pem", "{0}/chain.pem has no certificate in PEM form"),
-        ("key.pem", "{0}/key.pem has no private key in PEM form"),
-        ("both", "the private key in {0}/key.pem is not the key of the certificate in {0}/chain.pem"),
+        ("chain.pem", "{0}/chain.pem contains no PEM certificate"),
+        ("key.pem", "{0}/key.pem contains no PEM private key"),
+        ("both", "the private key in {0}/key.pem does not match the certificate in {0}/chain.pem"),
         ("encrypted", "the private key in {0}/key.pem is encrypted"),
     ],
 )

@@ -188,10 +188,10 @@ def test_other_environment_variables_are_ignored() -> None:
         ("port", "9" * 5000, "a whole number"),
         ("development", "yes", "true or false"),
         ("development", "1", "true or false"),
-        ("store", "", "not empty"),
-        ("host", "", "not empty"),
-        ("host", "a b", "an IP address or the name of a host"),
-        ("host", "http://a", "an IP address or the name of a host"),
+        ("store", "", "a non-empty string"),
+        ("host", "", "a non-empty string"),
+        ("host", "a b", "an IP address or a host name"),
+        ("host", "http://a", "an IP address or a host name"),
         ("validate", "a:b:c", "package.module:callable"),
         ("validate", "a b", "package.module:callable"),
         ("shutdown_ms", "-1", "from 0 on, not -1"),
@@ -212,7 +212,7 @@ def test_other_environment_variables_are_ignored() -> None:
         ("tokens.key_files", "pem#:keys.pem", '"kind:path"'),
         ("tokens.key_files", "", "at least one file"),
         ("tokens.leeway_ms", "300001", "from 0 to 300000, not 300001"),
-        ("tokens.grants_claim", "sub", "must not be the name of another claim"),
+        ("tokens.grants_claim", "sub", "must not be a registered claim name"),
         ("tokens.token_characters_max", "0", "from 1 to 16384"),
         ("limits.queue_items_max", "0", "from 1 on, not 0"),
         ("limits.cache_entries_max", "-1", "from 0 on, not -1"),
@@ -244,12 +244,12 @@ def test_wrong_value_is_refused_with_its_name_source_and_limit(name: str, text: 
         (f"shutdown_ms = {2**64}", "shutdown_ms must be a whole number"),
         ("development = 1", "development must be true or false"),
         ('development = "true"', "development must be true or false"),
-        ("store = 1", "store must be a text"),
-        ('validate = ""', "validate must be a text, not empty"),
-        ('store = "a\\u0000b"', "store must be a text, not empty and without U+0000"),
-        ('origins = "https://a"', "origins must be a list of texts"),
-        ("origins = [1]", "origins must be a list of texts: each must be a text"),
-        ('origins = [""]', "origins must be a list of texts, none of them empty"),
+        ("store = 1", "store must be a non-empty string"),
+        ('validate = ""', "validate must be a non-empty string"),
+        ('store = "a\\u0000b"', "store must be a non-empty string without U+0000"),
+        ('origins = "https://a"', "origins must be a list of strings"),
+        ("origins = [1]", "origins must be a list of strings: each must be a non-empty string"),
+        ('origins = [""]', "origins must be a list of strings, none of them empty"),
         ("limits = 1", "limits must be a table"),
         ("[log]\nlevel = 1", "log.level must be debug, info, warning or error"),
         ('[tokens]\nkey_files = [{ kind = "pem" }]', "tokens.key_files must be a list of key files: each"),
@@ -343,7 +343,7 @@ def test_settings_without_any_authentication_are_refused() -> None:
 @pytest.mark.parametrize("missing", sorted(TOKENS))
 def test_tokens_need_algorithms_and_keys(missing: str) -> None:
     others = {name: text for name, text in TOKENS.items() if name != missing}
-    assert refusal(None, {}, {**OPEN, **others}) == f"{missing} must be set where other settings of tokens are"
+    assert refusal(None, {}, {**OPEN, **others}) == f"{missing} must be set if any other tokens setting is"
 
 
 @pytest.mark.rule("CO-24")
@@ -356,7 +356,7 @@ def test_certificate_and_private_key_must_be_set_together() -> None:
 
 def test_api_request_limit_must_not_exceed_the_log_limit() -> None:
     message = refusal(None, {}, {**OPEN, "limits.request_items_max": "999"})
-    assert "limits.request_events_max (1000) must not be above limits.request_items_max (999)" in message
+    assert "limits.request_events_max (1000) must not exceed limits.request_items_max (999)" in message
     assert flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
 
 

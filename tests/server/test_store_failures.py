@@ -32,7 +32,7 @@ BEGIN = ("ERROR", "the log could not serve a request: no room")
 
 
 def over(count: int) -> tuple[str, str]:
-    return ("WARNING", f"the log serves requests again, after {count} that failed")
+    return ("WARNING", f"the log serves requests again, after {count} failed requests")
 
 
 def test_start_and_end_of_a_failure_are_logged_once(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:

@@ -128,7 +128,7 @@ async def test_rejected_push_of_several_deltas_blames_no_single_delta(tmp_path: 
         answer = await gateway.push(good, bad)
         assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
         assert "index" not in answer.json
-        assert "the store cannot hold one of these 2; nothing was written" in answer.json["error"]
+        assert "the store cannot hold one of these 2 deltas; nothing was written" in answer.json["error"]
         answer = await gateway.push(bad)
         assert (answer.status, answer.json["code"], answer.json["index"]) == (400, "BAD_REQUEST", 0)
         assert "sending it again does not help" in answer.json["error"]

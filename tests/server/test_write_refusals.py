@@ -296,7 +296,7 @@ async def test_sighup_reloads_the_read_only_switch_and_the_quotas(tmp_path: Path
             await operator.until_shown("/readyz", "an operator", is_shown=False)
             status, body = await operator.submit(2)
         assert status == 507
-        assert "records_max of the tenant 'acme' is 1; it has 1, and this is 1 more" in body
+        assert "records_max of the tenant 'acme' is 1; it uses 1, and this request adds 1" in body
         shown = (await asyncio.to_thread(oncelog, "stats", served.store)).stdout
         assert "tenant 'acme': " in shown
         assert ", 1 records of 1" in shown

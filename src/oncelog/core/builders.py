@@ -105,7 +105,7 @@ def _normalize_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
         raise CanonicalError("$.partitions", "must be an array of strings")
     normal = normal_partitions(partitions)
     if not 1 <= len(normal) <= PARTITIONS_MAX:
-        raise CanonicalError("$.partitions", f"must be 1 to {PARTITIONS_MAX} different ones, not {len(normal)}")
+        raise CanonicalError("$.partitions", f"must have 1 to {PARTITIONS_MAX} different entries, not {len(normal)}")
     if not all(1 <= len(partition) <= PARTITION_CHARACTERS_MAX for partition in normal):
         raise CanonicalError("$.partitions", f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters")
     return normal

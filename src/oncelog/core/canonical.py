@@ -177,7 +177,7 @@ def _decode_json(text: bytes | str, reader: "_ParseHooks") -> JsonValue:
     except json.JSONDecodeError as error:
         raise CanonicalError("$", f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
-        raise CanonicalError("$", f"{_TOO_DEEP}, or than the caller's own stack leaves room for") from error
+        raise CanonicalError("$", f"{_TOO_DEEP}, or too deep for the caller's stack") from error
 
 
 def format_path(steps: Iterable[str | int]) -> str:
@@ -424,7 +424,7 @@ def _encode_args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
         _check_key(key)
         normal = nfc(key)
         if normal in members:
-            raise UnreadableValue("two keys become one in Unicode normal form C", key)
+            raise UnreadableValue("two keys are equal in Unicode normal form C", key)
         members[normal] = item
     return _encode_members([(key, members[key]) for key in sorted(members) if members[key] is not None])
 
@@ -446,10 +446,10 @@ def _encode_args_scalar(value: JsonValue) -> str:
         return encode_basestring(nfc(_check_text(value)))
     if kind is int:
         if not ARGS_INTEGER_MIN <= value <= ARGS_INTEGER_MAX:
-            raise UnreadableValue(f"integer beyond 64 bits signed{SEND_AS_STRING}")
+            raise UnreadableValue(f"integer outside the signed 64-bit range{SEND_AS_STRING}")
         return str(value)
     if kind is float:
-        raise UnreadableValue("floats are refused in run arguments; send an integer or a string")
+        raise UnreadableValue("floats are not allowed in run arguments; send an integer or a string")
     return _encode_other_scalar(value)
 
 
@@ -457,7 +457,7 @@ def _encode_other_scalar(value: JsonValue) -> str:
     if value is None or type(value) is bool:
         return _LITERALS[value]
     _check_readable(value)
-    raise UnreadableValue(f"JSON has no form for {type(value).__name__}")
+    raise UnreadableValue(f"a value of type {type(value).__name__} has no JSON form")
 
 
 def _check_readable(value: JsonValue) -> str:
@@ -538,13 +538,13 @@ class _ParseHooks:
             return members
         first: dict[str, int] = {}
         repeated = next(key for index, (key, _) in enumerate(pairs) if first.setdefault(key, index) != index)
-        return self._record_unreadable("the same key twice in one object", repeated)
+        return self._record_unreadable("duplicate key in an object", repeated)
 
     def parse_integer(self, digits: str) -> JsonValue:
         try:
             return int(digits)
         except ValueError:
-            return self._record_unreadable(f"integer of too many digits{SEND_AS_STRING}")
+            return self._record_unreadable(f"integer with too many digits{SEND_AS_STRING}")
 
     def parse_constant(self, _name: str) -> JsonValue:
         return self._record_unreadable(_NOT_FINITE)

@@ -35,13 +35,13 @@ def find_gateway_fault(name: str) -> str | None:
         found = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
         return f"must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {found}"
     if CONTROL_CHARACTER.search(name):
-        return "must not have control characters (U+0000 to U+001F, U+007F to U+009F)"
+        return "must not contain control characters (U+0000 to U+001F, U+007F to U+009F)"
     if name in (".", ".."):
-        return "must not be . or .., which HTTP clients remove from a path"
+        return "must not be . or .., because HTTP clients remove them from paths"
     if name.isascii():
         return None
     if not is_unicode(name):
-        return "must not have lone surrogates"
+        return "must not contain lone surrogates"
     # Grants are compared in NFC, so two spellings of a name would be two gateways with the same rights.
     return None if nfc(name) == name else "must be in NFC"
 
@@ -169,7 +169,7 @@ class WrongIdError(CanonicalError):
     """The id of a delta does not match its content."""
 
     def __init__(self, path: str, expected: str) -> None:
-        super().__init__(path, f"is not the id of the delta, which is {expected}")
+        super().__init__(path, f"does not match the content of the delta, whose id is {expected}")
         self.expected = expected
 
 
@@ -186,7 +186,7 @@ def to_row_delta(delta: DeltaJson, identity: bytes, path: str, value_bytes_max: 
     except msgspec.ValidationError as error:
         raise _to_canonical_error(error, f"{path}.columns") from error
     if len(columns) > ROW_COLUMNS_MAX:
-        raise CanonicalError(f"{path}.columns", f"must be at most {ROW_COLUMNS_MAX}, not {len(columns)}")
+        raise CanonicalError(f"{path}.columns", f"must have at most {ROW_COLUMNS_MAX} entries, not {len(columns)}")
     named = {column.column: bytes(column.value) for column in columns}
     if len(named) < len(columns) or not all(map(is_identifier, named)):
         _check_column_names([column.column for column in columns], path)
@@ -203,7 +203,7 @@ def is_identifier(name: str) -> bool:
 def _check_column_names(names: Sequence[str], path: str) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise CanonicalError(f"{path}.columns[{index}].column", f"{name!r} is named twice")
+            raise CanonicalError(f"{path}.columns[{index}].column", f"{name!r} appears more than once")
         _check_identifier(name, f"{path}.columns[{index}].column")
 
 
@@ -216,7 +216,7 @@ def _check_values(values: Iterable[bytes], bytes_max: int, path: str) -> None:
 
 def _check_identifier(name: str, path: str) -> None:
     if not is_identifier(name):
-        expected = "an identifier (letters, digits and _, no digit first)"
+        expected = "an identifier (letters, digits and _, not starting with a digit)"
         raise CanonicalError(path, f"must be {expected} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
 
 

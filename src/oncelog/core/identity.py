@@ -182,7 +182,7 @@ def _encode_decimal(value: JsonValue, path: str) -> bytes:
     try:
         return str(value).encode()
     except ValueError as error:
-        raise CanonicalError(path, "integer of too many digits") from error
+        raise CanonicalError(path, "integer with too many digits") from error
 
 
 # --- the ledger --------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def check_length(text: str, path: str, characters_max: int) -> None:
     if not 1 <= len(text) <= characters_max:
         raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
     if "\0" in text:
-        raise CanonicalError(path, "must not have U+0000")
+        raise CanonicalError(path, "must not contain U+0000")
 
 
 def get_required(members: Mapping[str, JsonValue], name: str, path: str = "$") -> JsonValue:
@@ -318,7 +318,7 @@ _JSON_NAMES: Final = {
     float: "a float",
     bool: "a boolean",
     type(None): "null",
-    UnreadableValue: "an unreadable value",
+    UnreadableValue: "an invalid value",
 }
 
 

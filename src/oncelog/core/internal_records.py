@@ -35,9 +35,9 @@ def check_internal_record(record: Record) -> str | None:
     kind = record.policy
     is_fingerprint_valid = record.erased or record.fingerprint == sha256(record.body).digest()
     return find_first_fault(
-        (bool(record.client or record.partitions), f"a record of {kind} has a client or a partition"),
-        (record.sequence > 0 or record.client_sequence > 0, f"a record of {kind} has a sequence"),
-        (not is_fingerprint_valid, f"a record of {kind} has a fingerprint that is not that of its body"),
+        (bool(record.client or record.partitions), f"a {kind} record has a client or a partition"),
+        (record.sequence > 0 or record.client_sequence > 0, f"a {kind} record has a sequence"),
+        (not is_fingerprint_valid, f"a {kind} record has a fingerprint that does not match its body"),
     )
 
 
@@ -46,7 +46,7 @@ def check_restore_record(record: Record) -> str | None:
     block."""
     position, height = record.position, record.height
     fault = find_first_fault(
-        (position != height, f"a restore record at position {position} has height {height}, not the same number"),
+        (position != height, f"a restore record has position {position} but height {height}; they must be equal"),
         (
             record.actor != RESTORE_ACTOR,
             f"a restore record has the actor {record.actor!r}, not {RESTORE_ACTOR!r}",

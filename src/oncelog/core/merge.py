@@ -169,7 +169,7 @@ def _diff_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue
         check_text(name, "$")
     for name in before:
         if name not in after:
-            reason = "is missing after the change; a column cannot be removed, set it to null"
+            reason = "is missing after the change; a column cannot be removed, but it can be set to null"
             raise CanonicalError(format_path([name]), reason)
     forms = {name: canonical_at(after[name], format_path([name])) for name in sorted(after, key=utf16_sort_key)}
     return {

@@ -103,7 +103,9 @@ def plan(
         verdicts.append(_decide_request(request, first, state, validate))
         first += len(request.items)
     if state.leap_above and len(state.records) > snapshot.settings.lanes + 1:
-        raise ValueError("a leap must be the only item of its batch: a restore record is the only one of its block")
+        raise ValueError(
+            "a leap must be the only item in its batch, because a restore record must be alone in its block"
+        )
     return Plan(verdicts, state.collect_changes())
 
 
@@ -270,16 +272,14 @@ def _check_expectation(submission: Submission, position: int, last_sequence: int
 
 
 def _refuse_expectation(field: str, expected: int, current: int) -> Refused:
-    return Refused(
-        Reason.UNEXPECTED_POSITION, f"expected {expected} as the newest, but it is {current}", field, current
-    )
+    return Refused(Reason.UNEXPECTED_POSITION, f"the newest must be {expected}, but it is {current}", field, current)
 
 
 def _check_content(submission: Submission, lane: LaneDraft, validate: Validate | None) -> Refused | None:
     """Check the clock drift, then call the application's validation."""
     drift = None if submission.delta is None else check_drift(submission.delta.hlc, lane.log_time_ms)
     if drift is not None:
-        message = f"the clock is {drift.ahead_ms} ms ahead of the log's; at most {drift.limit_ms} ms are accepted"
+        message = f"the clock is {drift.ahead_ms} ms ahead of the log's clock; at most {drift.limit_ms} ms are accepted"
         return Refused(Reason.CLOCK_DRIFT, message, field="hlc", current=lane.log_time_ms)
     objection = None if validate is None else validate(submission)
     return None if objection is None else Refused(Reason.INVALID, objection, field="body")

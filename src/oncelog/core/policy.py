@@ -98,7 +98,7 @@ class Retention(Struct, frozen=True):
         else:
             _check(
                 type(self.ttl_ms) is int and 0 < self.ttl_ms <= TTL_MS_MAX,
-                f"a time to live must be 1 to {TTL_MS_MAX} whole milliseconds, not {self.ttl_ms!r}",
+                f"a time to live must be a whole number of milliseconds from 1 to {TTL_MS_MAX}, not {self.ttl_ms!r}",
             )
 
     def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
@@ -150,8 +150,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check(
             isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None,
-            f"a policy's name must be 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
-            f"and start with a letter; not {self.name!r}",
+            f"a policy's name must have 1 to {NAME_CHARACTERS_MAX} characters from a-z, 0-9, '_', '.' and '-', "
+            f"and start with a letter, not {self.name!r}",
         )
         _check(self.name not in INTERNAL_POLICIES, f"{self.name} is reserved for internal records; choose another name")
         self._check_types()
@@ -159,7 +159,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             _check(is_consistent, f"{self.name}: {reason}")
         _check(
             _BUILT_IN_BY_NAME.get(self.name, self) == self or is_ledger(self),
-            f"{self.name} is the name of a built-in policy, whose keys are stored under this name; choose another",
+            f"{self.name} is the name of a built-in policy, whose keys are stored under it; choose another name",
         )
 
     def _check_types(self) -> None:
@@ -191,22 +191,22 @@ class Policy(Struct, frozen=True, kw_only=True):
             *(
                 (
                     self.order is Order.STREAM or not getattr(self, flag),
-                    f"{flag} belongs to a stream, so the order must be Order.STREAM",
+                    f"{flag} applies to streams, so the order must be Order.STREAM",
                 )
                 for flag in _STREAM_FLAGS
             ),
             (
                 not (self.leased and self.members_only),
-                "a lease is claimed before the write, when there is no member to check; choose one",
+                "a lease cannot be combined with members_only: it is claimed before there is a member to check",
             ),
-            (not (self.entities and self.rows), "a write carries entities or a row, not both"),
+            (not (self.entities and self.rows), "a write has entities or a row, not both"),
             (
                 not (numbers_writes and self.retention.forget is Forget.AT_AGE),
                 "a client's sequence and its keys must be forgotten at one log position; use evicted_after or FOREVER",
             ),
             (
                 not (numbers_writes and is_derived),
-                "a derived key already says which write it is; a client sequence could contradict it",
+                "a derived key already identifies the write; a client sequence could contradict it",
             ),
             (
                 not numbers_writes or refuses_reuse,
@@ -214,7 +214,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             ),
             (
                 not (numbers_writes and self.leased),
-                "a lease lets callers race for a key, a client sequence puts them in order; choose one",
+                "a client sequence cannot be combined with a lease: it orders writes, while callers race for a lease",
             ),
         )
 

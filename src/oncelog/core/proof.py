@@ -173,7 +173,7 @@ def prove(leaves: Sequence[bytes], index: int) -> Proof:
 def prove_from_tree(levels: MerkleTree, index: int) -> Proof:
     """Return the inclusion proof of a leaf of an existing tree, without computing hashes."""
     if not 0 <= index < len(levels[0]):
-        raise IndexError(f"no leaf {index} among {len(levels[0])}")
+        raise IndexError(f"leaf {index} is out of range: the tree has {len(levels[0])}")
     path = []
     place = index
     for level in levels[:-1]:

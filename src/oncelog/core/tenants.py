@@ -134,7 +134,7 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
     The messages start with `tenants must`, as for other settings; callers prepend the source.
     """
     if len(tenants) > TENANTS_MAX:
-        raise SettingsError(f"tenants must be at most {TENANTS_MAX}, not {len(tenants)}")
+        raise SettingsError(f"tenants must have at most {TENANTS_MAX} entries, not {len(tenants)}")
     seen: set[str] = set()
     for tenant in tenants:
         _check_tenant(tenant)
@@ -145,7 +145,9 @@ def check_tenants(tenants: Sequence[Tenant]) -> None:
     for prefix in owners:
         enclosing = next((parent for parent in _iterate_parents(prefix) if parent in owners), None)
         if enclosing is not None:
-            raise SettingsError(f"tenants must not have own_ids within each other; {prefix!r} is below {enclosing!r}")
+            raise SettingsError(
+                f"tenants must not have nested prefixes with own_ids; {prefix!r} is below {enclosing!r}"
+            )
 
 
 def _check_tenant(tenant: Tenant) -> None:
@@ -178,7 +180,7 @@ def _check_tenant(tenant: Tenant) -> None:
         ),
         (
             type(tenant.own_ids) is bool,
-            f"have an own_ids of true or false; {prefix!r} has {tenant.own_ids!r}",
+            f"set own_ids to true or false; {prefix!r} has {tenant.own_ids!r}",
         ),
         (
             not tenant.own_ids or len(scope) <= NAME_CHARACTERS_MAX,

@@ -75,7 +75,7 @@ def transaction(  # noqa: PLR0913 - most arguments are named
 def check_operations(operations: Sequence[Operation], value_bytes_max: int, path: str = "operations") -> None:
     """Raise CanonicalError for the first invalid operation, with its path and the limit that it exceeds."""
     if not operations:
-        raise CanonicalError(path, "must hold at least one")
+        raise CanonicalError(path, "must not be empty")
     check_operation_count(len(operations), path)
     for index, operation in enumerate(operations):
         operation_path = f"{path}[{index}].{_KINDS[type(operation)]}"
@@ -89,7 +89,7 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
 def check_operation_count(count: int, path: str = "operations") -> None:
     """Raise CanonicalError if a transaction has too many operations."""
     if count > OPERATIONS_MAX:
-        raise CanonicalError(path, f"must be at most {OPERATIONS_MAX}, not {count}")
+        raise CanonicalError(path, f"must have at most {OPERATIONS_MAX} entries, not {count}")
 
 
 def _check_set_entity(operation: SetEntity, value_bytes_max: int, path: str) -> None:

@@ -100,7 +100,7 @@ def _count(field: str, count_max: int) -> _Check:
     def check(item: Any) -> None:
         count = len(getattr(item, field))
         if count > count_max:
-            raise _FieldError(field, f"must be at most {count_max}, not {count}")
+            raise _FieldError(field, f"must have at most {count_max} entries, not {count}")
 
     return check
 
@@ -127,7 +127,7 @@ def _integer(field: str, lowest: int, highest: int) -> _Check:
 
 def _check_leased(item: Claim | Renew | Release) -> None:
     if not item.policy.leased:
-        raise _FieldError("policy", f"{item.policy.name!r} has no leases")
+        raise _FieldError("policy", f"{item.policy.name!r} does not use leases")
 
 
 def _check_key(item: Submission | Claim | Renew | Release) -> None:
@@ -157,7 +157,7 @@ def _check_role(item: SetMember) -> None:
     if role is not None and not isinstance(role, Role):  # `plan` compares members by identity
         raise _FieldError("role", f"must be a Role or None, not {role!r}")
     if role is not None and not item.present:
-        raise _FieldError("role", "must be None where a member is removed")
+        raise _FieldError("role", "must be None if present is False")
 
 
 def _check_cursor(item: SetCursor) -> None:
@@ -177,9 +177,11 @@ def _check_row_names(item: FoldRows) -> None:
 
 def _check_act(item: RecordAct) -> None:
     if type(item.act) is not str or _ACT_NAME.fullmatch(item.act) is None:
-        raise _FieldError("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', and start with a letter")
+        raise _FieldError(
+            "act", f"must have 1 to {ACT_CHARACTERS_MAX} characters from a-z, 0-9 and '_', and start with a letter"
+        )
     if type(item.key) is not bytes or len(item.key) not in (0, ACT_KEY_BYTES):
-        raise _FieldError("key", f"must have {ACT_KEY_BYTES} bytes, or none")
+        raise _FieldError("key", f"must have {ACT_KEY_BYTES} bytes or be empty")
     try:
         is_object = item.details.startswith(b"{") and canonical_text(item.details) == item.details
     except CanonicalError:
@@ -236,7 +238,7 @@ def check_request(request: Request) -> Refused | None:
     if not isinstance(mode, Mode):  # `plan` compares members by identity
         return _refuse("mode", f"must be a Mode, not {mode!r}")
     if request.is_admitted_whole and len(request.items) > WHOLE_REQUEST_ITEMS_MAX:
-        limit = f"must be at most {WHOLE_REQUEST_ITEMS_MAX} in a request that is admitted as a whole"
+        limit = f"must have at most {WHOLE_REQUEST_ITEMS_MAX} entries in a request that is admitted as a whole"
         return _refuse("items", f"{limit}, not {len(request.items)}")
     return None
 
@@ -254,9 +256,9 @@ def _check_submission(submission: Submission) -> None:
         raise _FieldError("fingerprint", f"must have at most {FINGERPRINT_BYTES_MAX} bytes")
     if policy.order is STREAM:
         if not submission.scope:
-            raise _FieldError("scope", "must name the stream")
+            raise _FieldError("scope", "must be the name of a stream, not empty")
     elif submission.expected_sequence is not None:
-        raise _FieldError("expected_sequence", "has no meaning outside of streams; expect a position")
+        raise _FieldError("expected_sequence", "is only valid for streams; use expected_position")
     _check_effects(submission, policy)
 
 
@@ -289,14 +291,14 @@ def _cache_valid(cache: set[T], value: T, empty: T) -> None:
 
 def _check_partitions(partitions: tuple[str, ...]) -> None:
     if len(partitions) > PARTITIONS_MAX:
-        raise _FieldError("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+        raise _FieldError("partitions", f"must have at most {PARTITIONS_MAX} entries, not {len(partitions)}")
     for name in partitions:
         if type(name) is not str:
-            raise _FieldError("partitions", f"must be a text, not {type(name).__name__}")
+            raise _FieldError("partitions", f"must be a string, not {type(name).__name__}")
     _check_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
     if not all(partitions) or normal_partitions(partitions) != partitions:
         # Reads and erasures use the normal form, so they would not find a different spelling.
-        message = "must be in normal form (normal_partitions): NFC, sorted, without repetitions or empty names"
+        message = "must be in normal form (normal_partitions): NFC, sorted, without duplicates or empty names"
         raise _FieldError("partitions", message)
     if len(partitions) == 1:  # 64 long partitions in each entry would take many megabytes
         _cache_valid(_valid_partitions, partitions, ())
@@ -314,7 +316,7 @@ def _check_sequence(submission: Submission, policy: Policy) -> None:
     if not policy.client_sequence:
         raise _FieldError("client_sequence", _describe_unused_field(policy))
     if not submission.client:
-        raise _FieldError("client", "must be named")
+        raise _FieldError("client", "must not be empty")
     if not 1 <= submission.client_sequence <= SEQUENCE_MAX:
         raise _FieldError("client_sequence", f"must be from 1 to {SEQUENCE_MAX}")
 
@@ -322,7 +324,7 @@ def _check_sequence(submission: Submission, policy: Policy) -> None:
 def _check_effects(submission: Submission, policy: Policy) -> None:
     operations, delta = submission.operations, submission.delta
     if policy.entities is not bool(operations):
-        message = "must hold at least one" if policy.entities else _describe_unused_field(policy)
+        message = "must not be empty" if policy.entities else _describe_unused_field(policy)
         raise _FieldError("operations", message)
     if policy.rows is (delta is None):
         raise _FieldError("delta", "is missing" if policy.rows else _describe_unused_field(policy))
@@ -343,13 +345,13 @@ def _check_stream_rate(submission: Submission, rate: Rate) -> None:
         raise _FieldError("stream_rate", _describe_unused_field(submission.policy))
     if not submission.actor:
         # Without an actor, the actor's rate would use the stream's bucket.
-        raise _FieldError("actor", "must be named where there is a stream_rate")
+        raise _FieldError("actor", "must not be empty if stream_rate is set")
     _check_rate(rate, "stream_rate")
 
 
 def _check_operations(operations: tuple[Operation, ...]) -> None:
     if len(operations) > OPERATIONS_MAX:
-        raise _FieldError("operations", f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
+        raise _FieldError("operations", f"must have at most {OPERATIONS_MAX} entries, not {len(operations)}")
     for operation in operations:
         if isinstance(operation, SetEntity):
             _check_set_entity(operation)
@@ -360,27 +362,27 @@ def _check_operations(operations: tuple[Operation, ...]) -> None:
 def _check_set_entity(operation: SetEntity) -> None:
     _check_texts("operations", (operation.key,), ENTITY_KEY_CHARACTERS_MAX)
     if operation.expires_at_ms is not None and not 0 <= operation.expires_at_ms <= STORED_INTEGER_MAX:
-        raise _FieldError("operations", f"have an expiry that is not from 0 to {STORED_INTEGER_MAX} ms")
+        raise _FieldError("operations", f"must have an expires_at_ms from 0 to {STORED_INTEGER_MAX}")
     if operation.condition is not None and type(operation.condition.must) is not Must:
-        raise _FieldError("operations", f"have a condition that is not a Must: {operation.condition.must!r}")
+        raise _FieldError("operations", f"must have a condition with a Must, not {operation.condition.must!r}")
 
 
 def _check_delta(submission: Submission, delta: RowDelta) -> None:
     if submission.policy.identity is Identity.DERIVED and submission.key != delta.delta_id:
         raise _FieldError("key", "must be the delta's id")
     if type(delta.op) is not Op:
-        raise _FieldError("delta", f"has an op that is not an Op: {delta.op!r}")
+        raise _FieldError("delta", f"must have an op of type Op, not {delta.op!r}")
     if not 0 <= delta.hlc <= HLC_MAX:
-        raise _FieldError("delta", "has a clock beyond 64 bits")
+        raise _FieldError("delta", "must have an hlc of at most 64 bits")
     if len(delta.columns) > ROW_COLUMNS_MAX:
-        raise _FieldError("delta", f"has more than {ROW_COLUMNS_MAX} columns")
+        raise _FieldError("delta", f"must have at most {ROW_COLUMNS_MAX} columns")
     names = (delta.table, delta.row_id, delta.client_id, *[name for name, _ in delta.columns])
     _check_texts("delta", names, ENTITY_KEY_CHARACTERS_MAX)
 
 
 def _check_name(field: str, name: str) -> None:
     if name == "":
-        raise _FieldError(field, "must be named")
+        raise _FieldError(field, "must not be empty")
     _check_text(field, name, NAME_CHARACTERS_MAX)
 
 
@@ -394,15 +396,15 @@ def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> Non
 
 def _check_text(field: str, text: str, characters_max: int) -> None:
     if type(text) is not str:
-        raise _FieldError(field, f"must be a text, not {type(text).__name__}")
+        raise _FieldError(field, f"must be a string, not {type(text).__name__}")
     if len(text) > characters_max:
         raise _FieldError(field, f"must have at most {characters_max} characters, not {len(text)}")
     if not is_storable(text):
-        raise _FieldError(field, "must not have lone surrogates or U+0000")
+        raise _FieldError(field, "must not contain lone surrogates or U+0000")
 
 
 def _describe_unused_field(policy: Policy) -> str:
-    return f"has no meaning under the policy {policy.name!r}"
+    return f"is not used by the policy {policy.name!r}"
 
 
 def _refuse(field: str, message: str) -> Refused:

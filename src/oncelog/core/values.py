@@ -403,9 +403,7 @@ class Refused(Struct, frozen=True, gc=False):
 
 
 Verdict = Committed | Replayed | Granted | Applied | Refused
-NOT_KNOWN: Final = Refused(
-    Reason.NOT_KNOWN, "the log does not know this write, and the request was for known writes only"
-)
+NOT_KNOWN: Final = Refused(Reason.NOT_KNOWN, "this write is not in the log, and the request accepts only known writes")
 """Answer to a `known_only` item with an unknown key."""
 
 # --- stored state ------------------------------------------------------------------------------------

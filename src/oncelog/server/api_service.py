@@ -71,7 +71,7 @@ def outcome_schema(**content: Schema) -> Schema:
         status={"enum": [Status.COMMITTED.value, Status.FORGOTTEN.value]},
         reason={
             **TEXT_SCHEMA,
-            "description": "The place or the reason, in words: whether a retry is answered or is a new write.",
+            "description": "Explanation in words, and whether a retry is answered or counts as a new write.",
         },
         **content,
     )

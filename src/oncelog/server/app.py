@@ -149,7 +149,7 @@ class Server:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the server is being stopped."""
+        """Whether the server is stopping."""
         return self._auth_gate.is_closing
 
     @property
@@ -205,8 +205,8 @@ class Server:
             logger.warning("development mode: every caller on this machine has all rights, without a credential")
         if self.settings.api_limits.frame_bytes_max < INSIEME_FRAME_BYTES:
             logger.warning(
-                "limits.frame_bytes_max is %d: clients of the npm package insieme send up to %d bytes, and wait "
-                "forever if a frame is too large; raise the limit, or lower submitBatch.maxBytes of these clients",
+                "limits.frame_bytes_max is %d: clients of the npm package insieme send up to %d bytes and wait "
+                "forever if a frame is too large; raise the limit, or lower submitBatch.maxBytes in these clients",
                 self.settings.api_limits.frame_bytes_max,
                 INSIEME_FRAME_BYTES,
             )
@@ -237,7 +237,7 @@ class Server:
                 await self._wait_for_replies()
         except TimeoutError:
             logger.warning(
-                "shutdown_ms has passed before all accepted requests were answered",
+                "shutdown_ms passed before all accepted requests were answered",
                 extra={"queued": self.log.queue_length},
             )
         self.apis.close_all()
@@ -275,7 +275,7 @@ class Server:
 
     def _on_chat_failure(self, error: Exception) -> None:
         """Close all Chat API connections. The hub reads its lanes again once the next client connects."""
-        logger.error("chats cannot be read; all connections of the Chat API are closed: %s", error)
+        logger.error("chats cannot be read; all Chat API connections are closed: %s", error)
         self.apis.chat_sessions.fail_all(error)
 
     def _set_ready(self, *, is_ready: bool) -> None:

@@ -78,14 +78,14 @@ class AuthGate:
         actor, requests = principal.actor, self._request_rates
         if not requests.allows(actor):
             retry_after_ms = requests.retry_after_ms(actor)
-            message = f"requests_per_second_max is used up; try again in {retry_after_ms} ms"
+            message = f"requests_per_second_max is exceeded; try again in {retry_after_ms} ms"
             raise ApiError(RATE_LIMITED, message, retry_after_ms=retry_after_ms)
         requests.take(actor)
         return principal
 
     def reject_client(self, caller: Caller, client_id: str) -> ApiError:
         """Return the error for a token that belongs to a different client, which counts as a wrong token (EV-1)."""
-        return self._reject(caller.address, f"not the client {client_id!r}")
+        return self._reject(caller.address, f"the credential does not belong to the client {client_id!r}")
 
     def refresh_principal(self, principal: Principal) -> Principal | None:
         """Return the principal with its current rights, or None if its connections must be closed."""
@@ -155,6 +155,6 @@ class OpenConnections(Generic[C]):
                 if current is not principal:
                     connection.renew(current)
             except Exception as error:
-                logger.exception("the rights of a connection could not be renewed, so it is closed")
+                logger.exception("a connection's rights could not be refreshed, so it is closed")
                 with suppress(Exception):
                     connection.fail(error)

@@ -484,7 +484,7 @@ def to_connection_limits(limits: ApiLimits, *, is_development: bool) -> Connecti
 
 def busy_error(name: str, limit: int) -> ApiError:
     """Return the error for a connection above a limit."""
-    message = f"{name} is {limit}, and that many connections are open"
+    message = f"too many open connections: {name} is {limit}"
     return ApiError(SERVER_BUSY, message, limit=limit, retry_after_ms=RETRY_AFTER_MS)
 
 

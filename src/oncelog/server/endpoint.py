@@ -119,11 +119,11 @@ def get_path_name(request: web.Request, name: str) -> str:
     place = resource.canonical.split("/").index(f"{{{name}}}")
     sent = request.rel_url.raw_path.split("/")[place]
     if _BAD_PERCENT.search(sent):
-        raise field_error(name, "must have %25 for % in the path")
+        raise field_error(name, "must encode % as %25 in the path")
     try:
         return unquote_to_bytes(sent.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError:
-        raise field_error(name, "must be UTF-8, percent-encoded, in the path") from None
+        raise field_error(name, "must be percent-encoded UTF-8 in the path") from None
 
 
 def parse_query(request: web.Request) -> list[tuple[str, str]]:

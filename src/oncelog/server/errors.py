@@ -31,9 +31,9 @@ RETRY_AFTER_MS: Final = 1000
 """Suggested retry delay while the log cannot accept new writes."""
 BUSY_RETRY_AFTER_MS: Final = 100
 """Suggested retry delay for a client with too many requests in flight: the next commit makes room."""
-UNKNOWN_OUTCOME: Final = "the outcome is not known; send it again under the same id"
-UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
-UNREADABLE: Final = "the log cannot be read now; try again"
+UNKNOWN_OUTCOME: Final = "the outcome is unknown; send the request again with the same id"
+UNSTORABLE: Final = "the store cannot hold this write; nothing was written, and sending it again does not help"
+UNREADABLE: Final = "the log cannot be read at the moment; try again"
 
 
 class ApiError(Exception):
@@ -70,7 +70,7 @@ class MalformedMessageError(ApiError):
         self.reply_to = reply_to
 
 
-SERVER_FAILURE: Final = ApiError(SERVER_ERROR, "the server is at fault", status=500)
+SERVER_FAILURE: Final = ApiError(SERVER_ERROR, "internal server error", status=500)
 """Answer to a request that failed because of a fault in the server."""
 
 
@@ -124,7 +124,7 @@ class StoreFailures:
         """Check whether the outage is over. Called periodically, once for all APIs."""
         self._quiet_polls += 1
         if self._kinds and self._quiet_polls > QUIET_POLLS:
-            logger.warning("the log serves requests again, after %d that failed", self._count)
+            logger.warning("the log serves requests again, after %d failed requests", self._count)
             self._kinds.clear()
             self._count = 0
 
@@ -134,7 +134,7 @@ store_failures: Final = StoreFailures()
 
 def shutdown_error(code: str = SERVER_BUSY) -> ApiError:
     """Return the error for new requests during shutdown."""
-    return ApiError(code, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+    return ApiError(code, "the server is stopping", retry_after_ms=RETRY_AFTER_MS)
 
 
 def credential_ended_error() -> ApiError:
@@ -143,9 +143,12 @@ def credential_ended_error() -> ApiError:
 
 
 _ERRORS: Final[Mapping[type[OncelogError], tuple[str, str]]] = {
-    ClockJumpedError: (SERVER_BUSY, "the server's clock is in doubt; no new writes for now"),
+    ClockJumpedError: (
+        SERVER_BUSY,
+        "the server's clock may be wrong; new writes are not accepted until it is corrected or confirmed",
+    ),
     MovedError: (SERVER_ERROR, "the log has been moved; nothing was written here"),
-    ClosedError: (SERVER_ERROR, "the server is being stopped; send it again"),
+    ClosedError: (SERVER_ERROR, "the server is stopping; send the request again"),
 }
 """Code and message for log errors after which a retry of the same request can succeed."""
 

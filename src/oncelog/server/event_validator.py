@@ -66,7 +66,7 @@ def load_validator(name: str) -> Validate:
     raise_first(
         SettingsError,
         (not callable(found), f"validate: {name} is not callable"),
-        (is_coroutine, f"validate: {name} is a coroutine function, and must be an ordinary one"),
+        (is_coroutine, f"validate: {name} is a coroutine function; it must be a regular function"),
     )
     return to_validator(found)
 

@@ -55,7 +55,7 @@ _OTHER_SAMPLES: Final = (
     ("a body in chunks", b"Content-Length: 2", b"Transfer-Encoding: chunked"),
     ("a compressed body", b"Host:", b"Content-Encoding: gzip\r\nHost:"),
     ("a second length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
-    ("a head that is not valid", b"Host:", b"Host :"),
+    ("an invalid head", b"Host:", b"Host :"),
 )
 """Sample heads that the fast path must leave to aiohttp: a description, the part of the plain head, and its
 replacement."""
@@ -119,10 +119,10 @@ class HttpFastPath:
             sample = _SAMPLE_HEAD % path.encode()
             expected = RequestHead(path, "localhost", "token", 2)
             if (found := self._parse_head(sample)) != expected:
-                return f"a plain head is read as {found}"
+                return f"a plain head is parsed as {found}"
             for name, old, new in _OTHER_SAMPLES:
                 if self._parse_head(sample.replace(old, new)) is not None:
-                    return f"{name} is taken for a plain head"
+                    return f"{name} is parsed as a plain head"
             parsedate_to_datetime(helpers.rfc822_formatted_time())
             tcp_helpers.tcp_keepalive  # noqa: B018 - checks only that it exists
         except Exception as error:  # noqa: BLE001 - a different version's interface can fail in any way

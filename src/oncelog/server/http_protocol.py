@@ -27,7 +27,7 @@ text as HTML or a script."""
 LOGGER_NAME: Final = "oncelog.server.http"
 MALFORMED_MESSAGE: Final = "the request is not valid HTTP"
 """A fixed text, because aiohttp's message quotes the request, which may contain the credential."""
-TOO_LONG_MESSAGE: Final = "the request line or a header of the request is too long"
+TOO_LONG_MESSAGE: Final = "the request line or a request header is too long"
 _CLIENT_ERRORS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 

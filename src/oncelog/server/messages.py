@@ -87,32 +87,32 @@ def integer_schema(description: str = "") -> Schema:
 def problem_schema() -> Schema:
     """Return the schema of the problem document (RFC 9457), which describes every error."""
     fault = object_schema(
-        path={**TEXT_SCHEMA, "description": "Parameter, header or member that is wrong."}, detail=TEXT_SCHEMA
+        path={**TEXT_SCHEMA, "description": "Invalid parameter, header or member."}, detail=TEXT_SCHEMA
     )
     schema = object_schema(
         type={**TEXT_SCHEMA, "description": "`urn:oncelog:problem:` and the code in lower case."},
         title=TEXT_SCHEMA,
         status={"type": "integer", "minimum": 400, "maximum": 599},
-        detail={**TEXT_SCHEMA, "description": "The error, for people."},
-        code={**TEXT_SCHEMA, "description": "The error, for programs. The manual of each API lists its codes."},
+        detail={**TEXT_SCHEMA, "description": "Description of the error, for people."},
+        code={**TEXT_SCHEMA, "description": "Error code, for programs. The reference of each API lists its codes."},
     )
     return with_optional(
         schema,
         errors={"type": "array", "minItems": 1, "items": fault},
         retry_after_ms=integer_schema("Delay after which to send the same request again."),
         limit=integer_schema("Largest accepted value."),
-        tenant={**TEXT_SCHEMA, "description": "Tenant whose quota or rate is used up."},
+        tenant={**TEXT_SCHEMA, "description": "Tenant whose quota or rate is exceeded."},
         quota={**TEXT_SCHEMA, "description": "Name of the quota or rate."},
-        usage=integer_schema("Usage of the quota by the tenant."),
-        epoch={**TEXT_SCHEMA, "description": "Epoch of the log, if that of the reader differs."},
-        error={"deprecated": True, "description": "The error in the form of servers before problem documents."},
+        usage=integer_schema("The tenant's usage of the quota."),
+        epoch={**TEXT_SCHEMA, "description": "Epoch of the log, if it differs from the reader's epoch."},
+        error={"deprecated": True, "description": "The error in the format that preceded problem documents."},
     )
 
 
 # --- values ----------------------------------------------------------------------------------------------
 
 _UNKNOWN_PATTERN: Final = re.compile("Object contains unknown field `(.+)`", re.DOTALL)
-_ASSIGNED_REASON: Final = "is assigned by the server and must be left out"
+_ASSIGNED_REASON: Final = "is assigned by the server and must be omitted"
 _UNKNOWN_REASON: Final = "is not a member of this object; check its spelling"
 _NUMBER_TYPE: Final = "a whole number from 0 to 2^53−1"
 _TYPE_NAMES: Final = {
@@ -187,7 +187,7 @@ def new_decoder(is_valid: Callable[[Any], object], reason: str, **details: Any) 
 
 
 def type_error(path: str, value: JsonValue, expected: str) -> ApiError:
-    """Return the error for a value of an unexpected type, or for an unreadable value."""
+    """Return the error for a value of an unexpected type, or for an invalid value."""
     if type(value) is UnreadableValue:
         return field_error("".join([path, *(f".{step}" for step in value.steps)]), value.reason)
     found = "null" if value is None else _TYPE_NAMES.get(type(value), "a number")

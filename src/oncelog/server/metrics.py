@@ -160,14 +160,14 @@ _DECLARATIONS: Final = (
     _Declaration(
         _GAUGE,
         "read_only",
-        "1 for each reason for which the log accepts no new writes: operator, free, size, full.",
+        "1 for each reason why the log accepts no new writes: operator, free, size, full.",
         lambda metrics: {reason.value: int(reason in metrics.log.write_gate.reasons) for reason in ReadOnlyReason},
         ("reason",),
     ),
     _Declaration(
         _GAUGE,
         "disk_free_bytes",
-        "Free bytes of the file system of a log in a file, minus its -wal.",
+        "Free bytes of the log file's file system, minus the size of the -wal file.",
         lambda metrics: metrics.log.write_gate.free_bytes,
     ),
     _Declaration(
@@ -200,14 +200,14 @@ _DECLARATIONS: Final = (
     _Declaration(
         _GAUGE,
         "tenant_bytes_max",
-        "Bytes that a tenant may have, if they are limited.",
+        "Maximum number of bytes of each tenant with a limit.",
         _tenant_reader(lambda tenant, _: tenant.bytes_max or None),
         ("tenant",),
     ),
     _Declaration(
         _GAUGE,
         "tenant_records_max",
-        "Records that a tenant may have, if they are limited.",
+        "Maximum number of records of each tenant with a limit.",
         _tenant_reader(lambda tenant, _: tenant.records_max or None),
         ("tenant",),
     ),
@@ -292,7 +292,7 @@ _DECLARATIONS: Final = (
     _Declaration(
         _GAUGE,
         "unauthenticated_connections",
-        "Connections before authentication.",
+        "Open connections that have not authenticated.",
         lambda metrics: metrics.unauthenticated(),
     ),
     _Declaration(
@@ -301,7 +301,7 @@ _DECLARATIONS: Final = (
         "Requests without a credential that needed one. They are not throttled.",
         lambda metrics: metrics.counts.unauthenticated_requests,
     ),
-    _Declaration(_GAUGE, "queue_items", "Writes that wait for their commit.", lambda metrics: metrics.log.queue_length),
+    _Declaration(_GAUGE, "queue_items", "Writes waiting for their commit.", lambda metrics: metrics.log.queue_length),
     _Declaration(
         _GAUGE,
         "last_committed_position",

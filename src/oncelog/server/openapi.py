@@ -36,8 +36,8 @@ _TAGS: Final = {
 }
 _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
     400: "The request is malformed: `errors` names the fields. Nothing was written.",
-    401: "The credential is missing, wrong, or that of another client. The text is always the same.",
-    403: "The caller may not read or write this, or the origin of the page is not allowed.",
+    401: "The credential is missing, wrong, or belongs to another client. The text is always the same.",
+    403: "The caller has no access to this, or the page's origin is not allowed.",
     404: "The record does not exist, or it belongs to another scope.",
     408: "The body took too long to arrive.",
     409: "The cursor belongs to another history: its `epoch` differs, or it is ahead of the log. Or the write "
@@ -50,7 +50,7 @@ _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
     500: "The server failed, and the outcome of the write is unknown. Send the request again, with the same ids.",
     503: "The server is busy, accepts no new writes, or is stopping. It decided nothing new: send the whole request "
     "again.",
-    507: "A tenant has used up a quota. Try again after `Retry-After`.",
+    507: "A tenant has exceeded a quota. Try again after `Retry-After`.",
 }
 RETRYABLE_STATUSES: Final = frozenset({429, 500, 503, 507})
 COMMON_ERRORS: Final = (403, 500)
@@ -163,7 +163,7 @@ def _describe_error(status: int) -> Schema:
     response = problem_response(_ERROR_DESCRIPTIONS[status])
     if status in RETRYABLE_STATUSES:
         seconds = {"type": "integer", "minimum": 0}
-        response["headers"] = {"Retry-After": {"description": "Seconds, if they are known.", "schema": seconds}}
+        response["headers"] = {"Retry-After": {"description": "Seconds to wait, if known.", "schema": seconds}}
     if status == 401:
         response["headers"] = {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}}
     return response

@@ -43,7 +43,7 @@ PART_BYTES: Final = 16 * 1024
 """Size of the parts in which the server writes a document, each after the client has read enough of the previous ones.
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""
 _METRICS_DESCRIPTION: Final = (
-    "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. The server may serve metrics on "
+    "Requires read access to `oncelog/metrics`, unless `metrics_public` is set. The server may serve metrics on "
     "another port, or not at all."
 )
 _METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
@@ -83,14 +83,14 @@ class OperatorEndpoints:
         """Return the endpoints of the server's main port."""
         settings = self._get_settings()
         hello = {200: schema_response("Hello", "Version of the protocol and paths of the APIs.")}
-        health = {200: schema_response("Health", "The process runs.")}
+        health = {200: schema_response("Health", "The process is running.")}
         ready = {
             200: schema_response("Ready", "The server is ready."),
             503: schema_response("Health", "The log cannot be read, or the server is stopping."),
         }
         endpoints = [
             _new_endpoint("/", "hello", "Describe the server", hello, self._serve_hello),
-            _new_endpoint("/healthz", "health", "Check that the process runs", health, self._serve_healthz),
+            _new_endpoint("/healthz", "health", "Check that the process is running", health, self._serve_healthz),
             _new_endpoint("/readyz", "readiness", "Check that the server is ready", ready, self._serve_readyz),
         ]
         if settings.metrics and settings.metrics_port is None:
@@ -184,7 +184,7 @@ def build_schemas() -> dict[str, Schema]:
     """Return the schemas of the operator endpoints' answers."""
     names = ("oncelog", "events", "ledger", "deltas", "chat", "health")
     ready = object_schema(status={"const": "ok"}, epoch=TEXT_SCHEMA, last_committed_id=integer_schema())
-    read_only = {**TEXT_SCHEMA, "description": "The reason for which the log accepts no new writes, if there is one."}
+    read_only = {**TEXT_SCHEMA, "description": "The reason why the log accepts no new writes, if any."}
     return {
         "Hello": object_schema(**dict.fromkeys(names, TEXT_SCHEMA)),
         "Health": object_schema(status=TEXT_SCHEMA),
@@ -214,5 +214,5 @@ def _not_ready(status: str) -> web.Response:
 
 def _authorize_metrics(call: Call) -> str:
     if not call.principal.grants.may_read(METRICS_GRANT):
-        raise ApiError(error_codes.FORBIDDEN, f"metrics: need the grant to read {METRICS_GRANT}")
+        raise ApiError(error_codes.FORBIDDEN, f"metrics: the credential has no read access to {METRICS_GRANT}")
     return METRICS_GRANT

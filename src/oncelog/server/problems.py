@@ -20,7 +20,7 @@ from oncelog.server.messages import PROBLEM_JSON
 TYPE_PREFIX: Final = "urn:oncelog:problem:"
 PROBLEMS: Final = {
     error_codes.BAD_REQUEST: (400, "Malformed request"),
-    error_codes.DELTA_ID_MISMATCH: (400, "Id of another delta"),
+    error_codes.DELTA_ID_MISMATCH: (400, "Id does not match the delta"),
     error_codes.INVALID_MESSAGE: (400, "Malformed message"),
     error_codes.AUTH_FAILED: (401, "Authentication failed"),
     error_codes.FORBIDDEN: (403, "Access denied"),
@@ -29,7 +29,7 @@ PROBLEMS: Final = {
     error_codes.NOT_FOUND: (404, "No such record"),
     error_codes.UNKNOWN_PATH: (404, "No such path"),
     error_codes.METHOD_NOT_ALLOWED: (405, "Method not allowed for this path"),
-    error_codes.HISTORY_CHANGED: (409, "Cursor of another history"),
+    error_codes.HISTORY_CHANGED: (409, "Cursor from another history"),
     error_codes.CLOCK_DRIFT: (409, "Clock too far ahead"),
     error_codes.LAST_OWNER: (409, "A chat needs an owner"),
     error_codes.INVALID_ACK: (409, "Acknowledgement beyond the last message"),
@@ -41,7 +41,7 @@ PROBLEMS: Final = {
     error_codes.SERVER_BUSY: (503, "Server busy"),
     error_codes.SERVER_STOPPING: (503, "Server stopping"),
     error_codes.READ_ONLY: (503, "No new writes"),
-    error_codes.QUOTA_EXCEEDED: (507, "Quota used up"),
+    error_codes.QUOTA_EXCEEDED: (507, "Quota exceeded"),
     error_codes.SEQUENCE_GAP: (409, "Gap in the sequence"),
     error_codes.SEQUENCE_REUSED: (409, "Sequence used for another write"),
     error_codes.IDEMPOTENCY_KEY_REUSED: (409, "Idempotency key used for another write"),

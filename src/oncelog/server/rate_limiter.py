@@ -31,7 +31,7 @@ class RateLimiter:
 
     def __init__(self, per_second: float, burst: int, keys_max: int, now_ms: Callable[[], float]) -> None:
         if per_second < 0 or burst < 1 or keys_max < 1:
-            raise SettingsError("a rate must be 0 or more a second, its burst and its keys 1 or more")
+            raise SettingsError("per_second must be at least 0, and burst and keys_max must be at least 1")
         self._keys_max = keys_max
         self._now_ms = now_ms
         self._token_ms = 1000 / per_second if per_second else 0.0

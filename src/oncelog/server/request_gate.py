@@ -117,7 +117,7 @@ class RequestGate:
                 size = self.auth_gate.limits.frame_bytes_max
                 return field_error("body", f"must have at most {size} bytes", limit=size, status=413)
             case web.HTTPNotFound():
-                return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` names its APIs")
+                return ApiError(error_codes.UNKNOWN_PATH, "the server has no such path; `GET /` lists its APIs")
             case web.HTTPMethodNotAllowed():
                 message = f"the path accepts only {', '.join(sorted(error.allowed_methods))}"
                 return ApiError(error_codes.METHOD_NOT_ALLOWED, message)
@@ -215,7 +215,7 @@ class RequestGate:
             self._count_streams() >= self.auth_gate.limits.connections_max
             and not self.limiter.close_unauthenticated_stream(connection)
         ):
-            message = f"connections_max is {self.auth_gate.limits.connections_max}, and that many are open"
+            message = f"too many open connections: connections_max is {self.auth_gate.limits.connections_max}"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=1000)
         self.auth_gate.check_open()
 

@@ -106,7 +106,7 @@ class WriteCoalescer:
             try:
                 reader.send_queue.flush()
             except Exception:
-                logger.exception("the frames of a reader could not be written")
+                logger.exception("a reader's frames could not be written")
                 reader.abort()
 
 

@@ -96,7 +96,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         raise_first(
             SettingsError,
             (not self.store, "store must name a file or a database"),
-            (_HOST.fullmatch(self.host) is None, "host must be an IP address or the name of a host"),
+            (_HOST.fullmatch(self.host) is None, "host must be an IP address or a host name"),
             (_HOST.fullmatch(self.metrics_host) is None, "metrics_host must be an IP address or a host name"),
             (
                 not is_validator,
@@ -207,11 +207,11 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
             ),
             (
                 (self.tls.certificate is None) != (self.tls.private_key is None),
-                "tls.certificate and tls.private_key must be set together, or neither of them",
+                "tls.certificate and tls.private_key must be set together",
             ),
             (
                 events_max > items_max,
-                f"limits.request_events_max ({events_max}) must not be above limits.request_items_max ({items_max})",
+                f"limits.request_events_max ({events_max}) must not exceed limits.request_items_max ({items_max})",
             ),
             (
                 members_max >= items_max,
@@ -300,7 +300,7 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
     general = parts.pop("", {})
     for required in ("algorithms", "key_files"):
         if required not in parts.get("tokens", (required,)):
-            raise SettingsError(f"tokens.{required} must be set where other settings of tokens are")
+            raise SettingsError(f"tokens.{required} must be set if any other tokens setting is")
     return ServerSettings(**general, **{part: replace(_PARTS[part][1], **values) for part, values in parts.items()})
 
 

@@ -157,7 +157,7 @@ def _decode(kind: Any, value: object, is_text: bool) -> object:
 def _decode_list(form: _Form, value: object, is_text: bool) -> tuple[object, ...]:
     if is_text and isinstance(value, str):
         value = [item.strip() for item in value.split(",")] if value.strip() else []
-    description = f"a list of {form.plural}{', with commas between them' if is_text else ''}"
+    description = f"a {'comma-separated ' if is_text else ''}list of {form.plural}"
     if type(value) is not list or "" in value:
         raise _WrongValueError(f"{description}, none of them empty")
     try:
@@ -190,11 +190,11 @@ def _parse_tenant(text: str) -> dict[str, object]:
 _TENANT_FORM: Final = (
     '"prefix name=number …", where the names are '
     f"{', '.join(name for name in Tenant.__struct_fields__[1:] if name != 'own_ids')}, and own_ids=true or "
-    "own_ids=false; or in a file a table with prefix and these"
+    "own_ids=false; or, in a file, a table with prefix and these names"
 )
 _KEY_FILE_FORM: Final = (
-    f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or in a file '
-    "also a table with kind, path and key_id"
+    f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or, in a file, '
+    "a table with kind, path and key_id"
 )
 _FORMS: Final[Mapping[Any, _Form]] = {
     int: _Form(
@@ -203,7 +203,7 @@ _FORMS: Final[Mapping[Any, _Form]] = {
         _parse_integer,
     ),
     bool: _Form(bool, "true or false", lambda text: _FLAGS.get(text.lower())),
-    str: _Form(PlainText, "a text, not empty and without U+0000", plural="texts"),
+    str: _Form(PlainText, "a non-empty string without U+0000", plural="strings"),
     KeyFile: _Form(KeyFile, _KEY_FILE_FORM, _parse_key_file, plural="key files", is_table=True),
     Tenant: _Form(Tenant, _TENANT_FORM, _parse_tenant, plural="tenants", is_table=True),
 }

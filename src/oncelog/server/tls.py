@@ -108,13 +108,15 @@ def _load_chain(context: ssl.SSLContext, chain: FileContents, key: FileContents)
 def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContents) -> str:
     """Explain why OpenSSL refused the files. Its errors do not identify the file."""
     if error.reason == "KEY_VALUES_MISMATCH":
-        return f"the private key in {key.path} is not the key of the certificate in {chain.path}"
+        return f"the private key in {key.path} does not match the certificate in {chain.path}"
     if b"ENCRYPTED" in key.data:
-        return f"the private key in {key.path} is encrypted, and the server has no password. Store it without one"
+        return (
+            f"the private key in {key.path} is encrypted, and the server has no password for it. Store it unencrypted"
+        )
     for contents, kind in ((chain, "CERTIFICATE"), (key, "PRIVATE KEY")):
         if f"{kind}-----".encode() not in contents.data:
-            return f"{contents.path} has no {kind.lower()} in PEM form"
-    return f"{chain.path} or {key.path} is refused by OpenSSL: {error.reason or error}"
+            return f"{contents.path} contains no PEM {kind.lower()}"
+    return f"OpenSSL refuses {chain.path} or {key.path}: {error.reason or error}"
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class WebSocketSessions(OpenConnections[S]):
     def close_all(self) -> None:
         """Close all sessions because the server is stopping. Their replies have been written by now."""
         for session in list(self.connections):
-            session.close(WSCloseCode.GOING_AWAY, "the server is being stopped")
+            session.close(WSCloseCode.GOING_AWAY, "the server is stopping")
 
 
 async def _receive_all(socket: web.WebSocketResponse, session: WebSocketSession[Any, Any]) -> None:

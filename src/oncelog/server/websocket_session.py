@@ -182,7 +182,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         self._second_frames += 1
         if self._second_frames <= frames_max:
             return None
-        message = f"frames_per_second_max is {frames_max}"
+        message = f"too many frames: frames_per_second_max is {frames_max}"
         return ApiError(error_codes.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
 
     async def _receive_in_thread(self, data: bytes) -> None:
@@ -256,7 +256,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         """Raise ApiError if this many further writes would exceed the in-flight limit."""
         in_flight, limit = self.in_flight_count, self.auth_gate.limits.events_in_flight_max
         if in_flight and in_flight + count > limit:
-            message = f"{in_flight} {self.write_noun} of this connection wait for their answer; at most {limit} may"
+            message = f"{in_flight} {self.write_noun} of this connection are unanswered; at most {limit} may be"
             raise ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
 
     def _submit_write(self, pending: PendingWrite, submit: Callable[[], Any]) -> None:
@@ -275,7 +275,7 @@ class WebSocketSession(ABC, Generic[M, R]):
             self._send_outcome(pending, outcome)
         except Exception:
             logger.exception("an answer could not be written", extra=self._describe())
-            self.fail_write(pending, ApiError(error_codes.SERVER_ERROR, "the server is at fault; send it again"))
+            self.fail_write(pending, ApiError(error_codes.SERVER_ERROR, "internal server error; send it again"))
 
     def _count_request(self, outcome: str) -> None:
         self.auth_gate.counts.requests[self.api, self.transport_name, outcome] += 1

@@ -377,7 +377,7 @@ def test_rows_are_printed_in_three_formats(server: ServerProcess) -> None:
     assert deltas("rows", server.url, "formats", "no table") == (
         2,
         [],
-        ["oncelog: bad_request: table: must be an identifier (letters, digits and _, no digit first)"],
+        ["oncelog: bad_request: table: must be an identifier (letters, digits and _, not starting with a digit)"],
     )
 
 
@@ -482,12 +482,15 @@ def test_unauthorized_commands_are_refused(tmp_path: Path) -> None:
         assert oncelog(*command, "till", given=given, ONCELOG_TOKEN=key).returncode == 0
         done = oncelog(*command, "other", given=given, ONCELOG_TOKEN=key)
         assert done.returncode == 1
-        assert "line 1: forbidden: deltas[0].clientId: must be that of the credential" in done.stderr
+        assert "line 1: forbidden: deltas[0].clientId: must be the credential's client" in done.stderr
         done = oncelog(*command, "till", given=given)
         assert (done.returncode, done.stdout) == (2, "")
         assert "auth_failed" in done.stderr
         done = oncelog("deltas", "compact", "shop", "--keep", "0", "--url", served.url, "--token", key)
-        assert (done.returncode, done.stderr) == (2, "oncelog: forbidden: gateway: may not be compacted\n")
+        assert (done.returncode, done.stderr) == (
+            2,
+            "oncelog: forbidden: gateway: the credential may not compact this gateway\n",
+        )
 
 
 def test_malformed_answers_are_reported() -> None:

@@ -350,7 +350,7 @@ def test_unauthorized_import_leaves_no_file(tmp_path: Path, file: Path) -> None:
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
         status, _, errors = run_import(served.url, "other", file, "--token", key)
         assert (status, leftovers(file)) == (2, [])
-        assert errors[-1] == "oncelog: forbidden: gateway: may not be written"
+        assert errors[-1] == "oncelog: forbidden: gateway: the credential has no write access to this gateway"
         assert run_import(served.url, "mine", file, "--token", key)[0] == 0
 
 

@@ -36,7 +36,7 @@ def nested(levels: int) -> Any:
         ("notes", "1", [("a", 1)], "columns must be a mapping"),
         ("notes", "1", {"a": float("nan")}, r"\$\.a: NaN"),
         ("notes", "1", {"a": [{"b": 2**53 + 1}]}, r"\$\.a\[0\]\.b: integer that would become 9007199254740992 "),
-        ("notes", "1", {"a": {1}}, r"\$\.a: JSON has no form for set"),
+        ("notes", "1", {"a": {1}}, r"\$\.a: a value of type set has no JSON form"),
         ("notes", "1", {"a": "\ud800"}, r"\$\.a: lone surrogate"),
         ("notes", "1", {f"c{number}": 1 for number in range(1001)}, "more than 1000 columns"),
         ("notes", "1", {"a": nested(509)}, "nested deeper"),

@@ -168,7 +168,7 @@ def test_outbox_limits_are_enforced() -> None:
     with pytest.raises(LimitExceededError, match="outbox_bytes_max is 500"):
         put(small, "3", a=1)
     with pytest.raises(
-        LimitExceededError, match=r"delta_bytes_max is 100, and the delta of the row '1' would have \d+$"
+        LimitExceededError, match=r"delta_bytes_max is 100, and the delta of the row '1' would have \d+ bytes$"
     ):
         put(opened(delta_bytes_max=100), "1", a="x" * 100)
 

@@ -29,7 +29,7 @@ async def test_rate_limited_requests_are_sent_again_on_the_same_connection(tmp_p
         await client.submit_many([Draft(counted(number)) for number in range(400, 1100)])
         await until(lambda: counts.requests["events", "websocket", "rate_limited"] >= 2)
         assert counts.events_committed in (400, 900), "requests are committed as a whole"
-        assert str(client.status().last_error).startswith("server_busy: the limit of new writes is used up")
+        assert str(client.status().last_error).startswith("server_busy: the rate limit for new writes is exceeded")
         clock.advance(1000)
         await wait_until_settled(client)
         assert await take(client.events(), 1100) == list(range(1, 1101))

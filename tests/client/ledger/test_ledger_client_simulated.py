@@ -29,7 +29,7 @@ from oncelog.errors import LostError, ServerRefusedError
 
 STEPS: Final = 500
 DAY_MS: Final = 24 * 3600 * 1000
-DENIED: Final = ServerRefusedError("forbidden", "may not be written")
+DENIED: Final = ServerRefusedError("forbidden", "the credential has no write access to this scope")
 
 
 class World:

@@ -84,7 +84,10 @@ def test_quota_refusal_reports_tenant_limit_and_usage() -> None:
     late = assert_refused(log(event(2, body=b"12", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
     assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", 2 * size - 1, size)
     assert late.retry_after_ms == QUOTA_RETRY_AFTER_MS
-    assert late.message == f"bytes_max of the tenant 'acme' is {2 * size - 1}; it has {size}, and this is {size} more"
+    assert (
+        late.message
+        == f"bytes_max of the tenant 'acme' is {2 * size - 1}; it uses {size}, and this request adds {size}"
+    )
     assert_committed(log(event(2, body=b"1", partitions=("acme",))))
     assert log.snapshot.usage == {"acme": Usage(2 * size - 1, 2)}
 
@@ -130,7 +133,7 @@ def test_tenant_rate_refills_evenly() -> None:
     assert [type(log(event(number, partitions=("t",)))) for number in (1, 2, 3)] == [Committed] * 3
     late = assert_refused(log(event(4, partitions=("t",))), Reason.RATE_LIMITED)
     assert (late.retry_after_ms, late.tenant, late.limit) == (500, "t", 2)
-    assert late.message == "new_writes_per_second_max of the tenant 't' is 2; try again in 500 ms"
+    assert late.message == "the tenant 't' exceeds its new_writes_per_second_max of 2; try again in 500 ms"
     log.now_ms += 499
     assert assert_refused(log(event(4, partitions=("t",))), Reason.RATE_LIMITED).retry_after_ms == 1
     log.now_ms += 1
@@ -157,7 +160,7 @@ def test_request_above_the_item_limit_is_refused() -> None:
     many = [event(number, partitions=("p",)) for number in range(WHOLE_REQUEST_ITEMS_MAX + 1)]
     verdicts = log.submit_request(*many, is_admitted_whole=True)
     assert {assert_refused(one, Reason.MALFORMED).message for one in verdicts} == {
-        "items must be at most 10000 in a request that is admitted as a whole, not 10001"
+        "items must have at most 10000 entries in a request that is admitted as a whole, not 10001"
     }
     assert log.snapshot.usage == {}
     without = [event(number) for number in range(WHOLE_REQUEST_ITEMS_MAX + 1)]

@@ -48,7 +48,10 @@ def test_burst_is_accepted_immediately_and_refills_one_by_one() -> None:
     log = Log()
     assert [type(log(build_rated_event(number))) for number in (1, 2)] == [Committed, Committed]
     late = assert_refused(log(build_rated_event(3)), Reason.RATE_LIMITED)
-    assert (late.retry_after_ms, late.message) == (500, "the limit of new writes is used up; try again in 500 ms")
+    assert (late.retry_after_ms, late.message) == (
+        500,
+        "the rate limit for new writes is exceeded; try again in 500 ms",
+    )
     log.now_ms += 499
     assert waits_ms(log(build_rated_event(3))) == 1
     log.now_ms += 1

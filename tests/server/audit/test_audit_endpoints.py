@@ -41,7 +41,7 @@ async def test_reading_acts_requires_a_separate_grant(tmp_path: Path) -> None:
         assert (await read(served))[0] == 401
         status, body = await read(served, everything, after="not even a cursor")
         assert (status, body["error"]["code"]) == (403, "forbidden")
-        assert "the grant `audit` is missing" in body["error"]["message"]
+        assert "the credential has no `audit` grant" in body["error"]["message"]
         status, body = await read(served, auditor)
         assert [one["target"] for one in body["acts"]] == ["log", "member"]
         assert (await read(served, of_chats))[0] == 403

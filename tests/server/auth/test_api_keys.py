@@ -156,10 +156,10 @@ def test_malformed_or_unknown_key_is_refused(keys: ApiKeys) -> None:
     other = keys.create("b", "b", GRANTS)
     head, secret = good.text[:21], good.text[21:]
     assert head == f"olk_{good.key.id}_"
-    assert refusal(keys, head + other.text[21:]) == f"API key {good.key.id}: another secret"
+    assert refusal(keys, head + other.text[21:]) == f"API key {good.key.id}: wrong secret"
     assert refusal(keys, f"olk_{'0' * 16}_{secret}") == "API key: unknown"
     last = "A" if secret[0] != "A" else "B"
-    assert "another secret" in refusal(keys, head + last + secret[1:])
+    assert "wrong secret" in refusal(keys, head + last + secret[1:])
     for text in (
         *(
             "",
@@ -322,7 +322,7 @@ def test_file_accessible_to_others_is_refused(path: Path, keys: ApiKeys, mode: i
         lambda: keys.revoke(created.key.id),
         lambda: keys.create("b", "b", GRANTS),
     ):
-        with pytest.raises(SettingsError, match=rf"keys\.json has API keys.*{mode:04o}.*chmod 600"):
+        with pytest.raises(SettingsError, match=rf"keys\.json contains API keys.*{mode:04o}.*chmod 600"):
             use()
     assert path.read_bytes() == before
     keys.authenticate(created.text)  # the loaded keys remain valid

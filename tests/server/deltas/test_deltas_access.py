@@ -114,7 +114,7 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
     gateway = shared_server.gateway(credential=token([scope], [scope], **ADA))
     answer = await gateway.push(mine(1), mine(2), change(3, client="till-2", a=1))
     assert refusal(answer) == (403, "FORBIDDEN")
-    message = "must be that of the credential"
+    message = "must be the credential's client"
     assert answer.json == {
         "type": "urn:oncelog:problem:forbidden",
         "title": "Access denied",

@@ -24,7 +24,7 @@ async def test_delta_more_than_five_seconds_ahead_refuses_the_whole_push(tmp_pat
         far = change((now + 5001) * MS, a=3)
         answer = await gateway.push(known, change(1, "r2", a=1), far, change(2, "r2", a=2))
         assert refusal(answer) == (409, "CLOCK_DRIFT")
-        problem = "deltas[2].hlc: the clock is 5001 ms ahead of the log's; at most 5000 ms are accepted"
+        problem = "deltas[2].hlc: the clock is 5001 ms ahead of the log's clock; at most 5000 ms are accepted"
         expected = {"detail": problem, "error": problem, "code": "CLOCK_DRIFT", "index": 2, "serverTime": now}
         assert answer.json.items() >= {**expected, "retryAfterMs": 1, "retry_after_ms": 1}.items()
         assert answer.headers["Retry-After"] == "1"

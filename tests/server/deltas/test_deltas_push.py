@@ -75,7 +75,7 @@ async def test_empty_push_and_largest_push_are_accepted(shared_server: SharedSer
     assert await gateway.push_accepted(*many) == [(number, True) for number in range(1, 10_001)]
     answer = await gateway.push(*many, change(10_001, a=1))
     assert refusal(answer) == (413, "TOO_LARGE")
-    assert answer.json["error"] == "deltas: must be at most 10000, not 10001"
+    assert answer.json["error"] == "deltas: must have at most 10000 entries, not 10001"
     assert (await gateway.snapshot())[1] == 10_000
 
 
@@ -256,7 +256,7 @@ async def test_wrong_delta_id_is_refused_with_the_expected_one(shared_server: Sh
         assert refusal(answer) == (400, "DELTA_ID_MISMATCH")
         assert answer.json["index"] == 1
         assert answer.json["expected"] == other["deltaId"]
-        assert answer.json["error"].startswith("deltas[1].deltaId: is not the id of the delta")
+        assert answer.json["error"].startswith("deltas[1].deltaId: does not match the content of the delta")
     assert await gateway.pull_all() == [as_delivered(good, 1)]
     assert await gateway.rows() == {"r1": {"a": 1}}
 

@@ -44,14 +44,29 @@ async def test_delta_that_violates_the_schema_is_refused_with_its_path(tmp_path:
             (change(1, table="orders", a=1), "table: 'orders' is not a table of the gateway"),
             (change(1, table="empty", a=1), "columns[0].column: 'a' is not a column of table 'empty'"),
             (product(name="x", nmae="y"), "columns[1].column: 'nmae' is not a column of table 'products'"),
-            (product(name=1), "columns[0].value: of 'name' of table 'products' must be text, not integer"),
-            (product(name=None), "columns[0].value: of 'name' of table 'products' must be text, not null"),
-            (product(name=["x"]), "columns[0].value: of 'name' of table 'products' must be text, not json"),
-            (product(stock=1.5), "columns[0].value: of 'stock' of table 'products' must be integer, not number"),
-            (product(stock="1"), "columns[0].value: of 'stock' of table 'products' must be integer, not text"),
-            (product(price=True), "columns[0].value: of 'price' of table 'products' must be number, not boolean"),
-            (product(sold=0), "columns[0].value: of 'sold' of table 'products' must be boolean, not integer"),
-            (product(sold=None), "columns[0].value: of 'sold' of table 'products' must be boolean, not null"),
+            (product(name=1), "columns[0].value: column 'name' of table 'products' must be of type text, not integer"),
+            (product(name=None), "columns[0].value: column 'name' of table 'products' must be of type text, not null"),
+            (product(name=["x"]), "columns[0].value: column 'name' of table 'products' must be of type text, not json"),
+            (
+                product(stock=1.5),
+                "columns[0].value: column 'stock' of table 'products' must be of type integer, not number",
+            ),
+            (
+                product(stock="1"),
+                "columns[0].value: column 'stock' of table 'products' must be of type integer, not text",
+            ),
+            (
+                product(price=True),
+                "columns[0].value: column 'price' of table 'products' must be of type number, not boolean",
+            ),
+            (
+                product(sold=0),
+                "columns[0].value: column 'sold' of table 'products' must be of type boolean, not integer",
+            ),
+            (
+                product(sold=None),
+                "columns[0].value: column 'sold' of table 'products' must be of type boolean, not null",
+            ),
         ):
             answer = await gateway.push(good, delta)
             assert refusal(answer) == (422, "INVALID")
@@ -112,17 +127,17 @@ async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) 
     [
         ("", "deltas_schemas: "),
         ("{", "deltas_schemas: "),
-        ("[]", "must be {gateway: {table: {column: type}}}"),
-        ('{"shop": []}', "must be {gateway: {table: {column: type}}}"),
-        ('{"shop": {"t": {"a": 1}}}', "must be {gateway: {table: {column: type}}}"),
+        ("[]", "must be JSON of the form {gateway: {table: {column: type}}}"),
+        ('{"shop": []}', "must be JSON of the form {gateway: {table: {column: type}}}"),
+        ('{"shop": {"t": {"a": 1}}}', "must be JSON of the form {gateway: {table: {column: type}}}"),
         ('{"shop": {"t": {"a": "string"}}}', "shop.t.a: must be one of text, integer, number, boolean, json"),
         ('{"shop": {"t": {"a": "text??"}}}', "shop.t.a: must be one of"),
         ('{"shop": {"t": {"a": ""}}}', "shop.t.a: must be one of"),
-        ('{"shop": {"no name": {}}}', "shop: 'no name' is not a valid name"),
-        ('{"shop": {"t": {"1": "text"}}}', "shop.t: '1' is not a valid name"),
-        ('{"shop": {}, "shop": {}}', "twice"),
-        ('{"": {}}', "'' is not a valid name of a gateway"),
-        ('{"e\u0301": {}}', "is not a valid name of a gateway: gateway: must be in NFC"),
+        ('{"shop": {"no name": {}}}', "shop: 'no name' is not a valid table or column name"),
+        ('{"shop": {"t": {"1": "text"}}}', "shop.t: '1' is not a valid table or column name"),
+        ('{"shop": {}, "shop": {}}', "duplicate key"),
+        ('{"": {}}', "'' is not a valid gateway name"),
+        ('{"e\u0301": {}}', "is not a valid gateway name: gateway: must be in NFC"),
     ],
 )
 async def test_invalid_schema_file_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:

@@ -79,7 +79,7 @@ async def test_unauthorized_write_does_not_reveal_existing_ids(tmp_path: Path) -
             "id": "",
             "status": "rejected",
             "reason": "forbidden",
-            "errors": [{"field": "partitions", "message": "not all of them may be written"}],
+            "errors": [{"field": "partitions", "message": "the credential has no write access to some of them"}],
         }
         bodies = {(await served.submit(item(number, "secret"))).body.replace(b"2", b"1") for number in (1, 2)}
         assert len(bodies) == 1

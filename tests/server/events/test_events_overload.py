@@ -145,7 +145,7 @@ async def test_store_failure_during_a_read_is_answered_with_a_retry_time(
             patched.setattr(store, "read_views", broken)
             answer = await served.page("a")
         assert answer.refusal == (500, "server_error")
-        assert answer.error["message"] == "the log cannot be read now; try again"
+        assert answer.error["message"] == "the log cannot be read at the moment; try again"
         assert answer.error["details"]["retry_after_ms"] > 0
         assert numbers((await served.page("a")).json["events"]) == [1]
 

@@ -230,7 +230,7 @@ async def test_forbidden_write_is_rejected_alike_for_known_and_unknown_ids() -> 
             {
                 "status": "rejected",
                 "reason": "forbidden",
-                "errors": [{"field": "partitions", "message": "not all of them may be written"}],
+                "errors": [{"field": "partitions", "message": "the credential has no write access to some of them"}],
             }
         ]
         assert len(server.log.store.batches) == batches  # no event was looked up
@@ -260,7 +260,7 @@ async def test_failed_expectation_reports_the_newest_id_and_a_retry_gets_its_ori
         assert stale["errors"] == [
             {
                 "field": "expected_committed_id",
-                "message": "expected 0 as the newest, but it is 1",
+                "message": "the newest must be 0, but it is 1",
                 "current_committed_id": 1,
             }
         ]

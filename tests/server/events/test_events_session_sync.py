@@ -39,7 +39,7 @@ async def test_duplicate_partitions_count_once() -> None:
         results = await peer.submit(item(1, *copies), item(2, *names, *names), item(3, *names, "more"))
         assert [one["status"] for one in results] == ["committed", "committed", "rejected"]
         assert results[2]["errors"] == [
-            {"field": "partitions", "message": "must be 1 to 64 different ones, not 65"},
+            {"field": "partitions", "message": "must have 1 to 64 different entries, not 65"},
         ]
         page = await peer.sync(*copies)
         assert (page["partitions"], numbers(page)) == (["caf\u00e9"], [1])

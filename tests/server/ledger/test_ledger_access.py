@@ -153,7 +153,7 @@ async def test_client_id_of_another_client_is_refused(shared_server: SharedServe
     await victim.write(1, SET, key=key(1))
     for credential in (token("ada"), token("ada", client_id="laptop"), shown.text):
         ledger = shared_server.ledger_as(credential)
-        message = "client_id: must be that of the credential, or be left out"
+        message = "client_id: must be the credential's client, or be omitted"
         for other in ("user:victim", "Ada", "laptop ", "ada"):
             forged = ledger.of(client_id=other)
             expected = ("INVALID_ARGUMENT", message, "client_id")
@@ -164,9 +164,21 @@ async def test_client_id_of_another_client_is_refused(shared_server: SharedServe
 
 # --- grants -----------------------------------------------------------------------------------------------------
 
-MAY_NOT_READ: Final = ("PERMISSION_DENIED", "organization, vault: may not be read", "organization")
-MAY_NOT_WRITE: Final = ("PERMISSION_DENIED", "organization, vault: may not be written", "organization")
-MAY_NOTHING: Final = ("PERMISSION_DENIED", "organization, vault: may neither be read nor written", "organization")
+MAY_NOT_READ: Final = (
+    "PERMISSION_DENIED",
+    "organization, vault: the credential has no read access to this scope",
+    "organization",
+)
+MAY_NOT_WRITE: Final = (
+    "PERMISSION_DENIED",
+    "organization, vault: the credential has no write access to this scope",
+    "organization",
+)
+MAY_NOTHING: Final = (
+    "PERMISSION_DENIED",
+    "organization, vault: the credential has no access to this scope",
+    "organization",
+)
 
 
 async def rights(ledger: Ledger) -> str:

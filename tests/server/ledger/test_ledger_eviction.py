@@ -245,7 +245,7 @@ async def test_clock_that_jumps_forward_evicts_nothing(tmp_path: Path, wire: str
         clock.jump(2 * TTL_MS)
         error = await expect_refusal(ledger.write(INTERVAL, put("a"), key=key(INTERVAL)))
         assert (error.status, error.retry_after_ms) == ("UNAVAILABLE", 1000)
-        assert "no new writes for now" in error.message
+        assert "new writes are not accepted" in error.message
         assert await ledger.last_sequence() == INTERVAL - 1
         clock.jump(-2 * TTL_MS)
         assert code(await retry_write(ledger, INTERVAL)) == "OK"

@@ -258,7 +258,9 @@ async def test_message_with_too_many_operations_is_refused_before_decoding_them(
                 made = way.stub.BatchWrite(batch, metadata=way.metadata)
             if len(given) > OPERATIONS_MAX:
                 assert await soon(made.code()) is grpc.StatusCode.INVALID_ARGUMENT
-                assert await made.details() == f"operations: must be at most {OPERATIONS_MAX}, not {len(given)}"
+                assert (
+                    await made.details() == f"operations: must have at most {OPERATIONS_MAX} entries, not {len(given)}"
+                )
                 assert looked_at == 0
             else:
                 assert (await soon(made)).success.assigned_sequence == 1
@@ -299,7 +301,7 @@ def test_json_with_too_many_operations_is_refused_before_decoding_them(monkeypat
         (codec.decode_write, {"operations": many}),
         (codec.decode_batch, {"writes": [{"operations": many[:5]}, {"operations": many[5:]}]}),
     ):
-        with pytest.raises(ApiError, match=f"operations: must be at most {OPERATIONS_MAX}, not {len(many)}"):
+        with pytest.raises(ApiError, match=f"operations: must have at most {OPERATIONS_MAX} entries, not {len(many)}"):
             read(json.dumps({**common, **members}).encode())
     assert looked_at == []
 

@@ -40,7 +40,7 @@ def conditioned(condition: Json, **members: Any) -> list[Json]:
 
 BAD_NAMES: Final = [
     ("x" * 81, "must have at most 80 characters, not 81"),
-    ("a\0b", "must not have U+0000"),
+    ("a\0b", "must not contain U+0000"),
     (E_ACUTE, "must be in NFC"),
     ("𝄞" * 81, "must have at most 80 characters, not 81"),
 ]
@@ -49,26 +49,26 @@ BAD_WRITES: Final[list[tuple[Json, str, str]]] = [
     *[({"organization": name}, "organization", message) for name, message in BAD_NAMES],
     *[({"vault": name}, "vault", message) for name, message in BAD_NAMES],
     ({"client_id": "x" * 506}, "client_id", "must have at most 505 characters, not 506"),
-    ({"client_id": "a\0"}, "client_id", "must not have U+0000"),
+    ({"client_id": "a\0"}, "client_id", "must not contain U+0000"),
     ({"sequence": 0}, "sequence", "must be from 1 to 18446744073709551615, not 0"),
     ({"idempotency_key": b"k" * 15}, "idempotency_key", "must have 16 bytes, not 15"),
     ({"idempotency_key": b"k" * 17}, "idempotency_key", "must have 16 bytes, not 17"),
     ({"idempotency_key": bytes(16)}, "idempotency_key", "must not be all zero"),
-    ({"operations": []}, "operations", "must hold at least one"),
+    ({"operations": []}, "operations", "must not be empty"),
     ({"operations": [{}]}, "operations[0]", ONE_OPERATION),
     ({"operations": [SET, SET, {}]}, "operations[2]", ONE_OPERATION),
     ({"operations": [put("")]}, "operations[0].set_entity.key", f"{KEY_LENGTH} 0"),
     ({"operations": [SET, put(LONG)]}, "operations[1].set_entity.key", f"{KEY_LENGTH} 1025"),
-    ({"operations": [put("a\0")]}, "operations[0].set_entity.key", "must not have U+0000"),
+    ({"operations": [put("a\0")]}, "operations[0].set_entity.key", "must not contain U+0000"),
     ({"operations": [remove("")]}, "operations[0].delete_entity.key", f"{KEY_LENGTH} 0"),
     ({"operations": [remove(LONG)]}, "operations[0].delete_entity.key", f"{KEY_LENGTH} 1025"),
-    ({"operations": [remove("\0")]}, "operations[0].delete_entity.key", "must not have U+0000"),
+    ({"operations": [remove("\0")]}, "operations[0].delete_entity.key", "must not contain U+0000"),
     *[
         ({"operations": [{kind: {**relate("r", "v", "s")["create_relationship"], part: bad}}]}, path, message)
         for kind in ("create_relationship", "delete_relationship")
         for part in ("resource", "relation", "subject")
         for path in (f"operations[0].{kind}.{part}",)
-        for bad, message in (("", f"{KEY_LENGTH} 0"), (LONG, f"{KEY_LENGTH} 1025"), ("\0", "must not have U+0000"))
+        for bad, message in (("", f"{KEY_LENGTH} 0"), (LONG, f"{KEY_LENGTH} 1025"), ("\0", "must not contain U+0000"))
     ],
     (
         {"operations": [put("a", BIG)]},
@@ -305,18 +305,18 @@ async def test_page_token_with_an_unstorable_text_is_refused(
 
 BAD_READS: Final[list[tuple[str, Json, str, str]]] = [
     ("GetClientState", {"client_id": "x" * 506}, "client_id", "must have at most 505 characters, not 506"),
-    ("GetClientState", {"client_id": "\0"}, "client_id", "must not have U+0000"),
+    ("GetClientState", {"client_id": "\0"}, "client_id", "must not contain U+0000"),
     ("GetEntity", {"key": ""}, "key", "must have 1 to 1024 characters, not 0"),
     ("GetEntity", {"key": LONG}, "key", "must have at most 1024 characters, not 1025"),
-    ("GetEntity", {"key": "\0"}, "key", "must not have U+0000"),
+    ("GetEntity", {"key": "\0"}, "key", "must not contain U+0000"),
     ("ListEntities", {"prefix": LONG}, "prefix", "must have at most 1024 characters, not 1025"),
-    ("ListEntities", {"prefix": "a\0"}, "prefix", "must not have U+0000"),
+    ("ListEntities", {"prefix": "a\0"}, "prefix", "must not contain U+0000"),
     ("ListRelationships", {"resource": LONG}, "resource", "must have at most 1024 characters, not 1025"),
-    ("ListRelationships", {"subject": "\0"}, "subject", "must not have U+0000"),
-    ("ListRelationships", {"relation": "viewer"}, "relation", "needs a resource or a subject as well"),
+    ("ListRelationships", {"subject": "\0"}, "subject", "must not contain U+0000"),
+    ("ListRelationships", {"relation": "viewer"}, "relation", "requires a resource or a subject"),
     ("CheckRelationship", {**RELATED, "relation": ""}, "relation", "must have 1 to 1024 characters, not 0"),
     ("CheckRelationship", {**RELATED, "subject": LONG}, "subject", "must have at most 1024 characters, not 1025"),
-    ("CheckRelationship", {**RELATED, "resource": "\0"}, "resource", "must not have U+0000"),
+    ("CheckRelationship", {**RELATED, "resource": "\0"}, "resource", "must not contain U+0000"),
     ("GetBlock", {"height": 0}, "height", "must be at least 1, not 0"),
     *[
         (method, {"tx_id": tx_id}, "tx_id", "must have 16 hexadecimal digits, in lower case")
@@ -351,8 +351,8 @@ async def test_block_stream_from_a_height_beyond_the_newest_is_refused(shared_se
 
         error = await expect_refusal(open_stream())
         message = (
-            f"after_height: must be from 0 to {newest}, the newest of the scope's lane, and of this history; "
-            "read again from a height that you know"
+            f"after_height: must be from 0 to {newest}, the newest height of the scope's lane, and belong to the log's "
+            "epoch; read again from a known height"
         )
         assert error.summary == ("FAILED_PRECONDITION", message, "after_height")
 

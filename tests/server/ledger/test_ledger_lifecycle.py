@@ -136,7 +136,7 @@ async def test_stopping_server_refuses_requests_on_open_connections_with_a_retry
         await until(lambda: server.server.is_closing)
         error = await expect_refusal(other.write(1, SET, key=key(1)))
         assert (error.http_status, error.code, error.retry_after_ms) == (503, "server_busy", 1000)
-        assert error.message == "the server is being stopped"
+        assert error.message == "the server is stopping"
         gate.open()
         assert code(await soon(held)) == "OK"
         await soon(stopping)
@@ -259,7 +259,7 @@ async def test_write_during_a_store_failure_has_an_unknown_outcome(
             patched.setattr(store, "commit", broken)
             error = await expect_refusal(ledger.write(1, SET, key=key(1)))
             assert (error.status, error.code, error.retry_after_ms) == ("UNAVAILABLE", "server_error", 1000)
-            assert error.message == "the outcome is not known; send it again under the same id"
+            assert error.message == "the outcome is unknown; send the request again with the same id"
             for name in ("side_state", "entities", "heads"):
                 patched.setattr(store, name, broken)
             for call in (ledger.get_client_state(), ledger.get_entity("a"), ledger.list_entities()):

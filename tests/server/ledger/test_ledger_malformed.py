@@ -201,7 +201,7 @@ async def test_bytes_that_are_not_a_message_are_refused(shared_server: SharedSer
     whole = message_of(pb.WriteRequest, write_of(shared_server.name)).SerializeToString()
     for data in (b"\xff" * 20, b"\x0a\x05abc", b"\x0a\x02\xff\xfe", b"\x0a", whole[:-1], b"\x0b" * 500, b"\x00"):
         error = await expect_refusal(grpc_wire(shared_server).raw(method, data))
-        message = f"the request must be a oncelog.ledger.v1.{METHODS[method]}"
+        message = f"the request must be a message of type oncelog.ledger.v1.{METHODS[method]}"
         assert (error.status, error.message, error.code) == ("INVALID_ARGUMENT", message, "bad_request"), data
     await check_nothing_written(shared_server)
 

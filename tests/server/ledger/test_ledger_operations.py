@@ -284,10 +284,10 @@ async def test_one_of_many_concurrent_conditional_writes_succeeds(shared_server:
 async def test_write_with_no_or_too_many_operations_is_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     error = await expect_refusal(ledger.write(1, key=key(1)))
-    assert error.summary == ("INVALID_ARGUMENT", "operations: must hold at least one", "operations")
+    assert error.summary == ("INVALID_ARGUMENT", "operations: must not be empty", "operations")
     many = [remove("a")] * (OPERATIONS_MAX + 1)
     error = await expect_refusal(ledger.write(1, *many, key=key(1)))
-    message = f"operations: must be at most {OPERATIONS_MAX}, not {OPERATIONS_MAX + 1}"
+    message = f"operations: must have at most {OPERATIONS_MAX} entries, not {OPERATIONS_MAX + 1}"
     assert error.summary == ("INVALID_ARGUMENT", message, "operations")
     assert await ledger.last_sequence() == 0
     assert code(await ledger.write(1, *many[1:], key=key(1))) == "OK"
@@ -363,7 +363,7 @@ async def test_writes_of_a_batch_must_have_the_same_scope(shared_server: SharedS
     ):
         mixed: Any = {**other, "operations": [put("b", b"2")]}
         error = await expect_refusal(ledger.batch_write(1, good, mixed, key=key(1)))
-        expected = "writes[1]: must have the scope of the batch, or no scope"
+        expected = "writes[1]: must have the same scope as the batch, or no scope"
         assert error.summary == ("INVALID_ARGUMENT", expected, "writes[1]")
     assert await ledger.last_sequence() == 0
     assert await ledger.get_entity("a") is None
@@ -375,10 +375,10 @@ async def test_writes_of_a_batch_must_have_the_same_scope(shared_server: SharedS
 async def test_batch_without_writes_or_operations_is_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     error = await expect_refusal(ledger.batch_write(1, key=key(1)))
-    assert error.summary == ("INVALID_ARGUMENT", "writes: must hold at least one", "writes")
+    assert error.summary == ("INVALID_ARGUMENT", "writes: must not be empty", "writes")
     error = await expect_refusal(ledger.batch_write(1, [put("a")], [], key=key(1)))
     field = "writes[1].operations"
-    assert error.summary == ("INVALID_ARGUMENT", f"{field}: must hold at least one", field)
+    assert error.summary == ("INVALID_ARGUMENT", f"{field}: must not be empty", field)
     error = await expect_refusal(ledger.batch_write(0, [put("a")], key=key(1)))
     assert (error.status, error.field) == ("INVALID_ARGUMENT", "sequence")
     assert await ledger.last_sequence() == 0

@@ -120,7 +120,7 @@ class Edits(Struct):
         if sum(len(value) for value, _ in row.columns.values()) > ROW_BYTES_MAX:
             raise CanonicalError("$", f"the row {delta.row_id!r} would have more than {ROW_BYTES_MAX} bytes of values")
         if len(body) > limits.delta_bytes_max:
-            reason = f"the delta of the row {delta.row_id!r} would have {len(body)}"
+            reason = f"the delta of the row {delta.row_id!r} would have {len(body)} bytes"
             raise LimitExceededError("delta_bytes_max", limits.delta_bytes_max, reason)
         if self.outbox_usage.deltas + len(self.new_deltas) + 1 > limits.outbox_deltas_max:
             raise LimitExceededError("outbox_deltas_max", limits.outbox_deltas_max)

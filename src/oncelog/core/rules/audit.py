@@ -157,7 +157,7 @@ def check_audit_record(record: Record, lanes: int) -> str | None:
         (is_in_other_lane, f"an audit record of {record.scope!r} belongs in another lane"),
         (
             len(record.key) not in (0, ACT_KEY_BYTES),
-            f"an audit record has a key of {len(record.key)} bytes, not of {ACT_KEY_BYTES}",
+            f"an audit record has a key of {len(record.key)} bytes, not {ACT_KEY_BYTES}",
         ),
         (not record.actor, "an audit record has no actor"),
     )

@@ -100,5 +100,5 @@ def _check_event_scope(submission: Submission, tenants: Tenants) -> Refused | No
     scope = tenants.get_event_scope(submission.partitions)
     if scope == submission.scope:
         return None
-    message = f"the id of this event belongs in the scope {scope!r}, not {submission.scope!r}: reload the server"
+    message = f"the event's id belongs in the scope {scope!r}, not {submission.scope!r}; reload the server's settings"
     return Refused(Reason.WRONG_SCOPE, message, field="scope", retry_after_ms=RETRY_AFTER_MS)

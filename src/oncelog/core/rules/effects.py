@@ -117,7 +117,7 @@ def _check_condition(key: str, condition: Condition, current: Entity | None, ind
     match condition.must:
         case Must.NOT_EXIST:
             if current is not None:
-                failure = (Reason.KEY_EXISTS, "exists already")
+                failure = (Reason.KEY_EXISTS, "already exists")
         case _ if current is None:
             failure = (Reason.KEY_NOT_FOUND, "does not exist")
         case Must.HAVE_VERSION:
@@ -130,7 +130,7 @@ def _check_condition(key: str, condition: Condition, current: Entity | None, ind
             if current.erased:
                 failure = (Reason.VALUE_MISMATCH, "has no value to compare: it has been erased")
             elif current.value != condition.value:
-                failure = (Reason.VALUE_MISMATCH, "has another value than the condition names")
+                failure = (Reason.VALUE_MISMATCH, "does not have the value that the condition requires")
     if failure is None:
         return None
     reason, message = failure

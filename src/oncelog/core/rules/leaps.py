@@ -45,7 +45,7 @@ def decide_leap(item: Leap, state: BatchState) -> Applied | Refused:
         message = f"must be at least {highest}, the highest number that the log has assigned"
         return Refused(Reason.UNEXPECTED_POSITION, message, field="above", current=highest)
     if state.records:
-        return Refused(Reason.MALFORMED, "a leap must be the only item of its batch", field="above")
+        return Refused(Reason.MALFORMED, "a leap must be the only item in its batch", field="above")
     for lane in lanes:
         lane.leap(item.above)
         state.append_internal(lane, RESTORE_POLICY, RESTORE_ACTOR, item.body)

@@ -165,11 +165,11 @@ def _put_lease(identity: KeyIdentity, lease: Lease, lane: LaneDraft, state: Batc
 def _refuse_busy(lease: Lease, item: Claim | Submission, lane: LaneDraft) -> Refused:
     if _has_other_content(lease, item):
         return Refused(
-            Reason.IDENTITY_REUSED, "work on a write with different content is under way for this identity", "key"
+            Reason.IDENTITY_REUSED, "a write with different content is in progress under this identity", "key"
         )
     return Refused(
         Reason.IN_FLIGHT,
-        "another caller works on this key",
+        "another caller is working on this key",
         current=lease.fence,
         retry_after_ms=lease.until_ms - lane.log_time_ms,
     )

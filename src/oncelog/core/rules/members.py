@@ -128,7 +128,9 @@ def _set_role(item: SetMember, member: Member, roster: Roster, state: BatchState
         return Applied(changed=False)
     is_owner = item.role is Role.OWNER
     if not is_owner and (roster.owners is None or (member.is_owner and roster.owners == 1)):
-        return Refused(Reason.LAST_OWNER, "no owner would be left; name another owner first", field="role")
+        return Refused(
+            Reason.LAST_OWNER, "the stream would have no owner; make another member an owner first", field="role"
+        )
     if member.is_owner is is_owner:
         return Applied(changed=False)
     roster = _add_owners(roster, 1 if is_owner else -1)
@@ -202,7 +204,7 @@ def acknowledge(item: Acknowledge, state: BatchState) -> Applied | Refused:
     if not 0 <= item.sequence <= last:
         return Refused(
             Reason.INVALID_ACKNOWLEDGEMENT,
-            f"sequence {item.sequence} is not in the stream, which ends at {last}",
+            f"sequence {item.sequence} is out of range: the stream ends at {last}",
             field="sequence",
             current=last,
         )
@@ -221,7 +223,10 @@ def set_cursor(item: SetCursor, state: BatchState) -> Applied | Refused:
     newest = (state.streams.get(item.scope) or 0) if item.scope else lane.position
     if item.cursor is not None and not 0 <= item.cursor <= newest:
         return Refused(
-            Reason.INVALID_CURSOR, f"cursor {item.cursor} is not from 0 to {newest}, the newest", "cursor", newest
+            Reason.INVALID_CURSOR,
+            f"cursor must be from 0 to {newest} (the newest), not {item.cursor}",
+            "cursor",
+            newest,
         )
     stored = state.consumers.get(identity)
     is_behind = item.cursor is not None and stored is not None and item.cursor < stored

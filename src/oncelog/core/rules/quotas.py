@@ -84,7 +84,7 @@ def take_tokens(item: Submission | OpenStream, state: BatchState) -> Refused | N
         after_us, wait_us = take_token(identity, full_at_us, lane.log_time_ms, rate.per_second, rate.burst, admission)
         taken.append((lane, identity, Bucket(after_us)))
         longest_wait_us = max(longest_wait_us, wait_us)
-    refused = refuse_for_wait(longest_wait_us, admission, "the limit of new writes is used up")
+    refused = refuse_for_wait(longest_wait_us, admission, "the rate limit for new writes is exceeded")
     if refused is None:
         for lane, identity, after in taken:
             state.rates.put(identity, after)
@@ -219,7 +219,7 @@ def restate_refusal(verdict: Verdict, state: BatchState) -> Verdict:
     if has == verdict.current:
         return verdict
     limit, more = verdict.limit, max(0, verdict.limit - has)
-    message = f"{verdict.field} of the tenant {verdict.tenant!r} is {limit}; it has {has}, and this request adds more"
+    message = f"{verdict.field} of the tenant {verdict.tenant!r} is {limit}; it uses {has}, and this request adds more"
     return replace(verdict, message=f"{message} than {more}", current=has)
 
 
@@ -317,7 +317,7 @@ def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int,
         if limit and more > 0 and has + more > limit:
             return Refused(
                 Reason.QUOTA_EXCEEDED,
-                f"{name} of the tenant {tenant.prefix!r} is {limit}; it has {has}, and this is {more} more",
+                f"{name} of the tenant {tenant.prefix!r} is {limit}; it uses {has}, and this request adds {more}",
                 field=name,
                 current=has,
                 retry_after_ms=QUOTA_RETRY_AFTER_MS,
@@ -328,7 +328,7 @@ def _check_tenant(tenant: Tenant, state: BatchState, size: int, *, records: int,
     wait_us = _take_tenant_token(tenant, usage, state.now_ms, state.admission)[1] if takes_token and per_second else 0
     if wait_us <= 0:
         return None
-    used_up = f"new_writes_per_second_max of the tenant {tenant.prefix!r} is {per_second}"
+    used_up = f"the tenant {tenant.prefix!r} exceeds its new_writes_per_second_max of {per_second}"
     return refuse_for_wait(
         wait_us, state.admission, used_up, "new_writes_per_second_max", tenant=tenant.prefix, limit=per_second
     )

@@ -18,7 +18,7 @@ def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchS
     if sequence > last:
         return Refused(
             Reason.SEQUENCE_GAP,
-            f"sequence {sequence} leaves a gap: the last one committed is {last}, so the next is {last + 1}",
+            f"sequence {sequence} leaves a gap: the last committed sequence is {last}, so the next must be {last + 1}",
             field="client_sequence",
             current=last,
         )
@@ -37,7 +37,7 @@ def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -
         return Replayed(remembered.receipt, erased=remembered.erased)
     return Refused(
         Reason.SEQUENCE_REUSED,
-        f"sequence {submission.client_sequence} was used for another write; the next is {last + 1}",
+        f"sequence {submission.client_sequence} was used for a different write; the next is {last + 1}",
         field="client_sequence",
         current=last,
     )

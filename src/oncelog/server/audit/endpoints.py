@@ -38,9 +38,9 @@ _FILTERS: Final = {
 }
 """Longest value and description of each parameter that filters acts by a text."""
 _DESCRIPTION: Final = """\
-Administrative acts of all lanes by log time, oldest first. The grant `audit` must name the stream, or be `*` where no \
-stream is named. A page can be empty although more pages follow. Request the next page with `after` set to \
-`next_after`; after the last page, the next one has acts that are recorded later."""
+Administrative acts of all lanes by log time, oldest first. The `audit` grant must include the stream, or be `*` if \
+the request has no `stream`. A page can be empty even though more pages follow. Request the next page with `after` set \
+to `next_after`; after the last page, the next one has acts that are recorded later."""
 
 
 def list_endpoints(log: Log) -> list[Endpoint]:
@@ -83,7 +83,7 @@ async def _get_page(log: Log, call: Call) -> Mapping[str, Any]:
     try:
         page = await log.audit(call["after"], call["limit"], audit_filter)
     except HistoryChangedError:
-        reason = "is of another history; read from the beginning"
+        reason = "belongs to another history; read from the beginning"
         raise field_error("after", reason, error_codes.HISTORY_CHANGED, epoch=log.epoch) from None
     except ValueError as error:
         raise field_error("after", str(error)) from None
@@ -115,8 +115,8 @@ def to_record_act(event: CredentialEvent) -> RecordAct | None:
 def _authorize(call: Call) -> str:
     stream: str = call["stream"]
     if not call.principal.grants.may_audit(stream):
-        what = "acts of this stream" if stream else "acts of the whole log"
-        raise ApiError(error_codes.FORBIDDEN, f"{what} may not be read: the grant `audit` is missing")
+        what = "this stream" if stream else "the whole log"
+        raise ApiError(error_codes.FORBIDDEN, f"the credential has no `audit` grant for {what}")
     return stream
 
 
@@ -146,7 +146,7 @@ def build_schemas() -> dict[str, Schema]:
         time_ms=TIMESTAMP,
         act={**TEXT_SCHEMA, "maxLength": ACT_CHARACTERS_MAX},
         actor=TEXT_SCHEMA,
-        stream={**TEXT_SCHEMA, "description": "The stream that the act concerns; empty where it concerns the log."},
+        stream={**TEXT_SCHEMA, "description": "The stream that the act concerns; empty if it concerns the whole log."},
         target={**TEXT_SCHEMA, "description": "The object of the act."},
         details={"type": "object"},
         lane=integer_schema(),

@@ -142,7 +142,7 @@ class ApiKeys(CredentialUser):
         hashed = sha256(base64.urlsafe_b64decode(parts[2] + "=")).digest()
         is_right = hmac.compare_digest(hashed, _UNKNOWN_KEY_HASH if stored is None else stored.hash)
         if stored is None or not is_right:
-            raise AuthError("API key: unknown" if stored is None else f"API key {parts[1]}: another secret")
+            raise AuthError("API key: unknown" if stored is None else f"API key {parts[1]}: wrong secret")
         end = stored.key.find_end(self._now_ms())
         if end is not None:
             raise AuthError(f"API key {stored.key.id}: {end[0].removeprefix('api_key_')}")
@@ -173,7 +173,7 @@ class ApiKeys(CredentialUser):
         try:
             return LoadedKeys(_to_keys(msgspec.convert(value, _KeyFileContent)), contents.modified_ns)
         except (msgspec.ValidationError, CanonicalError) as error:
-            raise SettingsError(f"{contents.path} is not a file of API keys: {error}") from error
+            raise SettingsError(f"{contents.path} is not an API key file: {error}") from error
 
     def restrict(self, source: Path, content: LoadedKeys) -> LoadedKeys | None:  # noqa: ARG002 - there is one file
         """See `CredentialUser`."""
@@ -202,8 +202,8 @@ class ApiKeys(CredentialUser):
                 if kind is not None and stored.key.revoked_ms is None and id_ not in self._warned_ids:
                     self._warned_ids.add(id_)
                     logger.warning(
-                        "the client id of an API key begins with `%s:`, so it may share the ledger streams of another "
-                        "principal; replace the key",
+                        "the client id of an API key begins with `%s:`, so the key may share ledger streams with "
+                        "another principal; replace the key",
                         kind,
                         extra={"key_id": id_, "client_id": stored.key.client_id},
                     )
@@ -337,7 +337,7 @@ def _encode_file(keys: KeysById) -> bytes:
 def _to_keys(content: _KeyFileContent) -> KeysById:
     if content.version not in (FILE_VERSION, FILE_VERSION_WITH_EXPIRY):
         raise CanonicalError(
-            "$.version", f"must be {FILE_VERSION} or {FILE_VERSION_WITH_EXPIRY}: a newer Oncelog has written it"
+            "$.version", f"must be {FILE_VERSION} or {FILE_VERSION_WITH_EXPIRY}; a newer Oncelog wrote the file"
         )
     if len(content.keys) > API_KEYS_MAX:
         raise CanonicalError("$.keys", f"must have at most {API_KEYS_MAX} entries")

@@ -43,7 +43,7 @@ class Authenticator:
 
     def __init__(self, tokens: Tokens | None = None, api_keys: ApiKeys | None = None) -> None:
         if tokens is None and api_keys is None:
-            raise SettingsError("neither tokens nor API keys are configured: no caller could authenticate")
+            raise SettingsError("neither tokens nor API keys are configured, so no caller could authenticate")
         self._tokens = tokens
         self._api_keys = api_keys
         self._users: list[CredentialUser] = [user for user in (tokens, api_keys) if user is not None]
@@ -58,7 +58,7 @@ class Authenticator:
             raise AuthError("no credential")
         known = self._api_keys if credential.startswith(KEY_PREFIX) else self._tokens
         if known is None:
-            raise AuthError("a credential of a kind that is not configured")
+            raise AuthError("credentials of this kind are not configured")
         return known.authenticate(credential)
 
     def refresh_principal(self, principal: Principal, now_ms: int) -> Principal | None:

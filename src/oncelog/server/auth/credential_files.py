@@ -120,7 +120,7 @@ class CredentialUser(ABC):
             try:
                 listener(event)
             except Exception:
-                logger.exception("a listener of credential events failed", extra={"act": event.act, "key": event.id})
+                logger.exception("a credential event listener failed", extra={"act": event.act, "key": event.id})
 
 
 class CredentialFile(Struct, eq=False):
@@ -247,7 +247,7 @@ class CredentialFiles:
             try:
                 used += _use_together(user, user_reads)
             except Exception as error:
-                logger.exception("changed credential files could not be put into use")
+                logger.exception("changed credential files could not be applied")
                 for file_read in user_reads:  # retried although the files have not changed since
                     _record_failure(file_read.file, f"{file_read.file.path} cannot be used: {type(error).__name__}")
         return used
@@ -307,9 +307,9 @@ def _take_new_failures(changes: Sequence[FileRead]) -> list[str]:
         file = found.file
         if file.error is not None and file.reported != (found.version, file.error):
             file.reported = (found.version, file.error)
-            effect = "its previous content stays in use"
+            effect = "its previous content is still used"
             if found.is_insecure:
-                effect = "keys that it lacks are removed, and no key is added"
+                effect = "keys missing from it are removed, and no keys are added"
             failures.append(f"{effect}: {file.error}")
     return failures
 
@@ -339,7 +339,7 @@ def _get_results(reads: Mapping[CredentialFile, Future[FileRead | None]]) -> lis
 
 
 def _get_result(file: CredentialFile, result: Future[FileRead | None]) -> FileRead | None:
-    reason = "the file system hangs"
+    reason = "the file system does not respond"
     if result.done():
         try:
             return result.result()

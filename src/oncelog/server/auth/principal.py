@@ -113,7 +113,7 @@ def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
     """
     members = check_object(value, path)
     if not members.keys() <= {"read", "write", "audit"}:
-        raise CanonicalError(path, "must have no other members than read, write and audit")
+        raise CanonicalError(path, "must have only the members read, write and audit")
     for name, texts in members.items():
         if type(texts) is not list:
             raise CanonicalError(f"{path}.{name}", "must be an array")
@@ -132,12 +132,12 @@ def _parse_partitions(texts: Sequence[str], path: str) -> _PartitionSet:
         has_wrong_gateway = name.startswith(f"{SCOPE_PREFIX}/") and CONTROL_CHARACTER.search(name) is not None
         raise_first(
             partial(CanonicalError, f"{path}[{index}]"),
-            ("\0" in text, "must not have U+0000"),
+            ("\0" in text, "must not contain U+0000"),
             (
                 len(name) > PARTITION_CHARACTERS_MAX or not normal,
                 f"must have 1 to {PARTITION_CHARACTERS_MAX} characters",
             ),
-            (has_wrong_gateway, "names a gateway, and must not have control characters"),
+            (has_wrong_gateway, "names a gateway and must not contain control characters"),
         )
         (prefixes if is_prefix else names).add(name)
     if len(names) + len(prefixes) > GRANTS_MAX:
@@ -194,7 +194,7 @@ class Principal(Struct, frozen=True, kw_only=True):
             client_id = f"{own}/{requested}"
         if len(client_id) > NAME_CHARACTERS_MAX:
             raise CanonicalError(
-                "client_id", f"must have at most {NAME_CHARACTERS_MAX} characters together with the actor before it"
+                "client_id", f"must have at most {NAME_CHARACTERS_MAX} characters including the actor that precedes it"
             )
         return client_id
 
@@ -222,5 +222,5 @@ def parse_new_client_id(name: object, path: str) -> str:
     client_id = parse_client_id(name, path)
     kind = find_principal_kind(client_id)
     if kind is not None:
-        raise CanonicalError(path, f"must not begin with `{kind}:`, which names another principal")
+        raise CanonicalError(path, f"must not begin with `{kind}:`, which is reserved for other principals")
     return client_id

@@ -59,7 +59,7 @@ class FileContents(Struct, frozen=True):
         """Raise SettingsError if users outside the file's group may change it."""
         if self.mode & _WRITABLE_BY_OTHERS:
             raise InsecureFileError(
-                f"{self.path} has {description}, and other users may change it (its mode is {self.mode:04o}). "
+                f"{self.path} contains {description}, and other users may change it (its mode is {self.mode:04o}). "
                 f"Remove these permissions: chmod 600 {shlex.quote(self.path)}"
             )
 
@@ -83,17 +83,17 @@ def check_secret_file(path: str, owner: int, mode: int, description: str, check:
         return
     if check is not SecretCheck.WARN or mode & _WRITABLE_BY_OTHERS:
         raise InsecureFileError(
-            f"{path} has {description}, and {problem}. "
-            "Where a container runtime provides the file with these permissions, "
+            f"{path} contains {description}, and {problem}. "
+            "If a container runtime provides the file with these permissions, "
             "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
         )
-    warn_once(logger, "%s has %s, and %s", path, description, problem)
+    warn_once(logger, "%s contains %s, and %s", path, description, problem)
 
 
 def _find_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str | None:
     own, quoted = os.geteuid(), shlex.quote(path)
     if owner not in (0, own) and not (check is SecretCheck.COMMAND and own == 0):
-        return f"belongs to the user with the id {owner}, not to root or {own}. Change the owner: chown {own} {quoted}"
+        return f"it belongs to user id {owner}, not to root or user id {own}. Change the owner: chown {own} {quoted}"
     if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS_ACCESS):
         # The server's user can read root's file through its group.
         mode_max = "640" if owner == 0 and own != 0 else "600"

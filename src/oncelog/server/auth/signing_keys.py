@@ -122,7 +122,7 @@ class _Registry(JWSRegistry):
     def get_alg(self, name: str) -> JWSAlgModel:
         """See joserfc."""
         if name not in ALGORITHMS:
-            raise ValueError("not one of our algorithms")
+            raise ValueError("unsupported algorithm")
         return self.algorithms[name]
 
 
@@ -164,7 +164,7 @@ def load_signing_key(path: str, algorithm: str, key_id: str | None, check: Secre
     for key in parse_key_file(source, contents, [algorithm], check):
         if key.key_id == key_id:
             return key
-    raise SettingsError(f"{path} has no key of the id {key_id!r}")
+    raise SettingsError(f"{path} has no key with the id {key_id!r}")
 
 
 def _is_key_set(contents: FileContents) -> bool:
@@ -179,12 +179,12 @@ def _is_key_set(contents: FileContents) -> bool:
 def check_key_set(keys: Sequence[SigningKey]) -> None:
     """Raise SettingsError if there are too many keys or two of them share an id."""
     if len(keys) > TOKEN_KEYS_MAX:
-        raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are allowed")
+        raise SettingsError(f"tokens.key_files must have at most {TOKEN_KEYS_MAX} keys, not {len(keys)}")
     seen = set()
     for key in keys:
         name = (key.algorithm, key.key_id)
         if key.key_id is not None and name in seen:
-            raise SettingsError(f"two keys for {key.algorithm} have the id {key.key_id!r}")
+            raise SettingsError(f"two {key.algorithm} keys have the id {key.key_id!r}")
         seen.add(name)
 
 
@@ -195,7 +195,7 @@ def _decode_secret(contents: FileContents, key_id: str | None, check: SecretChec
         raise SettingsError(f"{contents.path}: a secret must have at least {SECRET_BYTES_MIN} bytes")
     key = _import_key(OctKey, secret)
     if key is None:
-        raise SettingsError(f"{contents.path} has a key of another kind, such as a public key, which is not secret")
+        raise SettingsError(f"{contents.path} contains another kind of key, such as a public key, which is not secret")
     return [SigningKey("HS256", key_id, key)]
 
 
@@ -204,15 +204,15 @@ def _decode_pem(contents: FileContents, key_id: str | None, check: SecretCheck) 
     if b"PRIVATE KEY-----" in contents.data:
         contents.check_secret("a private key", check)
     if contents.data.count(b"-----BEGIN ") != 1:
-        raise SettingsError(f"{contents.path} must have one key in PEM form; name several files for several keys")
+        raise SettingsError(f"{contents.path} must contain exactly one PEM key; use one file per key")
     for key_type in _PEM_TYPES:
         key = _import_key(key_type, contents.data)
         algorithm = None if key is None else _find_algorithm(key)
         if key is not None and algorithm is not None:
             return [SigningKey(algorithm, key_id, key)]
     raise SettingsError(
-        f"{contents.path} is not a key in PEM form that verifies tokens: it must be an RSA key of {RSA_BITS_MIN} bits "
-        "or more, an EC key on P-256 or an Ed25519 key, not encrypted"
+        f"{contents.path} is not a PEM key that can verify tokens: it must be an unencrypted RSA key of at least "
+        f"{RSA_BITS_MIN} bits, EC key on P-256, or Ed25519 key"
     )
 
 
@@ -243,7 +243,7 @@ def _decode_member(path: str, index: int, member: Mapping[str, JsonValue]) -> Si
     if algorithm is None or key.alg not in (None, algorithm):
         return None
     if not key.kid:
-        raise SettingsError(f"{location} has no kid: tokens choose a key of a set by its id")
+        raise SettingsError(f"{location} has no kid, by which tokens select a key")
     return SigningKey(algorithm, key.kid, key)
 
 

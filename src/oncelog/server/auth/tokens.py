@@ -65,7 +65,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
             SettingsError,
             (not are_known, f"algorithms must be one or more of {', '.join(ALGORITHMS)}"),
             (not self.key_files, "key_files must name at least one file"),
-            (is_registered, f"grants_claim must not be the name of another claim: {self.grants_claim!r}"),
+            (is_registered, f"grants_claim must not be a registered claim name: {self.grants_claim!r}"),
         )
         highest = {
             "leeway_ms": LEEWAY_MS_MAX,
@@ -177,7 +177,7 @@ class Tokens(CredentialUser):
             if key.has_signed(signature):
                 # Return the payload as it was signed, not as joserfc decoded it.
                 return _decode_base64(signature.segments["payload"]), key
-        raise AuthError("token: no key with its algorithm and kid has made its signature")
+        raise AuthError("token: no key with its algorithm and kid verifies its signature")
 
     def _find_candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
         if type(algorithm) is not str or algorithm not in self._settings.algorithms:
@@ -223,8 +223,8 @@ class Tokens(CredentialUser):
         is_accepted = any(type(audience) is str and audience in accepted for audience in audiences)
         raise_first(
             AuthError,
-            (issuer is not None and claims.get("iss") != issuer, "token: of another issuer"),
-            (bool(accepted) and not is_accepted, "token: for another audience"),
+            (issuer is not None and claims.get("iss") != issuer, "token: wrong issuer"),
+            (bool(accepted) and not is_accepted, "token: wrong audience"),
         )
 
 
@@ -284,7 +284,5 @@ def issue_token(
         orjson.dumps(check_object({name: value for name, value in payload.items() if value is not None}, "$"))
     )
     if len(token) > TOKEN_CHARACTERS_MAX:
-        raise CanonicalError(
-            "$", f"the token has {len(token)} characters, and at most {TOKEN_CHARACTERS_MAX} are allowed"
-        )
+        raise CanonicalError("$", f"the token must have at most {TOKEN_CHARACTERS_MAX} characters, not {len(token)}")
     return token

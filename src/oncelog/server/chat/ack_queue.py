@@ -79,7 +79,7 @@ class _AckBatch:
             # Refuse the lowest. A higher one may cover it, but if none does, its sender could not be notified later.
             lowest = min(self.queued, key=lambda ack: ack.sequence)
             self.queued.remove(lowest)
-            message = f"more than {PENDING_ACKS_MAX} acknowledgements of this chat are queued"
+            message = f"more than {PENDING_ACKS_MAX} acknowledgements for this chat are queued"
             lowest.on_refused(ApiError(error_codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
 
     def done(self) -> bool:

@@ -38,7 +38,9 @@ class ChatEndpoints:
         after_chat = _cursor_parameter(CHAT_ID, decode_chat_id)
         after_user = _cursor_parameter(USER_ID, decode_user_id)
         after = integer_schema("Cursor: the page has the messages after this sequence.")
-        before = integer_schema("The page has the messages directly before this sequence. Excludes `after`.")
+        before = integer_schema(
+            "The page has the messages directly before this sequence. Must not be combined with `after`."
+        )
         read = partial(
             Endpoint,
             api="chat",
@@ -70,7 +72,7 @@ class ChatEndpoints:
                 handle=_require_upgrade,
                 responses={
                     101: {"description": "A WebSocket."},
-                    426: problem_response("The request does not ask for a WebSocket."),
+                    426: problem_response("The request is not a WebSocket handshake."),
                 },
                 is_public=True,
                 serve_websocket=self._serve_websocket,
@@ -197,8 +199,8 @@ class ChatEndpoints:
                 path=f"{_CHAT}/messages/{{message_id}}",
                 name="getMessage",
                 summary="Look a message up by its id",
-                description="By its `message_id` or `client_message_id`: whether the message is in the chat, and "
-                "whether a retry still gets the first answer. Includes the proof of the record.",
+                description="Returns whether the message with this `message_id` or `client_message_id` is in the "
+                "chat, and whether a retry still gets the first answer. Includes the proof of the record.",
                 parameters=(
                     _CHAT_PARAMETER,
                     path_parameter(
@@ -226,7 +228,7 @@ class ChatEndpoints:
                 path=f"{_CHAT}/ack",
                 name="acknowledge",
                 summary="Acknowledge messages",
-                description="Moves the watermark of the caller up to a sequence. The watermark never moves back. A "
+                description="Moves the caller's watermark up to a sequence. The watermark never moves back. A "
                 "sequence beyond the end of the chat gets 409.",
                 parameters=(_CHAT_PARAMETER,),
                 body=RequestBody(

@@ -199,7 +199,7 @@ class MemberLookups:
 
     def _start(self) -> None:
         if self._size > PENDING_MAX:
-            self._fail(StoreError("the store does not answer which users are members; connect again and sync"))
+            self._fail(StoreError("the store does not answer membership queries; connect again and sync"))
         elif self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 

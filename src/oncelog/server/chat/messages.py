@@ -139,7 +139,7 @@ def decode_chat_id(chat_id: str, path: str) -> str:
     is_plain = "/" not in chat_id and CONTROL_CHARACTER.search(chat_id) is None and is_storable(chat_id)
     raise_first(
         partial(field_error, path),
-        (not is_plain, "must have no slash and no control characters"),
+        (not is_plain, "must not contain a slash or control characters"),
         (chat_id in (".", ".."), "must not be . or .."),  # HTTP clients remove such segments from paths
         # Grants are compared in NFC, so two spellings of a name would be two chats covered by the same grant.
         (not chat_id.isascii() and nfc(chat_id) != chat_id, "must be in NFC"),
@@ -156,7 +156,7 @@ def decode_user_id(value: JsonValue, path: str) -> str:
     raise_first(
         partial(field_error, path),
         (not is_named, "must be user:… (of a token) or client:… (of an API key)"),
-        (not is_valid, f"must have at most {NAME_CHARACTERS_MAX} characters, and not U+0000"),
+        (not is_valid, f"must have at most {NAME_CHARACTERS_MAX} characters and must not contain U+0000"),
     )
     return user_id
 
@@ -168,7 +168,7 @@ def decode_message_key(client_message_id: str) -> bytes:
     except CanonicalError:
         key = b""
     if not key or not is_message_key(key):
-        raise field_error("message_id", "must be msg_ and 26 hexadecimal digits, or a UUID of version 4")
+        raise field_error("message_id", "must be msg_ followed by 26 hexadecimal digits, or a version 4 UUID")
     return key
 
 
@@ -181,7 +181,7 @@ def _decode_client_message_id(value: JsonValue, path: str) -> tuple[str, bytes]:
     text = decode_text(value, path)
     key = parse_uuid(text, path)
     if not is_message_key(key):
-        raise field_error(path, "must be a UUID of version 4")
+        raise field_error(path, "must be a version 4 UUID")
     return text, key
 
 
@@ -212,7 +212,7 @@ _CHAT: Final = Field(name="chat_id", decode=_decode_chat, is_required=True)
 _CLIENT_MESSAGE_ID: Final = Field(
     name="client_message_id",
     decode=_decode_client_message_id,
-    schema={**UUID4, "description": "A UUID of version 4 that the sender chooses."},
+    schema={**UUID4, "description": "A version 4 UUID that the sender chooses."},
     is_required=True,
 )
 _CONTENT_TYPE_FIELD: Final = Field(
@@ -310,7 +310,7 @@ class ChatMessages:
         raise_first(
             partial(field_error, path),
             (not content, "must not be empty"),
-            (not is_storable(content), "must not have lone surrogates or U+0000"),
+            (not is_storable(content), "must not contain lone surrogates or U+0000"),
         )
         size = len(content.encode())
         if size > self._bytes_max:
@@ -321,7 +321,7 @@ class ChatMessages:
     def _decode_users(self, value: JsonValue, path: str) -> list[str]:
         users = decode_array(value, path)
         if len(users) > self._members_max:
-            raise field_error(path, f"must be at most {self._members_max}, not {len(users)}")
+            raise field_error(path, f"must have at most {self._members_max} entries, not {len(users)}")
         return [decode_user_id(user, f"{path}[{index}]") for index, user in enumerate(users)]
 
     def decode_new_message(self, body: bytes, _: object = None) -> Send:

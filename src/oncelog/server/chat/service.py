@@ -142,7 +142,7 @@ class ChatService(ApiService):
     def check_epoch(self, epoch: str | None) -> None:
         """Raise ApiError if a reader's cursor belongs to a different history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
-            message = "the epoch is another one: sync again from 0"
+            message = "the log has another epoch; sync again from 0"
             raise ApiError(error_codes.HISTORY_CHANGED, message, epoch=self.log.epoch)
 
     async def load_after(self, scope: str, principal: Principal, after: int, limit: int | None) -> MessagePage:

@@ -243,8 +243,8 @@ def build_schemas(limits: ApiLimits) -> Schema:
             next=_NEXT,
             horizon={
                 "anyOf": [_HLC, {"type": "null"}],
-                "description": "Not null after compaction has dropped deleted rows. Then a row that is in no page is "
-                "deleted.",
+                "description": "Not null after compaction has dropped deleted rows. In that case, a row that is on "
+                "no page is deleted.",
             },
             epoch=TEXT_SCHEMA,
         ),
@@ -295,7 +295,12 @@ def _new_delta_schema(limits: ApiLimits) -> Schema:
         op={"enum": [op.value for op in Op]},
         table=IDENTIFIER,
         rowId={**name, "maxLength": ROW_ID_CHARACTERS_MAX},
-        clientId={**name, "maxLength": NAME_CHARACTERS_MAX, "description": "Client of the credential."},
-        columns={"type": "array", "maxItems": ROW_COLUMNS_MAX, "items": column, "description": "No column twice."},
-        hlc={**_HLC, "description": "Hybrid logical clock of 64 bits: 48 for milliseconds, 16 for a counter."},
+        clientId={**name, "maxLength": NAME_CHARACTERS_MAX, "description": "The credential's client."},
+        columns={
+            "type": "array",
+            "maxItems": ROW_COLUMNS_MAX,
+            "items": column,
+            "description": "Must not contain a column twice.",
+        },
+        hlc={**_HLC, "description": "64-bit hybrid logical clock: 48 bits for milliseconds, 16 bits for a counter."},
     )

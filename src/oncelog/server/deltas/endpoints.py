@@ -44,7 +44,7 @@ PATH: Final = "/v1/sync/{gateway}/"
 
 _parse_row_id: Final = new_decoder(
     lambda text: len(text) <= ROW_ID_CHARACTERS_MAX and "\0" not in text,
-    f"must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000",
+    f"must have at most {ROW_ID_CHARACTERS_MAX} characters and must not contain U+0000",
     limit=ROW_ID_CHARACTERS_MAX,
 )
 _DELTA_ID_EXAMPLE: Final = "29d98dedefb1b13dd6dae46db9f1fe5c8526530491d38ddb42b007fdd81be847"
@@ -148,7 +148,9 @@ class DeltasEndpoints:
                         IDENTIFIER,
                         "Name of the table.",
                         "products",
-                        new_decoder(is_identifier, "must be an identifier (letters, digits and _, no digit first)"),
+                        new_decoder(
+                            is_identifier, "must be an identifier (letters, digits and _, not starting with a digit)"
+                        ),
                     ),
                     after,
                     limit,
@@ -163,7 +165,7 @@ class DeltasEndpoints:
                 path=f"{PATH}deltas/{{deltaId}}",
                 name="getDelta",
                 summary="Look a delta up by its id",
-                description="Whether the delta was committed, and its sequence. Includes the proof of the record.",
+                description="Returns whether the delta was committed, and its sequence. Includes the record's proof.",
                 parameters=(
                     _GATEWAY_PARAMETER,
                     path_parameter(

@@ -36,10 +36,10 @@ class Column(Struct, frozen=True):
         """Return the fault of a canonical value, or None if it is valid."""
         kind = _get_type(value)
         if kind == "null":
-            return None if self.nullable or self.type == "json" else f"must be {self.type}, not null"
+            return None if self.nullable or self.type == "json" else f"must be of type {self.type}, not null"
         if self.type in ("json", kind) or (self.type == "number" and kind == "integer"):
             return None
-        return f"must be {self.type}, not {kind}"
+        return f"must be of type {self.type}, not {kind}"
 
 
 Tables = Mapping[str, Mapping[str, Column]]
@@ -77,7 +77,7 @@ class TableSchemas:
                 return f"columns[{index}].column: {name!r} is not a column of table {delta.table!r}"
             wrong = column.find_problem(value)
             if wrong is not None:
-                return f"columns[{index}].value: of {name!r} of table {delta.table!r} {wrong}"
+                return f"columns[{index}].value: column {name!r} of table {delta.table!r} {wrong}"
         return None
 
 
@@ -86,7 +86,9 @@ def decode_schemas(text: bytes, source: str) -> dict[str, Tables]:
     try:
         gateways = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, str]]])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{source}: must be {{gateway: {{table: {{column: type}}}}}} in JSON: {error}") from error
+        raise SettingsError(
+            f"{source}: must be JSON of the form {{gateway: {{table: {{column: type}}}}}}: {error}"
+        ) from error
     return {
         gateway if gateway == ANY_GATEWAY else _parse_scope(gateway, source): {
             _check_name(table, f"{source}: {gateway}"): {
@@ -112,12 +114,12 @@ def _parse_scope(gateway: str, source: str) -> str:
     try:
         return parse_gateway(gateway)
     except ApiError as error:  # the server would refuse every push to this gateway
-        raise SettingsError(f"{source}: {gateway!r} is not a valid name of a gateway: {error.message}") from error
+        raise SettingsError(f"{source}: {gateway!r} is not a valid gateway name: {error.message}") from error
 
 
 def _check_name(name: str, location: str) -> str:
     if not is_identifier(name):
-        raise SettingsError(f"{location}: {name!r} is not a valid name of a table or column")
+        raise SettingsError(f"{location}: {name!r} is not a valid table or column name")
     return name
 
 

@@ -87,16 +87,16 @@ class DeltasService(ApiService):
 
     def check_writable(self, gateway: str, principal: Principal) -> str:
         """Return the stream of a gateway. Raises ApiError unless the principal may write it."""
-        return _check_right(gateway, principal.grants.may_write, "not be written")
+        return _check_right(gateway, principal.grants.may_write, "has no write access to")
 
     def check_readable(self, gateway: str, principal: Principal) -> str:
         """Return the stream of a gateway. Raises ApiError unless the principal may read it."""
-        return _check_right(gateway, principal.grants.may_read, "not be read")
+        return _check_right(gateway, principal.grants.may_read, "has no read access to")
 
     def check_compactable(self, gateway: str, principal: Principal) -> str:
         """Return the stream of a gateway. Raises ApiError unless the principal may compact it."""
         return _check_right(
-            gateway, lambda scope: principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"), "not be compacted"
+            gateway, lambda scope: principal.grants.may_write(f"{scope}/{COMPACT_GRANT}"), "may not compact"
         )
 
     # --- push
@@ -216,7 +216,7 @@ class DeltasService(ApiService):
         newest, horizon = await self.log.state.newest_and_horizon(scope)
         if since and horizon is not None:
             reason = (
-                "is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
+                "is older than the compaction, which has dropped deleted rows; replace all rows with the rows of the "
                 "snapshot, and continue from its cursor"
             )
             raise self._history_error("since", reason, newest=newest, snapshot=True)
@@ -249,7 +249,7 @@ class DeltasService(ApiService):
             cursor, horizon = await state.newest_and_horizon(scope)
         page = await state.rows(scope, after=(table, row_id), limit=self.page_sizes.clamp(limit))
         if await state.horizon(scope) != horizon:
-            reason = "deleted rows were dropped while the snapshot was read; read it again from its first page"
+            reason = "deleted rows were dropped while the snapshot was being read; read it again from its first page"
             raise self._history_error(field, reason, snapshot=True)
         following = encode_page_token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
         return codec.encode_snapshot(page.rows, cursor, following, self.log.epoch, horizon)
@@ -269,7 +269,7 @@ class DeltasService(ApiService):
 
     def _check_epoch(self, epoch: str | None) -> None:
         if epoch and epoch != self.log.epoch:
-            reason = "is that of another history; read the snapshot, and continue from its cursor"
+            reason = "belongs to another history; read the snapshot, and continue from its cursor"
             raise self._history_error("epoch", reason)
 
     def _history_error(self, field: str, reason: str, **details: Any) -> ApiError:
@@ -309,14 +309,14 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
 def _check_pushable(deltas: Sequence[DeltaJson], own_client: str | None) -> None:
     """Raise ApiError for too many deltas, or for a delta of a client other than `own_client` (None allows any)."""
     if len(deltas) > PUSH_DELTAS_MAX:
-        reason = f"must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
+        reason = f"must have at most {PUSH_DELTAS_MAX} entries, not {len(deltas)}"
         raise field_error("deltas", reason, error_codes.TOO_LARGE, limit=PUSH_DELTAS_MAX)
     if own_client is None:
         return
     for index, delta in enumerate(deltas):
         if delta.client_id != own_client:
             field = f"deltas[{index}].clientId"
-            raise field_error(field, "must be that of the credential", error_codes.FORBIDDEN, index=index)
+            raise field_error(field, "must be the credential's client", error_codes.FORBIDDEN, index=index)
 
 
 def split_at_compaction(records: Sequence[Record]) -> tuple[list[Record], bool]:
@@ -362,8 +362,8 @@ def _refusal_error(
         # The store does not report which delta it cannot hold. All client versions split a push when they receive this
         # code without an index.
         advice = (
-            f"the store cannot hold one of these {len(deltas)}; nothing was written. Push fewer deltas at a time: a "
-            "push of the faulty delta alone is refused with its index"
+            f"the store cannot hold one of these {len(deltas)} deltas; nothing was written. Push fewer deltas at a "
+            "time: a push of that delta alone is refused with its index"
         )
         return field_error("deltas", advice, error_codes.TOO_LARGE)
     if reason in RETRYABLE_CODES:
@@ -395,10 +395,10 @@ def _body_error(error: CanonicalError) -> ApiError:
 _INDEX: Final = re.compile(r"deltas\[(\d+)\]")
 
 
-def _check_right(gateway: str, may: Callable[[str], bool], action: str) -> str:
+def _check_right(gateway: str, may: Callable[[str], bool], problem: str) -> str:
     scope = parse_gateway(gateway)
     if not may(scope):
-        raise field_error("gateway", f"may {action}", error_codes.FORBIDDEN)
+        raise field_error("gateway", f"the credential {problem} this gateway", error_codes.FORBIDDEN)
     return scope
 
 
@@ -426,7 +426,7 @@ def _decode_compact(body: bytes) -> dict[str, Any]:
     names = ("upto", "keep", "tombstone_age_ms")
     numbers = {name: number for name in names if (number := getattr(request, name)) is not UNSET}
     if ("upto" in numbers) == ("keep" in numbers):
-        raise ApiError(error_codes.BAD_REQUEST, "body: must have one of upto and keep")
+        raise ApiError(error_codes.BAD_REQUEST, "body: must have exactly one of upto and keep")
     if request.after and request.page:
         raise field_error("page", "must not be combined with after")
     field, token = ("page", request.page) if request.page else ("after", request.after)

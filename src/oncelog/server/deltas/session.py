@@ -118,7 +118,7 @@ class DeltasSession(WebSocketSession[Connect | None, None]):
         except (ConnectionError, TimeoutError):
             self.on_disconnect()
         except Exception:
-            logger.exception("a live reader could not be served", extra=self._describe())
+            logger.exception("a live reader failed", extra=self._describe())
             self.close(WSCloseCode.INTERNAL_ERROR, "")
 
     async def _send(self, message: bytes) -> None:

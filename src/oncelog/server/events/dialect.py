@@ -194,7 +194,7 @@ def check_unique_ids(ids: Sequence[str], keys: Sequence[object], path: str) -> N
         first = firsts.setdefault(key, index)
         if first != index:
             shown = ids[index].encode("utf-8", "replace").decode()
-            raise field_error(f"{path}[{index}].id", f"is the id of events[{first}] too: {shown}")
+            raise field_error(f"{path}[{index}].id", f"is also the id of events[{first}]: {shown}")
 
 
 # --- envelopes ---------------------------------------------------------------------------------------

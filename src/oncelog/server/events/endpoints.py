@@ -99,9 +99,9 @@ class EventsEndpoints:
                 name="getEvent",
                 summary="Look an event up by its id",
                 description=(
-                    "Whether the event was committed, its position, and whether the log still remembers its id. "
-                    "Includes the proof of the record unless `show_actors` is off. An event of other partitions gets "
-                    "404, like an unknown event."
+                    "Returns whether the event was committed, its position, and whether the log still remembers "
+                    "its id. Includes the proof of the record unless `show_actors` is off. An event of other "
+                    "partitions gets 404, like an unknown event."
                 ),
                 parameters=(
                     path_parameter("id", UUID_SCHEMA, "Id of the event.", _EVENT_ID, parse_uuid),

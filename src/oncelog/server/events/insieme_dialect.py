@@ -205,7 +205,7 @@ def _check_id(id_text: str) -> None:
     """
     check_text(id_text, "$.id")
     if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
-        raise CanonicalError("$.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters, and not U+0000")
+        raise CanonicalError("$.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters and must not contain U+0000")
 
 
 def _decode_item(
@@ -219,7 +219,7 @@ def _decode_item(
         if project_id != project.id:
             return RejectedItem(error_codes.FORBIDDEN, "projectId", _OTHER_PROJECT)
         if project.is_foreign(required_field(item, "partition")):
-            return RejectedItem(error_codes.FORBIDDEN, "partition", "must not be another project's")
+            return RejectedItem(error_codes.FORBIDDEN, "partition", "must not belong to another project")
         if meta.get("clientId", client) not in (client, requested_id):
             return RejectedItem(error_codes.FORBIDDEN, "meta.clientId", "must be the client of this connection")
         return _to_submission(item, meta, project, actor, client)

@@ -150,7 +150,7 @@ def declare_submission(events_max: int) -> Message[tuple[str | None, list[_Item]
         "minItems": 1,
         "maxItems": events_max,
         "uniqueItems": True,
-        "description": "No two with the same id.",
+        "description": "Ids must be different.",
         "items": schema_ref("NewEvent"),
     }
     decode_items = partial(_decode_items, events_max=events_max)
@@ -184,7 +184,7 @@ def decode_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, 
             not 1 <= len(normal) <= PARTITIONS_MAX,
             f"must have 1 to {PARTITIONS_MAX} different partitions, not {len(normal)}",
         ),
-        (not are_valid, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000"),
+        (not are_valid, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters and must not contain U+0000"),
     )
     return normal
 

@@ -73,7 +73,8 @@ def parse_project(project_id: str, path: str = "$") -> Project:
     _check_name(partition, project_id, path)
     if len(scope) > PARTITION_CHARACTERS_MAX:
         raise CanonicalError(
-            path, f"must make a scope of at most {PARTITION_CHARACTERS_MAX} characters, not {len(scope)}"
+            path,
+            f"makes a scope of {len(scope)} characters; at most {PARTITION_CHARACTERS_MAX} are allowed",
         )
     return Project(project_id, partition, scope)
 
@@ -87,11 +88,11 @@ def _check_name(partition: str, own: str, path: str) -> None:
     raise_first(
         partial(CanonicalError, path),
         (not own, "must not be empty"),
-        (size > size_max, f"must make a partition of at most {size_max} characters, not {size}"),
-        ("\0" in own, "must not have U+0000"),
+        (size > size_max, f"makes a partition of {size} characters; at most {size_max} are allowed"),
+        ("\0" in own, "must not contain U+0000"),
     )
     if nfc(partition) != partition:
-        raise CanonicalError(path, "must be in Unicode's normal form C")
+        raise CanonicalError(path, "must be in NFC")
 
 
 def _parse_canonical_uuid(text: str) -> bytes | None:

@@ -89,17 +89,19 @@ class EventsService(ApiService):
     def check_readable(self, partitions: Sequence[str], principal: Principal) -> None:
         """Raise ApiError unless the principal may read all of these partitions (EV-11)."""
         if not all(map(principal.grants.may_read, partitions)):
-            raise ApiError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
+            raise ApiError(
+                FORBIDDEN, "partitions: the credential has no read access to some of them", field="partitions"
+            )
 
     def check_project_access(self, partition: str, principal: Principal) -> None:
         """Raise ApiError if the principal may neither read nor write the project."""
         if not principal.grants.may_read(partition) and not principal.grants.may_write(partition):
-            raise ApiError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
+            raise ApiError(FORBIDDEN, "the credential has no access to this project", field="projectId")
 
     def check_epoch(self, epoch: str | None) -> None:
         """Raise ApiError if a reader's cursor belongs to a different history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
-            raise self._history_error("the epoch is another one: read again from a point that you know, or from 0")
+            raise self._history_error("the log has another epoch; read again from a known position, or from 0")
 
     async def load_page(self, sync: Sync, upto: int | None, dialect: Dialect | None = None) -> RecordViewPage:
         """Return a page up to a bound or to the newest event. Raises ApiError if the cursor is ahead of the log."""
@@ -140,4 +142,4 @@ class EventsService(ApiService):
         return ApiError(HISTORY_CHANGED, message, **details)
 
 
-_FORBIDDEN_ITEM: Final = RejectedItem(FORBIDDEN, "partitions", "not all of them may be written")
+_FORBIDDEN_ITEM: Final = RejectedItem(FORBIDDEN, "partitions", "the credential has no write access to some of them")

@@ -103,12 +103,12 @@ def merge_operations(batch: Any) -> list[Any]:
     batch's (LG-17).
     """
     if not batch.writes:
-        raise field_error("writes", "must hold at least one")
+        raise field_error("writes", "must not be empty")
     for index, write in enumerate(batch.writes):
         if (write.organization, write.vault) not in (("", ""), (batch.organization, batch.vault)):
-            raise field_error(f"writes[{index}]", "must have the scope of the batch, or no scope")
+            raise field_error(f"writes[{index}]", "must have the same scope as the batch, or no scope")
         if not write.operations:
-            raise field_error(f"writes[{index}].operations", "must hold at least one")
+            raise field_error(f"writes[{index}].operations", "must not be empty")
     return [operation for write in batch.writes for operation in write.operations]
 
 
@@ -141,7 +141,7 @@ def decode_key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) * 2 != len(digits):
-        raise CanonicalError("idempotency_key", "must be a UUID, or its 32 hexadecimal digits")
+        raise CanonicalError("idempotency_key", "must be a UUID, or 32 hexadecimal digits")
     return key
 
 
@@ -249,8 +249,8 @@ def build_schemas(limits: ApiLimits) -> Schema:
     }
     batch_item = with_optional(
         {**object_schema(operations=operations), "additionalProperties": False},
-        organization={**TEXT_SCHEMA, "description": "Organization of the batch, or left out."},
-        vault={**TEXT_SCHEMA, "description": "Vault of the batch, or left out."},
+        organization={**TEXT_SCHEMA, "description": "Organization of the batch. May be omitted."},
+        vault={**TEXT_SCHEMA, "description": "Vault of the batch. May be omitted."},
     )
     earlier_receipt = with_optional(
         object_schema(assigned_sequence=POSITIVE_INTEGER, already_committed={"const": True}),
@@ -337,10 +337,10 @@ def _write_schema(content: Mapping[str, Schema]) -> Schema:
         schema,
         **content,
         vault={"type": "string", "maxLength": SCOPE_NAME_CHARACTERS_MAX, "pattern": NO_NUL},
-        client_id={**TEXT_SCHEMA, "description": "Client of the credential. May be left out."},
+        client_id={**TEXT_SCHEMA, "description": "The credential's client. May be omitted."},
         idempotency_key={
             **IDEMPOTENCY_KEY,
-            "description": "A UUID, or its 32 hexadecimal digits, not all zero. Without a key, only the sequence "
+            "description": "A UUID, or 32 hexadecimal digits, not all zero. Without a key, only the sequence "
             "identifies a retry.",
         },
     )

@@ -68,7 +68,7 @@ class LedgerEndpoints:
                         name="epoch",
                         schema={
                             **TEXT_SCHEMA,
-                            "description": "Epoch of the block with that height. Another epoch gets 409.",
+                            "description": "Epoch of the block with that height. A different epoch gets 409.",
                         },
                         default="",
                     ),
@@ -166,7 +166,7 @@ class LedgerEndpoints:
                     "Relationships",
                     (
                         "A page of relationships in the order of resource, relation and subject. The parameter "
-                        "`relation` needs `resource` or `subject` as well."
+                        "`relation` requires `resource` or `subject`."
                     ),
                 ),
                 codec.encode_page,
@@ -175,7 +175,7 @@ class LedgerEndpoints:
                 reads.RELATIONSHIP,
                 "relationship",
                 "Look a relationship up",
-                ("RelationshipFound", "Whether the relationship exists."),
+                ("RelationshipFound", "Returns whether the relationship exists."),
                 members,
             ),
             declare(
@@ -193,8 +193,8 @@ class LedgerEndpoints:
                 (
                     "TransactionOutcome",
                     (
-                        "Whether the transaction was committed, its position, and whether a retry under its key still "
-                        "gets the first answer. Includes the proof of the record."
+                        "Returns whether the transaction was committed, its position, and whether a retry under its "
+                        "key still gets the first answer. Includes the proof of the record."
                     ),
                 ),
                 members,

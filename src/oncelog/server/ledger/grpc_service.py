@@ -131,7 +131,9 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             self.port = self._listen(place)
             await self._server.start()
         except RuntimeError as error:
-            raise SettingsError(f"cannot listen on {place} for gRPC: is it taken? Set grpc_port") from error
+            raise SettingsError(
+                f"cannot listen on {place} for gRPC; stop the program that uses it, or set another grpc_port"
+            ) from error
 
     def _listen(self, place: str) -> int:
         certificate = self._certificate()
@@ -206,8 +208,8 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             except (ApiError, OncelogError) as error:
                 await self._abort(context, to_api_error(error, UNREADABLE))
             except Exception:  # not asyncio.CancelledError, which means that the caller is gone
-                logger.exception("a call failed")
-                await self._abort(context, ApiError(error_codes.SERVER_ERROR, "the server is at fault"))
+                logger.exception("a gRPC call failed")
+                await self._abort(context, ApiError(error_codes.SERVER_ERROR, "internal server error"))
             self._service.counts.requests["ledger", "grpc", "ok"] += 1
             return answer
 
@@ -267,7 +269,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
                 return kind.FromString(data)
         except (DecodeError, RecursionError, UnicodeDecodeError):
             pass
-        raise ApiError(error_codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
+        raise ApiError(error_codes.BAD_REQUEST, f"the request must be a message of type {kind.DESCRIPTOR.full_name}")
 
     def cancel_overdue(self) -> None:
         """Cancel reads whose deadline has passed, and mark them with None. Called about once a second."""

@@ -77,7 +77,7 @@ class Health(health.aio.HealthServicer):
     async def _read_request(self, context: Context) -> Any:
         address = self._find_address(context)
         if self._waiting.get(address, 0) >= READS_WAITING_PER_ADDRESS_MAX or self._waiting.total() >= READS_WAITING_MAX:
-            message = "too many health calls whose requests have not arrived in full"
+            message = "too many health calls with incomplete requests"
             await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         own = self._read_limits.get(address) or asyncio.Semaphore(READS_PER_ADDRESS_MAX)
         self._read_limits[address] = own
@@ -107,7 +107,7 @@ class Reflection:
 
     async def _serve_info(self, _: object, context: Context) -> None:
         if self._stream_count >= REFLECTIONS_MAX:
-            message = f"too many streams of reflection: at most {REFLECTIONS_MAX} at a time"
+            message = f"too many reflection streams: at most {REFLECTIONS_MAX} at a time"
             await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         self._stream_count += 1
         try:
@@ -165,5 +165,7 @@ async def _parse_message(message: Message, data: bytes | None, context: Context)
     except (DecodeError, UnicodeDecodeError):
         pass
     return await end_call(
-        context, grpc.StatusCode.INVALID_ARGUMENT, f"the request must be a {message.DESCRIPTOR.full_name}"
+        context,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"the request must be a message of type {message.DESCRIPTOR.full_name}",
     )

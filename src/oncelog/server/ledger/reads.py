@@ -62,7 +62,7 @@ class Read(Struct, frozen=True, kw_only=True):
         """Return the scope that these names identify. Raises ApiError if the principal may not read it."""
         scope, grants = parse_scope(organization, vault), principal.grants
         if not grants.may_read(scope) and not (self.is_for_writers and grants.may_write(scope)):
-            raise forbidden_error("neither be read nor written" if self.is_for_writers else "not be read")
+            raise forbidden_error("access" if self.is_for_writers else "read access")
         return scope
 
     async def run(self, ledger: LedgerService, scope: str, principal: Principal, values: Members) -> Any:
@@ -133,11 +133,11 @@ ORGANIZATION: Final = _text_field("organization", "The organization.", SCOPE_NAM
 VAULT: Final = _text_field(
     "vault", "A vault of the organization. Default: the organization itself.", SCOPE_NAME_CHARACTERS_MAX
 )
-CLIENT: Final = _text_field("client_id", "The client. Default: that of the credential.", CLIENT_ID_CHARACTERS_MAX)
+CLIENT: Final = _text_field("client_id", "The client. Default: the credential's client.", CLIENT_ID_CHARACTERS_MAX)
 ENTITY_POSITION: Final = msgspec.json.Decoder(tuple[str])
 LIMIT: Final = Parameter(
     name="limit",
-    schema={**integer_schema("Size of the page, at most {largest}. 0 is the server's default."), "default": 0},
+    schema={**integer_schema("Size of the page, at most {largest}. 0 means the server's default."), "default": 0},
     decode=_parse_number,
     default=0,
     previous_name="page_size",
@@ -199,7 +199,7 @@ def _to_entity_members(key: str, entity: Entity) -> Members:
 async def _list_relationships(ledger: LedgerService, scope: str, **values: Any) -> Members:
     query = RelationshipQuery(scope=scope, **{**values, "limit": ledger.page_sizes.clamp(values["limit"] or None)})
     if query.relation and not (query.resource or query.subject):
-        raise field_error("relation", "needs a resource or a subject as well")
+        raise field_error("relation", "requires a resource or a subject")
     page = await ledger.log.state.relationships(query)
     names = (*_RELATIONSHIP_NAMES, "version")
     return {
@@ -294,8 +294,8 @@ async def check_height(
     height = heads[lane].height if lane in heads else 0
     if (epoch and epoch != ledger.log.epoch) or after > height:
         reason = (
-            f"must be from 0 to {height}, the newest of the scope's lane, and of this history; "
-            "read again from a height that you know"
+            f"must be from 0 to {height}, the newest height of the scope's lane, and belong to the log's epoch; "
+            "read again from a known height"
         )
         raise field_error(after_field, reason, HISTORY_CHANGED, epoch=ledger.log.epoch, height=height)
 

@@ -134,7 +134,7 @@ class LedgerService(ApiService):
         try:
             check_operations(request.operations, self.limits.entity_value_bytes_max)
             if not principal.grants.may_write(scope):
-                raise forbidden_error("not be written")
+                raise forbidden_error("write access")
             return transaction(
                 scope,
                 client,
@@ -154,7 +154,7 @@ class LedgerService(ApiService):
         if own is None:
             return check_text(requested, "client_id", CLIENT_ID_CHARACTERS_MAX) or principal.actor.partition(":")[2]
         if requested and requested != own:
-            raise field_error("client_id", "must be that of the credential, or be left out")
+            raise field_error("client_id", "must be the credential's client, or be omitted")
         return own
 
     def to_answer(
@@ -188,10 +188,10 @@ class LedgerService(ApiService):
                 return success
         self.counts.ledger_writes["from_store"] += 1
         if receipt is None:
-            message = "this sequence was committed before; its record is gone, and nothing was written"
+            message = "this sequence was already committed, and its record has been removed; nothing was written"
             members: Members = {"assigned_sequence": submission.client_sequence}
         else:
-            message = "this transaction has been committed before; nothing was written"
+            message = "this transaction was already committed; nothing was written"
             members = {
                 "committed_tx_id": format_tx_id(receipt.lane, receipt.position),
                 "block_height": receipt.height,
@@ -212,7 +212,7 @@ class LedgerService(ApiService):
         if reason in _CONDITION_REASONS:
             members = {"key": refusal.field, "operation_index": refusal.index}
             if not may_read:
-                message = "a condition is not met; the principal may not read the state of the entity"
+                message = "a condition is not met; the credential has no read access to the state of the entity"
             elif refusal.value is not None:
                 members |= {"current_version": refusal.current, "current_value": refusal.value}
         elif reason is Reason.IDENTITY_REUSED:
@@ -247,7 +247,7 @@ def check_text(text: str, field: str, characters_max: int) -> str:
         message = f"must have at most {characters_max} characters, not {len(text)}"
         raise field_error(field, message, limit=characters_max)
     if "\0" in text:
-        raise field_error(field, "must not have U+0000")
+        raise field_error(field, "must not contain U+0000")
     return text
 
 
@@ -259,6 +259,8 @@ def check_key(key: bytes) -> None:
         raise field_error("idempotency_key", "must not be all zero")
 
 
-def forbidden_error(action: str) -> ApiError:
+def forbidden_error(right: str) -> ApiError:
     """Return the error for an action that the caller's grants do not allow on the scope."""
-    return ApiError(FORBIDDEN, f"organization, vault: may {action}", field="organization")
+    return ApiError(
+        FORBIDDEN, f"organization, vault: the credential has no {right} to this scope", field="organization"
+    )
