@@ -435,9 +435,9 @@ def test_compaction_retries_after_a_failure_and_prints_the_total() -> None:
     [
         ("", "must have 1 to 80 characters"),
         ("x" * 81, "must have 1 to 80 characters"),
-        ("a\nb", "must not have control characters"),
-        ("a\x7f", "must not have control characters"),
-        ("a\x85", "must not have control characters"),
+        ("a\nb", "must not contain control characters"),
+        ("a\x7f", "must not contain control characters"),
+        ("a\x85", "must not contain control characters"),
         ("..", "must not be . or .."),
         ("e\u0301", "must be in NFC"),
     ],

@@ -128,7 +128,7 @@ class QuotasContract(Contract):
             verdicts = log.commit_items(*events, is_admitted_whole=True)
             late = assert_refused(verdicts[3], Reason.QUOTA_EXCEEDED)
             assert (late.tenant, late.current) == ("acme", 0), "current excludes the request"
-            assert late.message == "records_max of the tenant 'acme' is 3; it has 0, and this request adds more than 3"
+            assert late.message == "records_max of the tenant 'acme' is 3; it uses 0, and this request adds more than 3"
             assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
             # Three writes at the same time exceed the burst; the bucket refills from the debt.
             assert [
