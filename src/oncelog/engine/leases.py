@@ -19,6 +19,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, TypeVar
 
+from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.policy import Policy
 from oncelog.core.values import (
     Claim,
@@ -89,7 +90,7 @@ class LeaseManager:
         """Random prefix of all holder names, so that no other process can use one of them."""
         self._numbers = itertools.count(1)
         self._local_leases: dict[KeyIdentity, HeldLease] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks(logger)
         self._groups: dict[int, LeaseGroup] = {}
         """Lease groups by lease duration in milliseconds."""
         self._watchdog = LeaseWatchdog(store, self._finish)
@@ -130,7 +131,7 @@ class LeaseManager:
         except asyncio.CancelledError:
             # The submission was sent before the cancellation. Submitting it again under the same identity returns its
             # verdict.
-            self._start_task(self._complete(lease, body))
+            self._tasks.start(self._complete(lease, body))
             raise
 
     async def run(self, lease: HeldLease, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[WorkResult, T]:
@@ -150,13 +151,12 @@ class LeaseManager:
         Callers that wait for the work receive `error`. Without an error, one of them takes over. The release continues
         in the background if its caller is cancelled, or after `RELEASE_WAIT_S`.
         """
-        await asyncio.wait([self._start_task(self._release(lease, error))], timeout=RELEASE_WAIT_S)
+        await asyncio.wait([self._tasks.start(self._release(lease, error))], timeout=RELEASE_WAIT_S)
 
     async def close(self) -> None:
         """Wait until finished results are stored. Leases of unfinished work are no longer renewed."""
         self._is_closing = True
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
         await self._watchdog.close()
         for group in self._groups.values():
             group.timer.cancel()
@@ -222,7 +222,7 @@ class LeaseManager:
         except asyncio.CancelledError:
             # The claim was sent before the cancellation. If it is granted, no caller does the work, so release the
             # lease.
-            self._start_task(self._release_unused_claim(lease, claim))
+            self._tasks.start(self._release_unused_claim(lease, claim))
             raise
 
     async def _release_unused_claim(self, lease: HeldLease, claim: Claim) -> None:
@@ -337,7 +337,7 @@ class LeaseManager:
         for lease in group.remove_overrun():
             self._finish(lease)
         for lease in group.begin_round():
-            self._start_task(self._renew(lease, group))
+            self._tasks.start(self._renew(lease, group))
         if len(group):
             self._schedule_round(group)
         else:
@@ -353,22 +353,9 @@ class LeaseManager:
             if group.remove_lost(lease, verdict):
                 self._finish(lease)
 
-    # --- tasks that continue when their caller is cancelled
-
-    def _start_task(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
-        return task
-
-    def _forget_task(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.debug("background work ended with %r", task.exception())
-
     async def shield(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine that continues even if the caller is cancelled, so that finished results are stored."""
-        return await asyncio.shield(self._start_task(coroutine))
+        return await self._tasks.shield(coroutine)
 
 
 async def _wait_outcome(lease: HeldLease, deadline: float | None) -> WorkResult | None:

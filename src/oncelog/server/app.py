@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.policy import build_ledger_policy
 from oncelog.core.values import RequestedSettings
 from oncelog.engine.log import Log, open_log
@@ -22,7 +23,6 @@ from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR, to_record_act
 from oncelog.server.auth.credential_files import CredentialEvent, CredentialListener
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import ConnectionLimiter, to_connection_limits
 from oncelog.server.deltas.schemas import TableSchemas, combine_validators
 from oncelog.server.endpoint import Endpoint

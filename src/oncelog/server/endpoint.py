@@ -20,10 +20,9 @@ from oncelog import error_codes
 from oncelog.errors import OncelogError
 from oncelog.server.auth.principal import Principal, parse_grants
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.background_tasks import run_long
 from oncelog.server.connection_limiter import Caller
 from oncelog.server.errors import UNKNOWN_OUTCOME, UNREADABLE, ApiError, field_error, to_api_error
-from oncelog.server.messages import JSON, Field, Schema
+from oncelog.server.messages import JSON, Field, Schema, run_long
 
 # --- requests --------------------------------------------------------------------------------------------
 

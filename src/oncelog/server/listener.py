@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from oncelog.background_tasks import BackgroundTasks
 from oncelog.server import logger
-from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.connection_limiter import Connection, ConnectionLimiter
 
 BACKLOG: Final = 4096

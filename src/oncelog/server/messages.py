@@ -3,6 +3,7 @@
 Decoders raise an `ApiError` that names the path of the wrong value.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -22,6 +23,7 @@ from oncelog.core.canonical import (
 from oncelog.core.identity import locate_fault
 from oncelog.errors import CanonicalError
 from oncelog.server.errors import ApiError, field_error
+from oncelog.server.limits import LONG_FRAME_BYTES
 
 Schema = dict[str, Any]
 
@@ -284,6 +286,11 @@ class Message(Generic[T]):
             **({"required": required} if required else {}),
             "properties": {field.name: _describe(field) for field in self._fields},
         }
+
+
+async def run_long(size: int, function: Callable[[], T]) -> T:
+    """Call a function, in a thread if its input is long, so that other requests do not wait for it."""
+    return await asyncio.to_thread(function) if size > LONG_FRAME_BYTES else function()
 
 
 def _describe(field: Field) -> Schema:

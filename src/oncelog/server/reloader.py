@@ -6,13 +6,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.tenants import Tenant
 from oncelog.errors import OncelogError
 from oncelog.server import logger
 from oncelog.server.apis import Apis
 from oncelog.server.audit.endpoints import SERVER_ACTOR
 from oncelog.server.auth.authenticator import Authenticator
-from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.settings import ServerSettings
 
 CREDENTIALS_POLL_S: Final = 1.0

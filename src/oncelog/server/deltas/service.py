@@ -48,12 +48,11 @@ from oncelog.server.api_service import (
 )
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.background_tasks import run_long
 from oncelog.server.deltas import codec
 from oncelog.server.deltas.codec import PushResult
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, translate_errors
 from oncelog.server.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX
-from oncelog.server.messages import decode_struct
+from oncelog.server.messages import decode_struct, run_long
 
 COMPACT_GRANT: Final = "compact"
 """Suffix of the stream name in a grant that allows compaction."""

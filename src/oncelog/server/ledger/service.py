@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.canonical import nfc
 from oncelog.core.limits import NAME_CHARACTERS_MAX, SEQUENCE_MAX
 from oncelog.core.policy import LEDGER
@@ -22,7 +23,6 @@ from oncelog.errors import CanonicalError, OncelogError
 from oncelog.server.api_service import ApiService, new_rate
 from oncelog.server.auth.principal import Principal
 from oncelog.server.auth_gate import AuthGate
-from oncelog.server.background_tasks import BackgroundTasks
 from oncelog.server.errors import RETRYABLE_CODES, ApiError, field_error, retryable_error, to_api_error
 from oncelog.server.ledger.values import Members, Write, WriteAnswer, WriteError, WriteErrorCode, WriteSuccess
 from oncelog.server.messages import value_error

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import asyncpg
 from msgspec.structs import replace
 
+from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.read_set import ReadSet
@@ -92,7 +93,7 @@ class PostgresStore(SqlStore):
         self._pool: Any = None
         self._notifies_others = True
         self._notifier: Notifier | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks(logger)
 
     @property
     def _metadata(self) -> LogMetadata:
@@ -144,8 +145,7 @@ class PostgresStore(SqlStore):
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
         if self._notifier is not None:
             await self._notifier.close()
         self._sessions.close()
@@ -335,24 +335,12 @@ class PostgresStore(SqlStore):
     async def _transact(self, work: Work[T], lanes: Collection[int] = (), get_blocks: GetBlocks[T] = lambda _: ()) -> T:
         """Run `Writer.transact` to completion. Cancelling the caller must not cancel the statement on the server."""
         self._check_open()
-
-        return await self._run_shielded(self._writer.transact(lanes, work, get_blocks))
-
-    async def _run_shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return await asyncio.shield(task)
-
-    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved, because the caller may have been cancelled
+        return await self._tasks.shield(self._writer.transact(lanes, work, get_blocks))
 
     async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
         """Run a read to completion. Cancelling the caller must not cancel the statement on the server."""
         self._check_open()
-        return await self._run_shielded(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
+        return await self._tasks.shield(self._read_with_retries(function, *arguments, limit_ms=limit_ms))
 
     async def _read_with_retries(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int) -> T:
         """Run a read on a pooled session, and retry on another one if the session is lost."""
