@@ -24,6 +24,7 @@ from oncelog.core.rules.compaction import build_row_without_state
 from oncelog.sql_files import split_script
 
 T = TypeVar("T")
+Received = TypeVar("Received", RowDelta, SnapshotRow)
 
 SCHEMA: Final = StoreSchema("deltas client", "oncelog.client.deltas", 1, application_id=0x4F4C4443)  # "OLDC"
 SQL: Final = SCHEMA.load_queries()
@@ -195,27 +196,33 @@ class DeltasStore(BaseStore):
 
     def apply(self, deltas: Sequence[RowDelta], cursor: int, epoch: str) -> list[Change]:
         """Merge deltas and move the cursor, in one transaction."""
-        # A crash may lose the transaction as a whole. The gateway then sends the deltas again.
-        rows: dict[RowKey, tuple[Row, Row]] = {}
-        with self._transaction(is_durable=False) as connection:
-            for delta in deltas:
-                key = (delta.table, delta.row_id)
-                merged = merge(get_row(rows, key, partial(self._load_state, connection)), delta)
-                rows[key] = (rows[key][0], merged)
-            _save_rows(connection, rows)
-            self._save_cursor(connection, (delta.hlc for delta in deltas), cursor, epoch)
-        return list_changes(rows, is_local=False)
+        return self._merge(deltas, merge, (delta.hlc for delta in deltas), cursor, epoch)
 
     def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
         """Merge a page of a snapshot into the rows. Only the last page has a cursor."""
+        clocks = (get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot)
+        cursor = self.sync_state.cursor if cursor is None else cursor
+        moved = self.sync_state.cursor if cursor is None else cursor
+        return self._merge(snapshot, lambda row, received: join_rows(row, received.row), clocks, moved, epoch)
+
+    def _merge(
+        self,
+        received: Sequence[Received],
+        merge_into: Callable[[Row, Received], Row],
+        clocks: Iterable[int],
+        cursor: int,
+        epoch: str,
+    ) -> list[Change]:
+        """Merge deltas or rows of a snapshot and move the cursor, in one transaction. Return the visible changes."""
+        # A crash may lose the transaction as a whole. The gateway then sends the data again.
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._transaction(is_durable=False) as connection:
-            for snapshot_row in snapshot:
-                loaded = self._load_state(connection, snapshot_row.table, snapshot_row.row_id)
-                rows[snapshot_row.table, snapshot_row.row_id] = (loaded, join_rows(loaded, snapshot_row.row))
+            for part in received:
+                key = (part.table, part.row_id)
+                merged = merge_into(get_row(rows, key, partial(self._load_state, connection)), part)
+                rows[key] = (rows[key][0], merged)
             _save_rows(connection, rows)
-            clocks = (get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot)
-            self._save_cursor(connection, clocks, self.sync_state.cursor if cursor is None else cursor, epoch)
+            self._save_cursor(connection, clocks, cursor, epoch)
         return list_changes(rows, is_local=False)
 
     def request_reset(self) -> None:
