@@ -17,11 +17,11 @@ import pytest
 
 DOCUMENTS = {
     "CO": "Common",
-    "EV": "Events door",
-    "LG": "Ledger door",
-    "DE": "Deltas door",
-    "RU": "Runs door",
-    "CH": "Chat door",
+    "EV": "Events API",
+    "LG": "Ledger API",
+    "DE": "Deltas API",
+    "RU": "Runs",
+    "CH": "Chat API",
 }
 PLANNED = "planned"
 PROVEN = "proven"
@@ -43,7 +43,7 @@ SELECTING_OPTIONS = {
 
 INTRODUCTION = (
     "Each row is a rule of the rule catalogue. A rule is *proven* when tests show all of it, and "
-    "*planned* while any part of it (a door, a store) is not there yet; a planned rule may have "
+    "*planned* while any part of it (an API, a store) is missing; a planned rule may have "
     "tests already. The tests listed are those that carry the rule's id and pass. This page is "
     "generated from `docs/rules.toml` and a run of all tests, by `make conformance`; `make test` "
     "fails when it is not current, or when a proven rule has no passing test."

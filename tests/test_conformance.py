@@ -134,7 +134,7 @@ class TestPage:
             "| CO-1 | One \\| two. | proven |"
             " [`test_a`](../tests/a.py), [`test_b`](../tests/a.py) |\n"
             "| CO-2 | Three. | planned |  |\n\n"
-            "## Chat door\n\n"
+            "## Chat API\n\n"
             "| rule | meaning | state | tests |\n"
             "|---|---|---|---|\n"
             "| CH-1 | Four. | planned | [`C::test_c`](../t.py) |\n"

@@ -102,7 +102,7 @@ class Portal:
         if self.is_forked:
             raise self._build_closed_error()
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a blocking call in the thread of the event loop would wait for itself")
+            raise RuntimeError("a blocking call in the event loop's thread would deadlock")
         call = _Call(function)
         try:
             self._submit(call)

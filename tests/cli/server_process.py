@@ -29,6 +29,14 @@ __all__ = [
 
 DEVELOPMENT: Final = ("--development", "--quiet")
 
+ONE_ATTEMPT: Final = """
+from msgspec.structs import replace
+from oncelog.cli import main, remote
+remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=3_600_000, pause_ms_max=3_600_000)
+main()
+"""
+"""The pause before the second attempt is longer than the deadline, so that a command gives up immediately."""
+
 
 def oncelog(
     *arguments: str, given: str | None = None, program: str = MAIN, **environment: str

@@ -364,7 +364,7 @@ def test_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[str]
     assert after.epoch != before.epoch
     assert epoch_of(log) == before.epoch
     assert f"old epoch: {before.epoch}\nnew epoch: {after.epoch}\n" in done.stdout
-    assert "Readers of the old epoch get history_changed" in done.stdout
+    assert "Readers of the old epoch receive history_changed" in done.stdout
     assert names(tmp_path) == {"log.db", "restored.db"}
 
 

@@ -150,7 +150,7 @@ def test_clock_jump_is_not_visible_on_a_machine_without_a_server(database: str) 
     status, output = run(database)
     assert status == 0
     assert "\nthe log:          2023-11-14 22:13:20.000 UTC\n" in output
-    assert "no jump was found, but no process on this machine has saved the time" in output
+    assert "no jump was found, but no process on this machine has recorded the time" in output
 
 
 def test_database_clock_behind_the_log_and_without_commits(database: str) -> None:

@@ -42,7 +42,7 @@ def expect_refusal(address: str, words: str, status: int = 2) -> None:
 
 
 def test_commands_create_no_log_in_an_empty_database(database: str) -> None:
-    expect_refusal(database, "has no log in it")
+    expect_refusal(database, "contains no log")
     schema = database.rpartition("=")[2]
     assert query(database, "SELECT count(*) FROM pg_class WHERE relnamespace = $1::text::regnamespace", schema) == [
         (0,)
@@ -51,7 +51,7 @@ def test_commands_create_no_log_in_an_empty_database(database: str) -> None:
 
 def test_foreign_table_with_the_name_of_the_log_is_refused(database: str) -> None:
     query(database, "CREATE TABLE oncelog_log (x integer)")
-    expect_refusal(database, "a table oncelog_log of another program")
+    expect_refusal(database, "a table oncelog_log that belongs to another program")
 
 
 def test_newer_schema_is_refused(database: str) -> None:
@@ -63,7 +63,7 @@ def test_newer_schema_is_refused(database: str) -> None:
 def test_log_of_an_unfinished_move_is_refused(database: str) -> None:
     sample_log.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_state SET move = 'x'")
-    expect_refusal(database, "has not ended: run `oncelog move` again")
+    expect_refusal(database, "has not finished: run `oncelog move` again")
 
 
 def test_older_schema_is_refused(database: str) -> None:
@@ -72,7 +72,7 @@ def test_older_schema_is_refused(database: str) -> None:
     for command in ("verify", "stats"):
         done = RUNNER.invoke(COMMAND, [command, database])
         assert done.exit_code == 2
-        assert "has schema 0; this Oncelog reads schema" in done.stderr
+        assert "has schema 0, and this version reads schema" in done.stderr
 
 
 def test_missing_state_row_is_reported_as_damage(database: str) -> None:
@@ -109,7 +109,7 @@ def test_missing_database_is_reported() -> None:
     ["postgresql://ann:secret/orders", "postgresql://ann:se[secret@host/orders", "postgresql://h:secret@h:x/o"],
 )
 def test_malformed_address_is_refused(address: str) -> None:
-    expect_refusal(address, "the address cannot be read")
+    expect_refusal(address, "the address cannot be parsed")
 
 
 def test_invalid_address_parameter_is_refused() -> None:

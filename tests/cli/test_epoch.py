@@ -55,7 +55,7 @@ def test_epoch_is_printed_and_renewed(log: str) -> None:
     assert (renewed["old_epoch"], renewed["above"]) == (second, 987654321)
     assert above.startswith("numbers continue above ")
     refused = RUNNER.invoke(COMMAND, ["epoch", log, "--above=5"])
-    assert (refused.exit_code, "--above needs --renew" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "--above requires --renew" in refused.stderr) == (2, True)
 
 
 @pytest.mark.rule("CO-40")
@@ -110,13 +110,13 @@ def test_open_log_in_a_database_does_not_write_under_the_old_epoch(database: str
         assert_committed(idle.submit(event(2)))
         run(database, "--renew")
         records = query(database, "SELECT count(*) FROM oncelog_records")
-        with pytest.raises(StoreUnavailableError, match=r"new epoch.*start this process again"):
+        with pytest.raises(StoreUnavailableError, match=r"epoch.*restart this process"):
             log.submit(event(3))
-        with pytest.raises(StoreUnavailableError, match="start this process again"):
+        with pytest.raises(StoreUnavailableError, match="restart this process"):
             log.read(after=0)
-        with pytest.raises(StoreUnavailableError, match="start this process again"):
+        with pytest.raises(StoreUnavailableError, match="restart this process"):
             log.submit(event(3))
-        with pytest.raises(StoreUnavailableError, match="start this process again"):
+        with pytest.raises(StoreUnavailableError, match="restart this process"):
             idle.submit(event(4))
         assert query(database, "SELECT count(*) FROM oncelog_records") == records
     with oncelog.open_blocking(database) as log:
@@ -136,7 +136,7 @@ def test_reader_of_an_open_log_notices_the_new_epoch(database: str, monkeypatch:
             try:
                 log.read(after=0)
             except StoreUnavailableError as error:
-                return "start this process again" in str(error)
+                return "restart this process" in str(error)
             return False
 
         wait_until(is_noticed)
@@ -150,7 +150,7 @@ def test_reader_without_a_subscription_notices_the_new_epoch(database: str, monk
         assert len(log.read(after=0).records) == 1
         run(database, "--renew")
         monkeypatch.setattr("oncelog.storage.postgres.notify.POLL_MS", 0)
-        with pytest.raises(StoreUnavailableError, match=r"new epoch.*start this process again"):
+        with pytest.raises(StoreUnavailableError, match=r"epoch.*restart this process"):
             log.read(after=0)
 
 
@@ -167,7 +167,7 @@ async def test_open_store_in_a_database_changes_nothing_under_the_old_epoch(data
             "set_tenants": lambda: store.set_tenants([Tenant("shop", records_max=1)]),
             "declare": lambda: store.declare([sample_log.NOTES]),
         }
-        with pytest.raises(LogReplacedError, match=r"new epoch.*start this process again"):
+        with pytest.raises(LogReplacedError, match=r"epoch.*restart this process"):
             await changes[name]()
         assert [await asyncio.to_thread(query, database, statement) for statement in CHANGED_STATE] == before
 

@@ -108,7 +108,10 @@ def test_load_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
         served.kill()
         done = oncelog("load", "--url", served.url, *SMALL)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1] == f"oncelog: {served.url} cannot be reached: Connection refused"
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"oncelog: {served.url} cannot be reached: Connection refused (is the server running at this URL?)"
+    )
 
 
 def test_load_counts_forbidden_events_as_rejected(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ async def continue_move(log: Path, database: str) -> None:
 async def test_silent_database_does_not_keep_the_file_locked(log: Path, database: str) -> None:
     status, output = await run_stalled_move(log, database, limit_ms=1_000)
     assert status == 2
-    assert output == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again to continue.\n"
+    assert output == "oncelog: DATABASE: no response within 1 seconds. Run the same command again to continue.\n"
     check_unlocked(log)
     await continue_move(log, database)
 
@@ -260,7 +260,7 @@ def test_unusable_target_database_is_refused(log: Path, database: str) -> None:
     assert "postgresql://postgres@127.0.0.1:1/postgres" in output
     assert "secret" not in output
     assert "does not exist" in expect_refusal(log, database.replace("/postgres?", "/nowhere?"))
-    assert "names no schema that exists" in expect_refusal(log, database + "x")
+    assert "no schema in the connection's search_path exists" in expect_refusal(log, database + "x")
     assert "oncelog: " in expect_refusal(log, database + "&default_transaction_read_only=on")  # like a standby
     other = address_of(log / "other")
     another = log.with_name("another.db")

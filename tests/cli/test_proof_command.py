@@ -25,6 +25,7 @@ from oncelog.core.transactions import format_tx_id, ledger_scope, transaction
 from oncelog.core.values import Committed, Receipt, Submission
 from oncelog.file_modes import open_new
 from oncelog.proof import decode, encode, proof_document, verify
+from oncelog.storage.metadata import DAMAGE_HINT
 
 SIZES = (1, 2, 3, 7, 8, 9, 64)
 SCOPE = ledger_scope("acme", "größe")
@@ -144,7 +145,7 @@ def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     )
     status, output = check_document(data, "--block-hash", after.block.hash)
     assert status == 0
-    assert "body:           erased: only the header is proven" in output
+    assert "body:           erased: only the header and the body hash are proven" in output
     # The other records of the block keep their bodies and proofs.
     assert verify(decode(print_proof(log, "0:1"))).is_valid
     assert decode(print_proof(log, "0:3")).body == build_event(3).body
@@ -210,7 +211,7 @@ def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
     assert other_client.startswith("no record: it was never committed here")
     assert "for the client 'c'" in other_client
     assert expect_refusal(log, "abcd", status=1).startswith("no record: it was never committed here")
-    assert "knows no policy 'nonsense'" in expect_refusal(log, "abcd", "--policy", "nonsense")
+    assert "has no policy 'nonsense'" in expect_refusal(log, "abcd", "--policy", "nonsense")
     # Sixteen digits may be a transaction id or a key. The transaction id takes precedence.
     digits = b"12345678".hex()
     assert decode(print_proof(log, digits)).record.key == digits
@@ -232,17 +233,17 @@ def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[list[str], str]] = [
-    ([], "name a log and a record in it, or a document with --check"),
+    ([], "give a log and a record in it, or a document with --check"),
     (["log.db"], "which record?"),
     (["log.db", "--lane", "0"], "--lane and --position must be given together"),
     (["log.db", "--position", "1"], "--lane and --position must be given together"),
-    (["log.db", "0:1", *PLACE], "--lane and --position name a record by its place"),
-    (["log.db", *PLACE, "--scope", "s"], "--lane and --position name a record by its place"),
+    (["log.db", "0:1", *PLACE], "--lane and --position identify a record by its place"),
+    (["log.db", *PLACE, "--scope", "s"], "--lane and --position identify a record by its place"),
     (["log.db", "0:1", "--client", "c"], "0:1 is the place of a record"),
     (["log.db", "nonsense", "--hex"], "'nonsense' is neither a UUID nor a key in hex"),
     (["log.db", "msg_1"], "'msg_1' is not the id of a message"),
     (["log.db", "0:1", "--all"], "0:1 is the place of a record: --all needs a key"),
-    (["log.db", *PLACE, "--text"], "--lane and --position name a record by its place"),
+    (["log.db", *PLACE, "--text"], "--lane and --position identify a record by its place"),
     (["--check", "x", "--hex"], "--hex cannot be combined with --check"),
     (["log.db", "0:1", "--block-hash", "00"], "--block-hash cannot be combined with a log"),
     (["log.db", "0:1"], "log.db does not exist."),
@@ -254,7 +255,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--check", "."], ". cannot be read: Is a directory"),
     (["--check", "x", "--block-hash", "00"], "--block-hash must have 64 hexadecimal digits"),
     (["--check", "x", "--block-hash", "g" * 64], "--block-hash must have 64 hexadecimal digits"),
-    (["postgresql://ann:se[secret@host/orders", "0:1"], "the address cannot be read"),
+    (["postgresql://ann:se[secret@host/orders", "0:1"], "the address cannot be parsed"),
 ]
 
 
@@ -283,16 +284,16 @@ def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
         connection.close()
 
     change("UPDATE oncelog_records SET actor = 'another' WHERE height = 1 AND actor = ''")
-    assert expect_refusal(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == f"lane 0, position 2: the record does not match its block; {DAMAGE_HINT}"
     change("UPDATE oncelog_records SET actor = ''")
     assert verify(decode(print_proof(log, "0:2"))).is_valid
     change("UPDATE oncelog_blocks SET count = 2")
-    assert expect_refusal(log, "0:2") == "lane 0, position 2: the record does not match its block; see `oncelog verify`"
-    assert expect_refusal(log, "0:3") == "lane 0, position 3: the record is not in its block; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == f"lane 0, position 2: the record does not match its block; {DAMAGE_HINT}"
+    assert expect_refusal(log, "0:3") == f"lane 0, position 3: the record is not in its block; {DAMAGE_HINT}"
     change("DELETE FROM oncelog_blocks")
-    assert expect_refusal(log, "0:2") == "lane 0, position 2: its block is missing; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == f"lane 0, position 2: its block is missing; {DAMAGE_HINT}"
     change("DELETE FROM oncelog_records")
-    assert expect_refusal(log, "0:2") == "lane 0, position 2: the record is missing; see `oncelog verify`"
+    assert expect_refusal(log, "0:2") == f"lane 0, position 2: the record is missing; {DAMAGE_HINT}"
 
 
 @pytest.mark.parametrize("change", ["client_sequence = -1", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"])
@@ -308,7 +309,7 @@ def test_invalid_column_values_are_reported(tmp_path: Path, change: str) -> None
 
 
 def test_database_without_a_log_or_out_of_reach_is_refused(database: str) -> None:
-    assert "has no log in it" in expect_refusal(database, "0:1")
+    assert "contains no log" in expect_refusal(database, "0:1")
     assert "cannot be reached" in expect_refusal("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
     assert "secret" not in expect_refusal("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
 
@@ -437,19 +438,17 @@ def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path:
     status, output = check_document(newest, "--head", str(head))
     assert status == 0
     assert output.startswith("proven: ")
-    assert "it is the block of the head" in output
+    assert "it is the head's block" in output
     status, output = check_document(older, "--head", str(head))
     assert status == 1
     assert "proven: " not in output
-    words = (
-        "it is older than the block of the head, and only the chain between them would connect them (heights 1 and 2)"
-    )
+    words = "it is older than the head's block, and only the chain between the two can connect them (heights 1 and 2)"
     assert f"not confirmed: {words}" in output
     exported = json.loads(head.read_text())
     mark = exported["lanes"][0]
     for change, words in (
         ({"block_hash": "ab" * 32}, f"not proven:\n- the block has the hash {mark['block_hash']}, not {'ab' * 32}"),
-        ({"height": 1}, "not confirmed: it is newer than the block of the head, which has height 1"),
+        ({"height": 1}, "not confirmed: it is newer than the head's block, which has height 1"),
         ({"lane": 77}, "not confirmed: the head has no lane 0"),
     ):
         head.write_text(json.dumps({**exported, "lanes": [{**mark, **change}]}))
@@ -458,7 +457,7 @@ def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path:
         assert words in output
     head.write_text("{}")
     assert expect_refusal("--check", "-", "--head", str(head), given=newest).startswith("not an exported head: ")
-    assert "--head: each names" in expect_refusal(
+    assert "--head: each identifies" in expect_refusal(
         "--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest
     )
     missing = invoke("--check", "-", "--head", str(tmp_path / "none.json"), given=newest)

@@ -214,10 +214,10 @@ def test_restored_log_is_moved_with_its_leaps_and_floors(tmp_path: Path) -> None
     ("statement", "finding"),
     [
         ("UPDATE oncelog_state SET leaps = NULL", "is missing (the next one has height 1001)"),
-        ("UPDATE oncelog_state SET leaps = '[1000,2000]'", "has 1 restore records, and the log has leapt 2 times"),
+        ("UPDATE oncelog_state SET leaps = '[1000,2000]'", "has 1 restore records, but the log has 2 leaps"),
         ("UPDATE oncelog_state SET leaps = '[1000,900]'", "are not in ascending order"),
         ("DELETE FROM oncelog_floors", "has no floor"),
-        ("UPDATE oncelog_floors SET floor = floor - 1", "and the last leap's 1000"),
+        ("UPDATE oncelog_floors SET floor = floor - 1", "but the last leap is 1000"),
         ("INSERT INTO oncelog_floors SELECT lane, scope || 'x', floor FROM oncelog_floors", "in the table of streams"),
         ("UPDATE oncelog_records SET actor = 'user:eve' WHERE policy = 'oncelog.restore'", "has the actor 'user:eve'"),
         ("UPDATE oncelog_records SET policy = 'events' WHERE policy = 'oncelog.restore'", "position of a restore"),

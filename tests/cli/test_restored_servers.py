@@ -99,7 +99,7 @@ def test_watcher_of_lost_blocks_gets_an_error_with_the_new_epoch(tmp_path: Path,
             next(watching)
         (new,) = re.findall(r"new epoch: (\w+)", restored.stdout)
         assert f"block {above + 1} does not follow block 2: the server reports a new history" in str(caught.value)
-        assert f"(epoch {new}, was {second.epoch})" in str(caught.value)
+        assert f"(its epoch is {new}, but was {second.epoch})" in str(caught.value)
         assert "watch from the last block that get_block still returns" in str(caught.value)
         found = ledger.get_block(first.block.height)
         assert found is not None
@@ -125,7 +125,7 @@ def test_running_server_refuses_writes_after_its_epoch_was_renewed(tmp_path: Pat
         with pytest.raises(HTTPError, match="500"):
             submit(2)
         assert server.stop() == 0
-        assert any("start this process again" in line for line in server.log_lines)
+        assert any("restart this process" in line for line in server.log_lines)
     assert query(server.store, "SELECT max(position) FROM oncelog_records") == [(ABOVE + 1,)]
     with serving(tmp_path) as server:
         submit(2)

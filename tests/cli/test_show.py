@@ -16,6 +16,7 @@ from oncelog.cli.terminal import format_utc
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
 from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.metadata import DAMAGE_HINT
 from oncelog.storage.queries.records import load_heads
 
 HINT = ". If the ID is the text of a key, add --text"
@@ -80,7 +81,7 @@ def test_show_searches_every_policy_unless_one_is_given(log: Path | str) -> None
     assert (mine["state"], mine["policy"]) == ("unknown", "chat")
     done = RUNNER.invoke(COMMAND, ["show", str(log), identity, "--policy", "nonsense"])
     assert done.exit_code == 2
-    assert "knows no policy 'nonsense'" in done.stderr
+    assert "has no policy 'nonsense'" in done.stderr
 
 
 def test_show_distinguishes_keys_of_different_clients(log: Path | str) -> None:
@@ -159,7 +160,7 @@ def test_show_reports_unknown_keys(log: Path | str) -> None:
     status, output = show(log, "abcd")
     assert status == 1
     assert output.startswith(
-        "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind"
+        "unknown: no record: it was never committed here, or it was refused, which leaves no trace"
     )
     status, output = show(log, "0:1000")
     assert (status, output) == (1, f"unknown: no record: lane 0 has positions 1 to 24{HINT}\n")
@@ -237,4 +238,4 @@ def test_show_reports_a_missing_record_as_damage(tmp_path: Path) -> None:
     connection.close()
     done = RUNNER.invoke(COMMAND, ["show", str(path), "0:1"])
     assert done.exit_code == 2
-    assert done.stderr == "oncelog: lane 0, position 1: the record is missing; see `oncelog verify`\n"
+    assert done.stderr == f"oncelog: lane 0, position 1: the record is missing; {DAMAGE_HINT}\n"

@@ -183,7 +183,7 @@ def test_show_lists_what_it_searched_for_an_unknown_key(log: Path | str) -> None
     assert status == 1
     with create_inspector(str(log)).open_view() as view:
         records = sum(head.position for head in view.run_query(load_heads).values())
-    never = "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind. "
+    never = "unknown: no record: it was never committed here, or it was refused, which leaves no trace. "
     everywhere = "under chat, deltas, events, ledger, notes, runs, for the key in hex and the key with this text"
     assert output == f"{never}Searched: all {records} records, and all leases, {everywhere}\n"
     exact = ("--policy", "chat", "--scope", "chat/g", "--hex")

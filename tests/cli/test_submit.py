@@ -14,7 +14,7 @@ import pytest
 
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
+from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import remote
 
@@ -237,7 +237,7 @@ def test_submit_to_a_silent_server_gives_up_after_the_timeout() -> None:
         finally:
             is_over.set()
     assert (status, asked.is_set()) == (2, True)
-    assert errors[0] == f"oncelog: gave up after {timeout} s: {url} does not answer in time"
+    assert errors[0] == f"oncelog: gave up after {timeout} s: {url} did not respond in time"
     ids = [one["id"] for one in received[0]["events"]]
     assert [error.rpartition(" ")[2] for error in errors[1:]] == ids
     assert errors[2].startswith("oncelog: line 2: the outcome is unknown")
@@ -256,6 +256,14 @@ def test_submit_interrupted_during_retries_prints_the_id() -> None:
     assert received[0]["events"][0]["id"] in errors
 
 
+def test_submit_to_an_unreachable_server_reports_that_nothing_was_sent(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.kill()
+        done = oncelog("submit", "--url", served.url, "--partition", "a", '{"type":"x"}', program=ONE_ATTEMPT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1:] == ["oncelog: nothing was sent"]
+
+
 @BOTH_STORES
 def test_submit_waits_for_a_restarting_server(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
@@ -263,7 +271,8 @@ def test_submit_waits_for_a_restarting_server(tmp_path: Path) -> None:
         with start_command("submit", "--url", served.url, "--partition", "a", '{"type":"x"}') as process:
             assert process.stderr is not None
             line = process.stderr.readline()
-            assert line == f"oncelog: {served.url} cannot be reached: Connection refused; retrying\n"
+            says = "cannot be reached: Connection refused (is the server running at this URL?)"
+            assert line == f"oncelog: {served.url} {says}; retrying\n"
             served.start()
             status, output, errors = wait_for_exit(process)
         assert (status, errors) == (0, "")

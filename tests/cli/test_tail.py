@@ -99,7 +99,7 @@ def test_tail_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
                 submit(served.url, "a", number, number + 1, number + 2)
                 shown = numbers_of([process.stdout.readline() for _ in range(3)])
                 assert shown == [number, number + 1, number + 2]
-                assert f"connected again; continuing after {number - 1}" in process.stderr.readline()
+                assert f"reconnected; continuing after {number - 1}" in process.stderr.readline()
             assert wait_for_exit(process) == (0, "", "")
 
 
@@ -146,7 +146,7 @@ def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
             status, output, errors = wait_for_exit(process)
         assert (status, output) == (2, "")
         last = errors.splitlines()[-1]
-        assert "the log has a different history now" in last
+        assert "the log's history has changed" in last
         assert all(epoch in last for epoch in epochs)
         command = ["tail", "--url", served.url, "--partition", "a", "--limit", "1", "--epoch"]
         assert oncelog(*command, epochs[1]).returncode == 0
@@ -200,7 +200,10 @@ def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
         served.kill()
         done = oncelog("tail", "--url", served.url, "--partition", "a")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"oncelog: {served.url} cannot be reached: Connection refused\n"
+    assert (
+        done.stderr
+        == f"oncelog: {served.url} cannot be reached: Connection refused (is the server running at this URL?)\n"
+    )
 
 
 @pytest.mark.parametrize(

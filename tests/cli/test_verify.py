@@ -317,15 +317,18 @@ EVIL = "TRIGGER evil AFTER INSERT ON oncelog_records BEGIN DELETE FROM oncelog_m
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        (f"CREATE {EVIL}", "the trigger evil on oncelog_records is not one of Oncelog's"),
-        (f"CREATE {EVIL.upper()}", "the trigger EVIL on ONCELOG_RECORDS is not one of Oncelog's"),
-        ('CREATE VIEW "oncelog_\x1b[2J" AS SELECT 1', "the view oncelog_\\x1b[2J is not one of Oncelog's"),
-        ("CREATE TABLE oncelog_more (x)", "the table oncelog_more is not one of Oncelog's"),
-        ("CREATE VIEW oncelog_more AS SELECT 1", "the view oncelog_more is not one of Oncelog's"),
-        ("CREATE UNIQUE INDEX evil ON oncelog_members (scope, joined)", "the index evil on oncelog_members is not one"),
-        ("CREATE INDEX oncelog_more ON orders (x)", "the index oncelog_more on orders is not one of Oncelog's"),
+        (f"CREATE {EVIL}", "the trigger evil on oncelog_records does not belong to Oncelog"),
+        (f"CREATE {EVIL.upper()}", "the trigger EVIL on ONCELOG_RECORDS does not belong to Oncelog"),
+        ('CREATE VIEW "oncelog_\x1b[2J" AS SELECT 1', "the view oncelog_\\x1b[2J does not belong to Oncelog"),
+        ("CREATE TABLE oncelog_more (x)", "the table oncelog_more does not belong to Oncelog"),
+        ("CREATE VIEW oncelog_more AS SELECT 1", "the view oncelog_more does not belong to Oncelog"),
+        (
+            "CREATE UNIQUE INDEX evil ON oncelog_members (scope, joined)",
+            "the index evil on oncelog_members does not belong",
+        ),
+        ("CREATE INDEX oncelog_more ON orders (x)", "the index oncelog_more on orders does not belong to Oncelog"),
         ("DROP TABLE oncelog_rates", "the table oncelog_rates is missing"),
-        ("ALTER TABLE oncelog_rows ADD COLUMN more TEXT", "the table oncelog_rows is not as Oncelog makes it"),
+        ("ALTER TABLE oncelog_rows ADD COLUMN more TEXT", "the table oncelog_rows differs from Oncelog's definition"),
         ("DROP INDEX oncelog_members_member", "the index oncelog_members_member on oncelog_members is missing"),
     ],
 )
@@ -343,7 +346,7 @@ def test_changed_schema_is_found(copy: Path, statement: str, words: str) -> None
 def test_all_schema_changes_are_listed(copy: Path) -> None:
     change_schema(copy, *(f"CREATE VIEW oncelog_{number:02} AS SELECT 1" for number in range(12)))
     done = RUNNER.invoke(COMMAND, ["verify", str(copy)])
-    assert "the view oncelog_00 is not one of Oncelog's; the view oncelog_01 is" in done.output
+    assert "the view oncelog_00 does not belong to Oncelog; the view oncelog_01 does" in done.output
     assert done.output.rstrip().endswith("; and 2 more")
 
 
@@ -454,7 +457,7 @@ def test_identity_stored_twice_is_found(tmp_path: Path) -> None:
     *_, last = verify_log(path)
     assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
-    assert "position 1 had stored" in last.message
+    assert "position 1 stored" in last.message
 
 
 def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
@@ -541,7 +544,8 @@ def test_verify_prints_one_line(template: Path, copy: Path) -> None:
     connection.close()
     done = RUNNER.invoke(COMMAND, ["verify", str(copy)])
     assert done.exit_code == 1
-    assert done.stdout == "not whole: lane 0, position 7: the record is missing (its block has height 4)\n"
+    assert done.stdout == "inconsistent: lane 0, position 7: the record is missing (its block has height 4)\n"
+    assert "restore a backup that `oncelog verify` accepts" in done.stderr
 
 
 def test_progress_is_shown_on_a_terminal(template: Path) -> None:

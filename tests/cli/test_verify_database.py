@@ -308,7 +308,7 @@ def test_changed_missing_or_extra_index_row_is_found(editor: DatabaseEditor, tab
 
 def test_wrong_partition_row_is_reported(editor: DatabaseEditor) -> None:
     more = "INSERT INTO oncelog_partition_records SELECT lane, 'more', position FROM oncelog_records WHERE lane = 0"
-    assert "is found under the partition 'more', where no such record is" in str(editor.expect_found(more))
+    assert "the index lists the partition 'more' here, but no such record exists" in str(editor.expect_found(more))
     less = "DELETE FROM oncelog_partition_records WHERE partition = 'größe'"
     assert "the record is not found under the partition 'größe'" in str(editor.expect_found(less))
 
@@ -337,38 +337,44 @@ SUPPRESS = "FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
             "DROP TABLE oncelog_rates",
             "the table oncelog_rates is missing; the table",
         ),
-        ("CREATE TABLE oncelog_more (x integer)", "the table oncelog_more is not one of Oncelog's"),
+        ("CREATE TABLE oncelog_more (x integer)", "the table oncelog_more does not belong to Oncelog"),
         (
             "ALTER TABLE oncelog_rows ADD COLUMN more text",
-            "the table oncelog_rows, column more is not one of Oncelog's",
+            "the table oncelog_rows, column more does not belong to Oncelog",
         ),
         ("ALTER TABLE oncelog_rows DROP COLUMN state", "column state is missing"),
-        ("ALTER TABLE oncelog_records ALTER COLUMN actor TYPE varchar(900)", "column actor is not as Oncelog makes it"),
+        (
+            "ALTER TABLE oncelog_records ALTER COLUMN actor TYPE varchar(900)",
+            "column actor differs from Oncelog's definition",
+        ),
         (
             'ALTER TABLE oncelog_streams ALTER COLUMN scope TYPE text COLLATE "POSIX"',
-            "column scope is not as Oncelog makes it",
+            "column scope differs from Oncelog's definition",
         ),
-        ("ALTER TABLE oncelog_blocks ALTER COLUMN root DROP NOT NULL", "column root is not as Oncelog makes it"),
+        ("ALTER TABLE oncelog_blocks ALTER COLUMN root DROP NOT NULL", "column root differs from Oncelog's definition"),
         (
             "ALTER TABLE oncelog_entities SET UNLOGGED",
-            "oncelog_entities, column erased is not as Oncelog",
+            "oncelog_entities, column erased differs from Oncelog",
         ),
         ("DROP INDEX oncelog_records_key", "the index oncelog_records_key is missing"),
         ("ALTER TABLE oncelog_partition_records DROP CONSTRAINT oncelog_partition_records_pkey", "_pkey is missing"),
         (
             "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncelog_records_stream'::regclass",
-            "the index oncelog_records_stream is not as Oncelog makes it",
+            "the index oncelog_records_stream differs from Oncelog's definition",
         ),
         (
             f"CREATE TRIGGER evil BEFORE UPDATE ON oncelog_members {SUPPRESS}",
-            "the trigger evil on oncelog_members is not one of Oncelog's",
+            "the trigger evil on oncelog_members does not belong to Oncelog",
         ),
         (
             "CREATE RULE evil AS ON INSERT TO oncelog_records DO ALSO DELETE FROM oncelog_members",
-            "the rule evil on oncelog_records is not one of Oncelog's",
+            "the rule evil on oncelog_records does not belong to Oncelog",
         ),
-        ("CREATE POLICY evil ON oncelog_records USING (lane > 0)", "the policy evil on oncelog_records is not one"),
-        ("CREATE VIEW oncelog_evil AS SELECT 1", "the view oncelog_evil is not one of Oncelog's"),
+        (
+            "CREATE POLICY evil ON oncelog_records USING (lane > 0)",
+            "the policy evil on oncelog_records does not belong",
+        ),
+        ("CREATE VIEW oncelog_evil AS SELECT 1", "the view oncelog_evil does not belong to Oncelog"),
     ],
 )
 def test_changed_schema_is_found(editor: DatabaseEditor, statement: str, words: str) -> None:
@@ -490,7 +496,7 @@ def test_identity_stored_twice_is_found(database: str) -> None:
     last = verify_address(database)
     assert isinstance(last, Inconsistency)
     assert (last.lane, last.position) == (0, 9)
-    assert "position 1 had stored" in last.message
+    assert "position 1 stored" in last.message
 
 
 # --- the command --------------------------------------------------------------------------------------
@@ -510,7 +516,7 @@ def test_verify_prints_one_line(database: str) -> None:
     query(database, "DELETE FROM oncelog_records WHERE lane = 0 AND position = 4")
     done = RUNNER.invoke(COMMAND, ["verify", database])
     assert done.exit_code == 1
-    assert done.stdout == "not whole: lane 0, position 4: the record is missing (its block has height 2)\n"
+    assert done.stdout == "inconsistent: lane 0, position 4: the record is missing (its block has height 2)\n"
 
 
 def test_lost_connection_is_not_reported_as_damage(database: str) -> None:

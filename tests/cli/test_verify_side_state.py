@@ -168,7 +168,7 @@ def test_many_damaged_entities_are_counted_and_some_are_listed(tmp_path: Path) -
     done = RUNNER.invoke(COMMAND, ["verify", str(path)])
     assert done.exit_code == 1
     first, *lines, last = done.stdout.splitlines()
-    assert first == "not whole: 400 entries differ from what the records produce:"
+    assert first == "inconsistent: 400 entries differ from what the records produce:"
     assert lines[0].endswith("entity 'e0/0' of 'ledger/acme' is missing: the record with sequence 1 set it")
     assert len(lines) == 20
     assert last == "  and 380 more"
@@ -217,7 +217,7 @@ def test_value_of_an_entity_that_is_marked_as_erased_is_found(log: Path | str) -
     assert (
         expect_inconsistency(log)
         .findings[0]
-        .endswith("entity 'e' of 'ledger/acme' is marked as erased, and has a value")
+        .endswith("entity 'e' of 'ledger/acme' is marked as erased, but has a value")
     )
 
 
@@ -289,7 +289,7 @@ def test_row_that_no_compacted_delta_made_is_found(tmp_path: Path) -> None:
         "SELECT lane, scope, table_name, 'r9', state FROM oncelog_rows WHERE row_id = 'r3'",
     )
     assert (
-        "row 'r9' of table 'todos' of 'deltas/shop' is stored, and no delta made it"
+        "row 'r9' of table 'todos' of 'deltas/shop' is stored, but no delta created it"
         in expect_inconsistency(path).findings[0]
     )
 

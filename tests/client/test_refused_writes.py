@@ -37,7 +37,7 @@ class Refusal(Struct, frozen=True):
 
 
 REFUSALS: Final = {
-    "unstorable": Refusal(MARK, "sending it again does not help"),
+    "unstorable": Refusal(MARK, "does not help"),
     "too large": Refusal(LARGE, "large", {"frame_bytes_max": len(LARGE)}),
 }
 LIMITS_OF_A_TENANT: Final[dict[str, Any]] = {

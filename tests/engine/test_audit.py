@@ -141,8 +141,8 @@ async def test_queue_of_acts_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog:
         for number in range(3):
             log.record(RecordAct(act=f"act_{number}", actor=ROOT))
         assert len(log._act_queue.waiting) == 2
-        assert "act_2 by user:root is not recorded" in caplog.text
-    assert "act_0 by user:root is not recorded: the log was closed" in caplog.text
+        assert "act_2 by user:root was not recorded" in caplog.text
+    assert "act_0 by user:root was not recorded: the log was closed" in caplog.text
 
 
 async def test_erasure_succeeds_after_a_clock_jump() -> None:

@@ -136,7 +136,7 @@ async def test_repeated_store_failure_is_logged_once_and_at_recovery(
             await log.submit(event(2))
     assert [record.message for record in caplog.records] == [
         "a batch of 1 requests was not committed: the disk is full",
-        "batches are committed again, after 3 that were not",
+        "batches commit again, after 3 failures",
     ]
 
 

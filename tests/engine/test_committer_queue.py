@@ -350,7 +350,7 @@ async def test_request_larger_than_the_queue_is_accepted_when_the_queue_is_empty
         assert [assert_committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
         too_large = await log.submit_many([event(number) for number in range(6, 12)])
         for verdict in too_large:
-            assert assert_refused(verdict, Reason.MALFORMED).message == "items must come to at most 5 bytes, not 6"
+            assert assert_refused(verdict, Reason.MALFORMED).message == "items must total at most 5 bytes, not 6"
 
 
 @pytest.mark.rule("CO-30")

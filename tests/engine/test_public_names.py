@@ -43,6 +43,12 @@ def test_every_public_name_can_be_loaded(name: str) -> None:
     assert getattr(oncelog, name) is getattr(oncelog, name)
 
 
+@pytest.mark.parametrize("name", ["open", "open_blocking"])
+def test_unknown_option_is_reported_with_the_public_name_of_the_function(name: str) -> None:
+    with pytest.raises(TypeError, match=r"oncelog\.open\(\) got an unexpected keyword argument 'lanes'"):
+        getattr(oncelog, name)("log.db", lanes=8)
+
+
 def test_star_import_loads_public_names() -> None:
     program = "from oncelog import *; print(open_blocking.__module__, Log.__name__)"
     assert run_program(program) == "oncelog.engine.log Log"

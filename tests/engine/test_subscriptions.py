@@ -92,7 +92,7 @@ async def test_cursors_of_a_subscription_are_refused_in_another_history() -> Non
         of_stream = await log.subscribe(stream=CHANNEL)
         assert of_stream.start == Cursor(0, log.epoch, f"lane/{lane}")
         with pytest.raises(
-            ValueError, match=f"the cursor is a place in 'lane/{lane}'"
+            ValueError, match=f"the cursor belongs to 'lane/{lane}'"
         ):  # a position cannot be used as a sequence
             await log.read(stream=CHANNEL, after=of_stream.start)
         assert not (await log.read(lane=lane, after=of_stream.start)).records

@@ -76,9 +76,9 @@ async def test_read_only_log_refuses_new_writes_and_serves_everything_else(tmp_p
         granted = await log.submit(claim)
         assert isinstance(granted, Granted)
         log.set_read_only()
-        assert log.read_only == "an operator has set it so"
+        assert log.read_only == "an operator has made the log read-only"
         assert get_read_only_message(await log.submit(event(2, partitions=("a",)))) == (
-            "no new writes are taken for now: an operator has set it so; try again later"
+            "new writes are refused for now: an operator has made the log read-only; try again later"
         )
         get_read_only_message(await log.submit(message(2)))
         get_read_only_message(await log.submit(transaction(1, 1)))
@@ -114,7 +114,7 @@ def test_once_on_a_read_only_log_returns_stored_results_and_refuses_new_work(tmp
 
         assert work(1) == 1
         log.set_read_only(True)
-        with pytest.raises(BusyError, match="no new writes are taken for now"):
+        with pytest.raises(BusyError, match="new writes are refused for now"):
             work(2)
         assert work(1) == 1
         log.set_read_only(False)
@@ -142,7 +142,7 @@ async def test_low_disk_space_refuses_new_writes_until_a_tenth_more_is_free(
             assert_committed(await log.submit(event(1)))
             for free in (999, 1, 1000, 1099):
                 store.free = free
-                assert "less than 1000 bytes of the disk are free" in get_read_only_message(await log.submit(event(2)))
+                assert "less than 1000 bytes are free on the disk" in get_read_only_message(await log.submit(event(2)))
             assert_replayed(await log.submit(event(1)))
             assert log.write_gate.reasons == {ReadOnlyReason.FREE}
             store.free = 1100
@@ -150,8 +150,8 @@ async def test_low_disk_space_refuses_new_writes_until_a_tenth_more_is_free(
             store.free = None
             assert_committed(await log.submit(event(3)))
     assert [record.message for record in caplog.records if record.name == "oncelog.engine"] == [
-        "new writes are refused: less than 1000 bytes of the disk are free",
-        "new writes are accepted again; this reason has ended: less than 1000 bytes of the disk are free",
+        "new writes are refused: less than 1000 bytes are free on the disk",
+        "new writes are accepted again; this reason no longer applies: less than 1000 bytes are free on the disk",
     ]
 
 
@@ -164,7 +164,7 @@ async def test_disk_limits_are_polled_without_writes() -> None:
         await until(lambda: log.write_gate.reasons == {ReadOnlyReason.SIZE})
         store.free = 9
         await until(lambda: log.write_gate.reasons == {ReadOnlyReason.SIZE, ReadOnlyReason.FREE})
-        assert log.read_only == "the store has more than 10 bytes; less than 10 bytes of the disk are free"
+        assert log.read_only == "the store is larger than 10 bytes; less than 10 bytes are free on the disk"
         store.size = 10
         await until(lambda: log.write_gate.store_bytes == 10)
         assert ReadOnlyReason.SIZE in log.write_gate.reasons, "the size must first fall by a tenth"
@@ -230,7 +230,7 @@ def test_invalid_disk_limit_is_refused(wrong: dict[str, Any]) -> None:
 @BOTH_STORES
 async def test_stores_report_their_size(tmp_path: Path, store_kind: str) -> None:
     async with open_log(log_at(tmp_path / "log.db"), room=DiskLimits(store_bytes_max=1000)) as log:
-        assert "more than 1000 bytes" in get_read_only_message(await log.submit(event(1)))
+        assert "larger than 1000 bytes" in get_read_only_message(await log.submit(event(1)))
         assert (log.write_gate.store_bytes or 0) > 1000
         assert (log.write_gate.free_bytes is None) == (store_kind == POSTGRES)
         log.write_gate.set_limits(DiskLimits(store_bytes_max=2**50))
@@ -436,6 +436,6 @@ async def test_size_limit_recovers_after_a_long_reader_releases_the_write_ahead_
             number = 2
             while not isinstance(await log.submit(event(number)), Refused):
                 number += 1
-            assert "the store has more than 3000000 bytes" in log.read_only
+            assert "the store is larger than 3000000 bytes" in log.read_only
         await until(lambda: not log.read_only)
         assert_committed(await log.submit(event(number)))

@@ -217,7 +217,7 @@ def test_port_too_close_to_the_maximum_is_refused(directory: Path, port: int) ->
     assert status == 2
     limit = "greater than or equal to 0" if port < 0 else "less than or equal to 65533"
     assert f"'--port': Input should be {limit}" in said, said
-    with pytest.raises(PortError, match=f"port {port} is unavailable: the first one is at most 65533"):
+    with pytest.raises(PortError, match=f"port {port} is unavailable: the first port must be at most 65533"):
         Cluster(directory, first_port=port)
     assert not directory.exists()
 

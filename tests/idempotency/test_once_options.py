@@ -145,7 +145,7 @@ class TestDecorating:
 
     @pytest.mark.parametrize(
         ("key", "said"),
-        [("", "1 to 255"), ("x" * 256, "1 to 255"), (3, "text"), (None, "text"), ("\ud800", "surrogates")],
+        [("", "1 to 255"), ("x" * 256, "1 to 255"), (3, "string"), (None, "string"), ("\ud800", "surrogates")],
     )
     def test_invalid_keys_are_refused(self, key: Any, said: str) -> None:
         log = oncelog.open_blocking(":memory:")

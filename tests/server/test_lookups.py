@@ -18,7 +18,7 @@ from server.deltas.delta_servers import change
 from server.running_server import Answer, Serving, event_id, item, serving
 
 pytestmark = BOTH_STORES
-UNKNOWN: Final = "no record: it was never committed here, or it was refused, and that leaves nothing behind"
+UNKNOWN: Final = "no record: it was never committed here, or it was refused, which leaves no trace"
 MESSAGE_ID: Final = "00000000-0000-4000-8000-000000000001"
 KEY: Final = f"{1:032x}"
 

@@ -127,7 +127,7 @@ async def test_read_only_server_refuses_new_writes_in_every_api_and_answers_retr
         assert await gateway.compact(keep=0)
         assert await served.server.log.erase(partition="acme/a") == 1
         ready = await served.get("/readyz")
-        assert (ready.status, ready.json["read_only"]) == (200, "an operator has set it so")
+        assert (ready.status, ready.json["read_only"]) == (200, "an operator has made the log read-only")
         assert metric(await measured(served), "oncelog_read_only", reason="operator") == 1
         served.server.log.set_read_only(False)
         for number, write in enumerate(write_functions.values(), 1):
@@ -275,7 +275,7 @@ def config(tmp_path: Path) -> Path:
 
 
 QUOTA: Final = '[[tenants]]\nprefix = "acme"\nrecords_max = 1\n'
-BY_OPERATOR: Final = "an operator has set it so"
+BY_OPERATOR: Final = "an operator has made the log read-only"
 
 
 async def test_sighup_reloads_the_read_only_switch_and_the_quotas(tmp_path: Path, config: Path) -> None:
@@ -308,7 +308,7 @@ async def test_command_line_read_only_overrides_the_file_at_startup_and_on_sighu
             operator = Operator(served, config, session)
             status, body = await operator.submit(1)
             assert status == 503
-            assert f"no new writes are taken for now: {BY_OPERATOR}" in body
+            assert f"new writes are refused for now: {BY_OPERATOR}" in body
             operator.reload(f"read_only = false\n{QUOTA}")
             # The quota is in the same file and is applied after the read-only switch.
             await operator.until_shown("/metrics", 'oncelog_tenant_records_max{tenant="acme"}')

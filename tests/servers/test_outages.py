@@ -13,7 +13,7 @@ from oncelog.storage.postgres import notify
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
 from servers.shared_logs import LONG_MS, event, open_proxied_log, place, retry_until_available
 
-GONE = "the database is unreachable, the connection is retried: "
+GONE = "the database is unreachable; retrying: "
 BACK = "the database is reachable again"
 ALONE = "this process receives no notifications, so it polls: "
 TRIES = 5

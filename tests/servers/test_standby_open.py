@@ -109,7 +109,7 @@ class TestAnotherSessionHasWaitedForLong:
         monkeypatch.setattr(target, "CALL_TIMEOUT_MS", LONG_MS)
         for _ in range(TRIES):
             async with asyncio.timeout(WAIT_S):
-                with pytest.raises(StoreUnavailableError, match="it waits for a standby that is away"):
+                with pytest.raises(StoreUnavailableError, match="it is waiting for an unavailable standby"):
                     await use(long_wait.address, path)
             assert await long_wait.operator.waiting_sessions() == [long_wait.pid]
 

@@ -232,7 +232,7 @@ async def test_commit_outcome_is_queried_until_the_lane_is_free(
         await commits.wait_reached()
         async with lock_lane(database):
             proxy.cut_all()
-            await until(lambda: caplog.text.count("retry on another session after LockNotAvailableError") >= 3)
+            await until(lambda: caplog.text.count("retrying on another session after LockNotAvailableError") >= 3)
         assert isinstance(await submitted, Committed)
         assert place(await log.submit(event(2))) == 2
         assert "InFailedSQLTransactionError" not in caplog.text

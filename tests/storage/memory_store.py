@@ -237,7 +237,7 @@ class MemoryStore:
         self._check_open()
         blocks = self._index.list_blocks(lane, height - 1, 1)
         if not blocks or blocks[0].height != height:
-            raise LookupError(f"lane {lane} has no block of height {height}")
+            raise LookupError(f"lane {lane} has no block at height {height}")
         return blocks[0], [self._get_evidence(index) for _, index in self._index.iterate_block(blocks[0])]
 
     async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:

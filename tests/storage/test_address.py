@@ -46,7 +46,7 @@ def test_shown_address_hides_secrets_and_keeps_the_schema(address: str, said: st
 
 async def test_empty_address_is_refused() -> None:
     for use in (open_log, create_inspector):
-        with pytest.raises(SettingsError, match="the address of the log is empty"):
+        with pytest.raises(SettingsError, match="the log's address is empty"):
             use("")
 
 
@@ -61,7 +61,7 @@ async def test_empty_address_is_refused() -> None:
 )
 async def test_other_scheme_is_refused_without_the_password(address: str) -> None:
     for use in (open_log, create_inspector):
-        with pytest.raises(SettingsError, match="a log is a file or postgresql://") as refused:
+        with pytest.raises(SettingsError, match="the log's address must be a file or postgresql://") as refused:
             use(address)
         assert address.partition("://")[0] in str(refused.value)
         assert "secret" not in str(refused.value)
@@ -148,7 +148,9 @@ async def test_error_of_a_responding_host_is_reported_over_a_host_with_several_a
     monkeypatch.setattr(socket, "getaddrinfo", many)
     wrong = database.replace("/postgres?", "/nowhere?")
     await assert_fails_with(add_host(wrong, **where), 'database "nowhere" does not exist')
-    await assert_fails_with("postgresql://u@many/app", "Multiple exceptions: .*127.0.0.1.*127.0.0.2")
+    await assert_fails_with(
+        "postgresql://u@many/app", r": Connection refused \(is the server running at this address\?\)"
+    )
 
 
 async def test_standby_is_reported_when_the_primary_is_unreachable(database: str) -> None:

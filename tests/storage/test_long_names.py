@@ -352,7 +352,7 @@ async def test_verify_finds_a_wrong_digest(tmp_path: Path) -> None:
     query(place, "UPDATE oncelog_entities SET digest = sha256('other')")
     last = await run_verify(place)
     assert isinstance(last, Inconsistency)
-    assert "by its digest" in str(last)
+    assert "under its digest" in str(last)
 
 
 @pytest.mark.stores(POSTGRES)

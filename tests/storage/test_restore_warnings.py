@@ -76,6 +76,6 @@ def test_changed_timeline_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
             log.submit(event(1, partitions=("p",)))
             log.read(after=0)
     (warning,) = list_warnings(caplog, "timeline")
-    assert f"the timeline of the server is {current}, and was 000000FF before" in warning
+    assert f"the server's timeline is {current}, but was 000000FF before" in warning
     assert "oncelog epoch ADDRESS --renew" in warning
     assert query(address, "SELECT timeline FROM oncelog_state") == [(current,)]

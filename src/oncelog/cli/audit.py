@@ -84,7 +84,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
     )
     show = encode_json_line if as_json else _format_line
     if (log is None) == (url is None):
-        raise OncelogError("name a LOG or a server with --url, and only one of them")
+        raise OncelogError("give either LOG or --url")
     if url is not None:
         asyncio.run(_print_remote(build_remote(url, token, token_file), wanted, follow, show))
         return

@@ -30,7 +30,7 @@ Above = Annotated[
     int | None,
     typer.Option(
         "--above",
-        help="Continue all numbers above this one, which is at least the highest used one and at most 2^46.",
+        help="Continue all numbers above N, which must be at least the highest number in use and at most 2^46.",
         metavar="N",
         min=1,
         show_default=False,
@@ -100,9 +100,9 @@ def restore(
         f"new epoch: {restored.new_epoch}",
         f"numbers continue above {restored.above}",
         (
-            "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
-            "history_changed: they drop records at positions that this log does not have, or start again from 0. "
-            "Writers may send writes with unknown outcomes again, under the same identity."
+            "Commits made after the backup are lost, and their numbers are not used again. Readers of the old epoch "
+            "receive history_changed: they must drop records at positions that this log does not have, or start again "
+            "from 0. Writers can safely retry writes whose outcome is unknown, with the same keys."
         ),
     ]
     typer.echo("\n".join(filter(None, lines)))
@@ -139,7 +139,7 @@ def epoch(
             f"numbers continue above {renewed.above}",
         ]
     elif above is not None:
-        raise OncelogError("--above needs --renew.")
+        raise OncelogError("--above requires --renew.")
     else:
         with inspector.open_view() as view:
             fields = {"epoch": view.metadata.epoch}
@@ -152,7 +152,7 @@ def _check_files(*logs: str) -> None:
         check_scheme(log)
     if any(map(is_address, logs)):
         raise OncelogError(
-            "a log in a database is backed up with the database's own tools: pg_dump, or pg_basebackup and an archive "
-            "of the write-ahead log. After the restore run `oncelog epoch ADDRESS --renew` before any program uses "
+            "back up a log in PostgreSQL with the database's own tools: pg_dump, or pg_basebackup and an archive of "
+            "the write-ahead log. After the restore, run `oncelog epoch ADDRESS --renew` before any program uses "
             "the log, so that readers notice it, and `oncelog verify ADDRESS`."
         )

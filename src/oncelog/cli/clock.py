@@ -19,7 +19,7 @@ def clock(
         typer.Option(
             min=1,
             metavar="MILLISECONDS",
-            help="Largest accepted jump: `Limits.clock_jump_ms_max` of the application, if it is set.",
+            help="Largest accepted jump. Pass the application's `Limits.clock_jump_ms_max` if it sets one.",
         ),
     ] = JUMP_MS_MAX,
     as_json: AsJson = False,
@@ -67,15 +67,15 @@ def check_clock(status: ClockStatus, jump_ms_max: int) -> tuple[bool, str]:
     except ClockJumpedError as jumped:
         return True, (
             f"the {status.name} is {jumped.ahead_ms} ms ahead of the time that the machine's steady clock predicts "
-            f"(at most {jump_ms_max} are accepted): the log accepts no new writes until the clock is set right or "
-            "confirmed"
+            f"(at most {jump_ms_max} are accepted): the log accepts no new writes until the clock is corrected or "
+            "confirmed with --confirm"
         )
     behind_ms = status.newest_ms - status.now.time_ms
     if behind_ms > 0:
         return (
             False,
-            f"the {status.name} is {behind_ms} ms behind the log, whose time stands still until the clock catches up",
+            f"the {status.name} is {behind_ms} ms behind the log; log time stands still until the clock catches up",
         )
     if status.newest_ms and status.mark.boot != status.now.boot:
-        return False, f"no jump was found, but {status.blind_reason}: it might go unnoticed"
+        return False, f"no jump was found, but {status.blind_reason}, so a jump may be undetected"
     return False, "no jump was found"

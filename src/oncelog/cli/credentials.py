@@ -6,20 +6,29 @@ import msgspec
 import typer
 
 from oncelog.cli.files import get_secret_check
-from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, CommandGroup, format_utc, parse_duration_ms, print_result
+from oncelog.cli.terminal import (
+    EXIT_FOUND_NOTHING,
+    AsJson,
+    CommandGroup,
+    format_utc,
+    parse_duration_ms,
+    print_message,
+    print_result,
+)
 from oncelog.server.auth.api_keys import ApiKey, ApiKeys
-from oncelog.server.auth.principal import parse_grants
+from oncelog.server.auth.principal import Grants, parse_grants
 from oncelog.storage.clock import SystemClock
 
 Read = Annotated[
-    list[str] | None, typer.Option(metavar="PARTITION", help="Partition that may be read: a name, or `orders/*`.")
+    list[str] | None, typer.Option(metavar="PARTITION", help="Grant read access to a partition: a name, or `orders/*`.")
 ]
 Audit = Annotated[
     list[str] | None,
-    typer.Option(metavar="STREAM", help="Stream whose administrative acts may be read, or `*` for all."),
+    typer.Option(metavar="STREAM", help="Grant read access to a stream's audit records, or `*` for all."),
 ]
 Write = Annotated[
-    list[str] | None, typer.Option(metavar="PARTITION", help="Partition that may be written: a name, or `orders/*`.")
+    list[str] | None,
+    typer.Option(metavar="PARTITION", help="Grant write access to a partition: a name, or `orders/*`."),
 ]
 
 
@@ -36,8 +45,8 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     read: Read = None,
     write: Write = None,
     audit: Audit = None,
-    expires: Annotated[str, typer.Option(metavar="DURATION", help="Validity: 90s, 15m, 1h, 30d.")] = "1h",
-    client_id: Annotated[str | None, typer.Option(help="The only client id that is allowed with the token.")] = None,
+    expires: Annotated[str, typer.Option(metavar="DURATION", help="Lifetime: 90s, 15m, 1h, 30d.")] = "1h",
+    client_id: Annotated[str | None, typer.Option(help="Restrict the token to this client id.")] = None,
     issuer: Annotated[str | None, typer.Option(help="The claim `iss`.")] = None,
     audience: Annotated[str | None, typer.Option(help="The claim `aud`.")] = None,
     kid: Annotated[
@@ -53,17 +62,24 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     from oncelog.server.auth.tokens import issue_token  # noqa: PLC0415
 
     now_ms = SystemClock().wall_ms()
+    grants = parse_grants(read or [], write or [], audit or [])
     token = issue_token(
         load_signing_key(key, alg, kid, get_secret_check()),
         subject=sub,
-        grants=parse_grants(read or [], write or [], audit or []),
+        grants=grants,
         issued_ms=now_ms,
         expires_ms=now_ms + parse_duration_ms(expires),
         client_id=client_id,
         iss=issuer,
         aud=audience,
     )
+    _warn_without_grants(grants, "token")
     typer.echo(token)
+
+
+def _warn_without_grants(grants: Grants, credential: str) -> None:
+    if grants == Grants():
+        print_message(f"note: this {credential} grants no access; create another one with --read, --write or --audit")
 
 
 # --- API keys ---------------------------------------------------------------------------------------------
@@ -75,7 +91,7 @@ apikey_app = CommandGroup(
     ),
 )
 
-KeysFile = Annotated[str, typer.Argument(help="The file of keys.", metavar="KEYS-FILE", show_default=False)]
+KeysFile = Annotated[str, typer.Argument(help="File with the keys.", metavar="KEYS-FILE", show_default=False)]
 
 
 @apikey_app.command()
@@ -84,15 +100,15 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
     client_id: Annotated[
         str,
         typer.Option(
-            help="Client of the key, without user:, client: or system: in front. Its writes have the actor `client:ID`."
+            help="Client id of the key, without user:, client: or system:. Its writes have the actor `client:ID`."
         ),
     ],
-    name: Annotated[str, typer.Option(help="Name for human readers.")],
+    name: Annotated[str, typer.Option(help="Name of the key, for people.")],
     read: Read = None,
     write: Write = None,
     audit: Audit = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Validity: 12h, 90d. By default until revoked.")
+        str | None, typer.Option(metavar="DURATION", help="Lifetime: 12h, 90d. Default: until revoked.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -104,7 +120,9 @@ def create(  # noqa: PLR0913, PLR0917 - each one is an option
     Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*' --expires 90d
     """
     expires_ms = None if expires is None else SystemClock().wall_ms() + parse_duration_ms(expires)
-    created = _open_keys(file).create(client_id, name, parse_grants(read or [], write or [], audit or []), expires_ms)
+    grants = parse_grants(read or [], write or [], audit or [])
+    created = _open_keys(file).create(client_id, name, grants, expires_ms)
+    _warn_without_grants(grants, "key")
     print_result({"key": created.text, **_to_json(created.key)}, [created.text], as_json)
 
 
@@ -121,7 +139,7 @@ def list_(file: KeysFile, as_json: AsJson = False) -> None:
 @apikey_app.command()
 def revoke(
     file: KeysFile,
-    id: Annotated[str, typer.Argument(help="The id, as `list` shows it.", metavar="ID", show_default=False)],  # noqa: A002
+    id: Annotated[str, typer.Argument(help="The key's id, as printed by `list`.", metavar="ID", show_default=False)],  # noqa: A002
 ) -> None:
     """Revoke a key permanently and keep its entry. The exit status is 1 if the file does not have the key.
 
@@ -131,12 +149,12 @@ def revoke(
     """
     key = _open_keys(file).revoke(id)
     if key is None:
-        typer.echo("there is no key with this id", err=True)
+        typer.echo(f"no such key: {id}", err=True)
         raise typer.Exit(EXIT_FOUND_NOTHING)
     typer.echo(_format_key(key))
     typer.echo(
-        "Servers that use this file refuse the key and end its connections about a second from now; "
-        "servers with a copy of the file do so when the copy is replaced.",
+        "Servers that use this file refuse the key and close its connections within about a second; "
+        "servers with a copy of the file do so once the copy is replaced.",
         err=True,
     )
 

@@ -30,6 +30,7 @@ from oncelog.errors import CorruptError, OncelogError, ProofError
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
 from oncelog.storage.inspect.factory import create_inspector
 from oncelog.storage.inspect.inspector import LogView
+from oncelog.storage.metadata import DAMAGE_HINT
 from oncelog.storage.queries.records import load_block
 from oncelog.storage.verify.findings import ExportedHead, decode_exported_head, translate_damage
 
@@ -88,7 +89,7 @@ def proof(  # noqa: PLR0913 - each is an option
         return
     _check_not_given({"--block-hash": block_hash, "--head": head}, "a log: it needs --check")
     if log is None:
-        raise OncelogError("name a log and a record in it, or a document with --check; see `oncelog proof --help`.")
+        raise OncelogError("give a log and a record in it, or a document with --check; see `oncelog proof --help`.")
     record_id = _parse_record_id(id, lane, position, options)
     with create_inspector(log).open_view() as view:
         with ProgressMeter() as meter:
@@ -116,7 +117,7 @@ def _parse_record_id(id: str | None, lane: int | None, position: int | None, opt
     if lane is not None and position is not None:
         if id is not None or options.find_first() is not None:
             raise OncelogError(
-                "--lane and --position name a record by its place, and cannot be combined with other arguments."
+                "--lane and --position identify a record by its place and cannot be combined with other arguments."
             )
         return RecordId("", options, (lane, position))
     if id is None:
@@ -137,12 +138,12 @@ def _encode_proof(record: Record, view: LogView) -> bytes:
     try:
         block, evidence = view.run_query(load_block, record.lane, record.height)
     except LookupError as error:
-        raise CorruptError(f"{place}: its block is missing; see `oncelog verify`") from error
+        raise CorruptError(f"{place}: its block is missing; {DAMAGE_HINT}") from error
     proven = prove_position(block, evidence, record.position)
     if proven is None:
-        raise CorruptError(f"{place}: the record is not in its block; see `oncelog verify`")
+        raise CorruptError(f"{place}: the record is not in its block; {DAMAGE_HINT}")
     if proven.record != record or not verify_header(record, proven.body_hash, proven.proof, block):
-        raise CorruptError(f"{place}: the record does not match its block; see `oncelog verify`")
+        raise CorruptError(f"{place}: the record does not match its block; {DAMAGE_HINT}")
     return encode(proof_document(proven))
 
 
@@ -151,7 +152,7 @@ def _encode_proof(record: Record, view: LogView) -> bytes:
 
 def _check_document(file: str, block_hash: str | None, head: Path | None) -> None:
     if block_hash is not None and head is not None:
-        raise OncelogError("--block-hash cannot be combined with --head: each names the expected block.")
+        raise OncelogError("--block-hash cannot be combined with --head: each identifies the expected block.")
     expected_hash = None if block_hash is None else _parse_hash(block_hash)
     exported = None if head is None else decode_exported_head(head.read_bytes())
     try:
@@ -185,13 +186,13 @@ def _find_anchor(
     if mark is None:
         return None, f"not confirmed: the head has no lane {block.lane}"
     if block.height > mark.height:
-        return None, f"not confirmed: it is newer than the block of the head, which has height {mark.height}"
+        return None, f"not confirmed: it is newer than the head's block, which has height {mark.height}"
     if block.height < mark.height:
         message = (
-            "not confirmed: it is older than the block of the head, and only the chain between them would connect them"
+            "not confirmed: it is older than the head's block, and only the chain between the two can connect them"
         )
         return None, f"{message} (heights {block.height} and {mark.height})"
-    return bytes.fromhex(mark.block_hash), "it is the block of the head"
+    return bytes.fromhex(mark.block_hash), "it is the head's block"
 
 
 def _parse_hash(text: str) -> bytes:
@@ -207,7 +208,7 @@ def _format_proof(
     record, block = document.record, document.block
     body = f"{len(document.body or b'')} bytes, as committed"
     if result.is_erased:
-        body = "erased: only the header is proven, and that the body had the body hash"
+        body = "erased: only the header and the body hash are proven"
     elif record.policy == LEDGER.name:
         body += "; the operations match the fingerprint"
     first = "proven: the record is in the block"

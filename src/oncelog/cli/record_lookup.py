@@ -25,7 +25,7 @@ from oncelog.proof import RecordHeader
 from oncelog.storage.clock import JUMP_MS_MAX
 from oncelog.storage.inspect.inspector import LogView
 from oncelog.storage.key_search import MATCHES_MAX, KeyMatches, KeyQuery, search_keys
-from oncelog.storage.metadata import NO_GAPS
+from oncelog.storage.metadata import DAMAGE_HINT, NO_GAPS
 from oncelog.storage.queries.records import find_block, find_record, load_gaps, load_heads
 from oncelog.storage.verify.side_state import decode_policies
 
@@ -170,7 +170,7 @@ def find_records(view: LogView, record_id: RecordId, meter: ProgressMeter) -> li
     if found:
         return found
     if not lookup.policies:
-        why = "no record: the log knows no policy yet, so nothing was ever committed"
+        why = "no record: the log has no policy yet, so nothing was ever committed"
         return [Finding(Outcome(Status.UNKNOWN, why))]
     return [_build_unknown(record_id.text, query, matches, transaction)]
 
@@ -226,7 +226,7 @@ class _RecordLookup:
             if gap is not None:
                 passed_over = f"lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
                 return Finding(Outcome(Status.UNKNOWN, f"no record: a restore skipped {passed_over}"))
-            raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+            raise CorruptError(f"lane {lane}, position {position}: the record is missing; {DAMAGE_HINT}")
         if is_internal(record):
             return self._describe_internal(record)
         policy = self.policies.get(record.policy)
@@ -301,7 +301,7 @@ def _select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[
     if name is None:
         return tuple(policies.values())
     if name not in policies:
-        raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
+        raise OncelogError(f"the log has no policy {name!r}; it has {', '.join(policies) or 'none'}.")
     return (policies[name],)
 
 

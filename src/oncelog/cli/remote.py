@@ -357,7 +357,11 @@ def describe_progress(describe: Callable[[], str]) -> AbstractContextManager[Non
 
 
 class GaveUpError(OncelogError):
-    """No attempt was answered in time. The outcome of the request is unknown."""
+    """No attempt was answered in time. The outcome of the request is unknown, unless no attempt reached the server."""
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
 
 
 class Retrier:
@@ -400,6 +404,7 @@ class Retrier:
         if deadline_s is not None:
             self._pauses.reset()
         problem: OncelogError | None = None
+        was_sent = False
         while True:
             pause = RetryPause()
             try:
@@ -407,20 +412,21 @@ class Retrier:
                     return await attempt()
             except TimeoutError:
                 # Reaching the deadline explains nothing, so an earlier problem is more useful to the user.
-                problem = problem or LostError(f"{self._remote.url} does not answer in time")
+                problem, was_sent = problem or LostError(f"{self._remote.url} did not respond in time"), True
             except LostError as error:
                 if deadline_s is None and not self._was_connected:
                     raise
                 if _is_permanent(error):
                     raise OncelogError(str(error)) from error
-                problem = error
+                problem, was_sent = error, was_sent or not _is_unreachable(error)
             except ServerRefusedError as error:
                 if not error.is_transient:
                     raise
+                was_sent = True
                 problem, pause = error, RetryPause(error.retry_after_ms)
             pause_s = self._pauses.next_pause_s(pause)
             if deadline_s is not None and loop.time() + pause_s >= deadline_s:
-                raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
+                raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}", was_sent=was_sent)
             self.has_retried = True
             self._on_problem(problem)
             await asyncio.sleep(pause_s)
@@ -429,6 +435,13 @@ class Retrier:
         if not self._has_reported:
             self._has_reported = True
             print_message(f"{problem}; retrying")
+
+
+def _is_unreachable(error: LostError) -> bool:
+    """Return whether no connection was made, so that nothing was sent."""
+    import aiohttp  # noqa: PLC0415 - as below
+
+    return isinstance(error.__cause__, aiohttp.ClientConnectorError)
 
 
 def _is_permanent(error: LostError) -> bool:

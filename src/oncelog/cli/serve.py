@@ -142,7 +142,7 @@ def _format_examples(url: str, store: str, grpc_address: str = "") -> str:
     also = f" The same over gRPC: {grpc_address}." if grpc_address else ""
     return f"""
 Oncelog listens on {url} and keeps its log in {store}.
-All callers on this machine may do everything (development mode). Ctrl-C stops the server.
+All callers on this machine have full access (development mode). Ctrl-C stops the server.
 
 A chat for your browser; open it in two windows: {url}/chat
 
@@ -159,11 +159,11 @@ In another terminal, try:
   curl -s '{url}/v1/ledger/write' -H 'Content-Type: application/json' -d '{write}'
   curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/1'
 
-  # A row that is synced: the command adds the clock and the id of the delta; then the merged rows.
+  # Push a row change (the command adds the delta's clock and id), then read the merged rows.
   echo '{tea}' | {program} deltas push shop{where} --client-id till-1
   curl -s '{url}/v1/sync/shop/rows/products'
 
-  # A chat of two users. The second line again gets the same answer.
+  # A chat with two users. The second line again gets the same answer.
   curl -s '{url}/v1/chats' {ann} -d '{{"chat_id":"general","members":["user:bob"]}}'
   curl -s '{url}/v1/chats/general/messages' {ann} -d '{hello}'
   curl -s '{url}/v1/chats/general/messages' -H 'Authorization: Bearer bob'

@@ -183,6 +183,9 @@ def _report_unknown(items: Sequence[_EventItem], error: GaveUpError | None) -> N
     """Print the ids of unanswered events. A later retry needs them, and this command may have generated them."""
     if error is not None:
         print_message(str(error))
+        if not error.was_sent:
+            print_message("nothing was sent" + (f" from {items[0].location} onwards" if items[0].location else ""))
+            return
     for item in items:
         _print_about(item, f"the outcome is unknown; send it again under the same id: {item.id}")
 

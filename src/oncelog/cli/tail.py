@@ -97,13 +97,13 @@ async def _run_tail(
             hello = connection.hello
             if epoch is not None and hello.epoch != epoch:
                 raise OncelogError(
-                    f"the log has a different history now: its epoch is {hello.epoch}, and was {epoch}. Drop events "
+                    f"the log's history has changed: its epoch is {hello.epoch}, but was {epoch}. Drop events "
                     "that it does not have, or read again from 0"
                 )
             epoch = hello.epoch
             if printer.cursor is None:
                 printer.cursor = hello.server_last_committed_id
-            retrier.mark_connected(f"connected again; continuing after {printer.cursor}")
+            retrier.mark_connected(f"reconnected; continuing after {printer.cursor}")
             await _print_events(connection, remote, partitions, epoch, printer)
 
     async with open_client(remote) as client:

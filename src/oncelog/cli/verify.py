@@ -14,6 +14,7 @@ from oncelog.cli.terminal import (
     escape_unprintable,
     format_record_counts,
     print_json,
+    print_message,
     print_result,
 )
 from oncelog.storage.inspect.factory import create_inspector
@@ -78,6 +79,7 @@ def verify(
     lines = [format_summary(result)] if isinstance(result, VerificationSummary) else describe_damage(result)
     print_result({"ok": is_whole, **msgspec.structs.asdict(result)}, lines, as_json)
     if not is_whole:
+        print_message("if the log is damaged, keep a copy of it and restore a backup that `oncelog verify` accepts")
         raise typer.Exit(EXIT_FOUND_NOTHING)
 
 
@@ -103,9 +105,9 @@ def format_side_state(passed: VerificationSummary) -> str:
 def describe_damage(inconsistency: Inconsistency) -> list[str]:
     """Return the lines that describe the damage."""
     if not inconsistency.findings:
-        return [f"not whole: {escape_unprintable(inconsistency.message)}"]
+        return [f"inconsistent: {escape_unprintable(inconsistency.message)}"]
     shown = inconsistency.findings[:FINDINGS_SHOWN]
-    lines = [f"not whole: {inconsistency.findings_total} entries differ from what the records produce:"]
+    lines = [f"inconsistent: {inconsistency.findings_total} entries differ from what the records produce:"]
     lines += [f"  {escape_unprintable(finding)}" for finding in shown]
     more = inconsistency.findings_total - len(shown)
     return [*lines, f"  and {more} more"] if more else lines

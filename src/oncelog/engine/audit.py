@@ -60,7 +60,7 @@ class ActQueue:
     def put(self, act: RecordAct) -> None:
         """Queue an act with the current time. Does not wait for its commit."""
         if len(self.waiting) >= QUEUED_ACTS_MAX:
-            logger.error("%s by %s is not recorded: %d acts are waiting", act.act, act.actor, QUEUED_ACTS_MAX)
+            logger.error("%s by %s was not recorded: %d acts are waiting", act.act, act.actor, QUEUED_ACTS_MAX)
             return
         self.waiting.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
         if self._is_started:
@@ -84,7 +84,7 @@ class ActQueue:
             if self._task is not None:
                 self._task.cancel()
         for act in self.waiting:
-            logger.error("%s by %s is not recorded: the log was closed before its commit", act.act, act.actor)
+            logger.error("%s by %s was not recorded: the log was closed before its commit", act.act, act.actor)
 
     async def _run(self) -> None:
         pause_s, has_logged = PAUSE_S_MIN, False
@@ -97,7 +97,7 @@ class ActQueue:
                     continue
                 if not has_logged:
                     has_logged = True
-                    logger.warning("%d acts wait to be recorded: %s", len(self.waiting), problem)
+                    logger.warning("%d acts are waiting to be recorded: %s", len(self.waiting), problem)
                 await asyncio.sleep(PAUSE_S_MIN if self._is_closing else pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         finally:
@@ -114,7 +114,7 @@ class ActQueue:
         if isinstance(verdict, Committed | Replayed):
             return None
         if isinstance(verdict, Refused) and verdict.reason is Reason.MALFORMED:
-            logger.error("%s by %s is not recorded: %s %s", act.act, act.actor, verdict.field, verdict.message)
+            logger.error("%s by %s was not recorded: %s %s", act.act, act.actor, verdict.field, verdict.message)
             return None
         return verdict.message if isinstance(verdict, Refused) else repr(verdict)
 
@@ -250,5 +250,5 @@ def decode_cursor(text: str, epoch: str, lanes: int) -> dict[int, int]:
     if not is_epoch or len(after) != len(places) or max(after, default=0) > lanes:
         raise ValueError("must be a cursor of an earlier page")
     if of_epoch != epoch:
-        raise HistoryChangedError("the cursor belongs to another history; read from the beginning", epoch, 0)
+        raise HistoryChangedError("the cursor belongs to a different history; read from the beginning", epoch, 0)
     return after

@@ -446,6 +446,8 @@ class BlockingLog(BlockingLogBase):
 
         Read a page of records after a cursor, from one or more partitions, a stream, or a lane.
 
+        `limit` is clamped: values below 1 count as 1, and values above `Limits.page_records_max` as that limit.
+
         Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         return self._portal.call(

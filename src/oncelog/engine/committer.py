@@ -55,7 +55,7 @@ from oncelog.storage.clock import Clock
 from oncelog.storage.store import BatchResult, Store
 
 RETRY_AFTER_MS_MIN: Final = 10
-UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"
+UNSTORABLE: Final = "cannot be stored: the store rejects one of its values; retrying does not help"
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -269,11 +269,11 @@ class Committer:
         """Return the refusal of a request that exceeds a limit."""
         items_max = self._limits.request_items_max
         if items > items_max:
-            return Refused(Reason.MALFORMED, f"items must be at most {items_max}, not {items}", "items")
+            return Refused(Reason.MALFORMED, f"items must have at most {items_max} entries, not {items}", "items")
         if max(sizes, default=0) > self._body_bytes_max:
             return self._refuse_too_large(max(sizes))
         if sum(sizes) > self._bytes_max:
-            message = f"items must come to at most {self._bytes_max} bytes, not {sum(sizes)}"
+            message = f"items must total at most {self._bytes_max} bytes, not {sum(sizes)}"
             return Refused(Reason.MALFORMED, message, "items")
         return None
 
@@ -334,7 +334,7 @@ class Committer:
     def _refuse_busy(self) -> Refused:
         batches = 1 + self._queue.items // self._limits.batch_items_max
         retry_after_ms = max(RETRY_AFTER_MS_MIN, round(batches * self._batch_ms))
-        message = f"{self._queue.items} writes wait for their commit; try again in {retry_after_ms} ms"
+        message = f"{self._queue.items} writes are waiting for their commit; try again in {retry_after_ms} ms"
         return Refused(Reason.BUSY, message, retry_after_ms=retry_after_ms)
 
     def _get_loop(self) -> asyncio.AbstractEventLoop:
@@ -435,7 +435,7 @@ class Committer:
                 self._fail(batch, error)
         else:
             if self._failed_batches and not result.changes.is_empty:
-                logger.warning("batches are committed again, after %d that were not", self._failed_batches)
+                logger.warning("batches commit again, after %d failures", self._failed_batches)
                 self._failed_batches = 0
             self._cache.put_batch(result)
             is_cacheable = result.erasures >= self._cache.erasures
@@ -450,7 +450,7 @@ class Committer:
         read_only_message = self._write_gate.refresh_message()
         if not read_only_message:
             return None
-        message = f"no new writes are taken for now: {read_only_message}; try again later"
+        message = f"new writes are refused for now: {read_only_message}; try again later"
         return Refused(Reason.READ_ONLY, message, retry_after_ms=RETRY_AFTER_READ_ONLY_MS)
 
     async def _commit_bisected(
@@ -637,7 +637,7 @@ def _wrap_validate(validate: Validate) -> Validate:
             return str(error) or type(error).__name__
         if objection is None or isinstance(objection, str):
             return objection
-        logger.warning("validate must return a text or None, not %s", type(objection).__name__)
+        logger.warning("validate must return a string or None, not %s", type(objection).__name__)
         return "the application's validation returned an invalid result"
 
     return validate_safely

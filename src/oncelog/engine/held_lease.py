@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT, RUN_MS_MAX_DEFAULT
 from oncelog.core.policy import Policy
-from oncelog.core.values import KeyIdentity, Reason, Refused, Verdict
+from oncelog.core.values import KeyIdentity, Reason, Refused, Submission, Verdict
 from oncelog.engine.answer_cache import WorkResult
 from oncelog.errors import (
     BusyError,
@@ -101,14 +101,25 @@ def mark_active(lease: HeldLease) -> Iterator[None]:
         active_keys.reset(token)
 
 
-def to_work_error(verdict: Verdict) -> WorkError:
+def _describe_work(work: Work | Submission) -> str:
+    """Name the key and the function (or other scope) of the work."""
+    try:
+        text = work.key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    key = repr(text) if text and text.isprintable() else work.key.hex()
+    return f"the key {key} of {work.scope!r}"
+
+
+def to_work_error(verdict: Verdict, work: Work | Submission) -> WorkError:
     """Convert a refusal to an exception, because callers of functions do not see verdicts."""
     if not isinstance(verdict, Refused):
         return WorkError(f"unexpected verdict: {verdict!r}")
     match verdict.reason:
         case Reason.IDENTITY_REUSED:
             return ConflictError(
-                "this key was used with other arguments or for other work; nothing was done; use a new key for new work"
+                f"{_describe_work(work)} was used with other arguments or for other work; nothing was done; use a new "
+                "key for new work"
             )
         case Reason.IN_FLIGHT:
             return InFlightError(verdict.message, verdict.retry_after_ms)
@@ -119,7 +130,7 @@ def to_work_error(verdict: Verdict) -> WorkError:
         case Reason.BUSY | Reason.RATE_LIMITED | Reason.READ_ONLY | Reason.QUOTA_EXCEEDED:
             return BusyError(verdict.message, verdict.retry_after_ms, verdict.reason.value)
         case Reason.MALFORMED if verdict.field == "body":
-            return ResultError(verdict.message)
+            return ResultError(f"the result for {_describe_work(work)} cannot be stored: {verdict.message}")
         case _:
             return WorkError(verdict.message)
 

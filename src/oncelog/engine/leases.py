@@ -207,7 +207,7 @@ class LeaseManager:
                 self._cache_result(work.identity, result, generation)
                 return result
             if not isinstance(verdict, Refused) or verdict.reason is not Reason.IN_FLIGHT:
-                raise to_work_error(verdict)
+                raise to_work_error(verdict, work)
             if not work.waits:
                 raise InFlightError("another caller is doing this work", verdict.retry_after_ms)
             waited_for = verdict.current
@@ -259,7 +259,7 @@ class LeaseManager:
         if isinstance(verdict, Committed):
             result = WorkResult(work.policy, verdict.receipt, work.fingerprint, body)
         elif result is None:
-            error = to_work_error(verdict)
+            error = to_work_error(verdict, work)
             await self._release(lease, None if isinstance(error, LeaseLostError) else error)
             raise error
         elif lease.is_lost or result.body != body:  # another caller took over and completed the work

@@ -466,6 +466,9 @@ def open_log(  # noqa: PLR0913 - all but the first are keyword arguments
     )
 
 
+open_log.__qualname__ = "oncelog.open"  # errors about its arguments show the public name
+
+
 def _build_store(
     path: str, settings: Settings | RequestedSettings | None, limits: Limits, clock: Clock | None, file_mode: int
 ) -> Store:

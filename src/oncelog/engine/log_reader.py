@@ -66,6 +66,8 @@ class LogReader:
     ) -> Reading:
         """Read a page of records after a cursor, from one or more partitions, a stream, or a lane.
 
+        `limit` is clamped: values below 1 count as 1, and values above `Limits.page_records_max` as that limit.
+
         Raises HistoryChangedError for a cursor from a different epoch or ahead of the log.
         """
         check_lane(lane, self._open_store.settings)
@@ -296,7 +298,7 @@ async def resolve_cursor(store: Store, cursor: int | Cursor | str, stream: str |
             raise ValueError(f"a cursor must be at least 0, not {cursor}")
         return cursor
     if not isinstance(cursor, Cursor):
-        raise TypeError(f"a cursor must be a number, a Cursor or its text, not {type(cursor).__name__}")
+        raise TypeError(f"a cursor must be an integer, a Cursor or its string form, not {type(cursor).__name__}")
     if cursor.epoch != store.epoch:
         page = await store.read(Query(lane=lane, stream=stream, limit=1))
         raise HistoryChangedError(
@@ -307,7 +309,7 @@ async def resolve_cursor(store: Store, cursor: int | Cursor | str, stream: str |
         )
     if cursor.order != format_order(stream, lane):
         expected = format_order(stream, lane) or "lane 0"
-        raise ValueError(f"the cursor is a place in {cursor.order or 'lane 0'!r}, not in {expected!r}")
+        raise ValueError(f"the cursor belongs to {cursor.order or 'lane 0'!r}, not to {expected!r}")
     return cursor.position
 
 

@@ -10,7 +10,7 @@ from oncelog.core.rules.leases import is_forgotten
 from oncelog.core.values import Lease, Receipt, Record
 from oncelog.storage.store import KeyStatus
 
-NEVER_COMMITTED: Final = "no record: it was never committed here, or it was refused, and that leaves nothing behind"
+NEVER_COMMITTED: Final = "no record: it was never committed here, or it was refused, which leaves no trace"
 
 
 class Status(Enum):
@@ -56,7 +56,7 @@ def describe_outcome(policy: Policy, key_status: KeyStatus) -> Outcome:
 def describe_stored(record: Record, found: Outcome | None) -> Outcome:
     """Return the outcome of a stored record. `found` is its identity's outcome, or None if the record has no key."""
     if found is None:
-        why = "committed without a key: it is known by its client's sequence alone"
+        why = "committed without a key: it is identified only by its client's sequence"
         return Outcome(Status.COMMITTED, why, record, record.receipt)
     if found.record is not None and found.record.receipt == record.receipt:
         return found

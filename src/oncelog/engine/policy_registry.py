@@ -33,7 +33,7 @@ class PolicyRegistry:
         if requested is not None and requested != stored:
             raise SettingsError(
                 f"the log was created with a time to live of {stored.retention.ttl_ms} ms for ledgers and cannot be "
-                f"opened with {requested.retention.ttl_ms} ms. Without a ledger policy it opens with its own."
+                f"opened with {requested.retention.ttl_ms} ms. Leave out the ledger policy to use the stored one."
             )
         self.by_name = {**known, **{policy.name: policy for policy in self._initial}}
 

@@ -118,7 +118,7 @@ class StateReader:
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """Return a page of relationships, by resource, relation and subject."""
         if query.relation and not (query.resource or query.subject):
-            raise ValueError("a query by relation needs a resource or a subject, too")
+            raise ValueError("a query by relation also needs a resource or a subject")
         return await self._get_open_store().relationships(query)
 
     # --- members

@@ -119,7 +119,7 @@ class WriteGate:
 
     def set_read_only(self, *, is_read_only: bool, actor: str = "") -> None:
         """Make the log read-only on behalf of an operator, or writable again."""
-        self._set_reason(ReadOnlyReason.OPERATOR, is_read_only, "an operator has set it so", actor)
+        self._set_reason(ReadOnlyReason.OPERATOR, is_read_only, "an operator has made the log read-only", actor)
 
     def set_limits(self, disk_limits: DiskLimits | None) -> None:
         """Replace the limits and check them immediately."""
@@ -186,7 +186,7 @@ class WriteGate:
     def _poll_disk(self) -> None:
         self.free_bytes = self._store.free_bytes()
         limits = self.disk_limits or DiskLimits()
-        message = f"less than {limits.free_bytes_min} bytes of the disk are free"
+        message = f"less than {limits.free_bytes_min} bytes are free on the disk"
         self._check_bytes(
             ReadOnlyReason.FREE, self.free_bytes, lt, limits.free_bytes_min, limits.free_again_bytes, message
         )
@@ -194,7 +194,7 @@ class WriteGate:
     def _check_store_size(self) -> None:
         """Compare the last known size of the store with its limit."""
         limits = self.disk_limits or DiskLimits()
-        message = f"the store has more than {limits.store_bytes_max} bytes"
+        message = f"the store is larger than {limits.store_bytes_max} bytes"
         self._check_bytes(
             ReadOnlyReason.SIZE, self.store_bytes, gt, limits.store_bytes_max, limits.store_again_bytes, message
         )
@@ -258,9 +258,9 @@ class WriteGate:
         else:
             message = self._reasons.pop(reason)
             if self._reasons:
-                logger.warning("new writes are still refused; this reason has ended: %s", message)
+                logger.warning("new writes are still refused; this reason no longer applies: %s", message)
             else:
-                logger.warning("new writes are accepted again; this reason has ended: %s", message)
+                logger.warning("new writes are accepted again; this reason no longer applies: %s", message)
         is_read_only = bool(self._reasons)
         if self.on_change is not None and (is_read_only != was_read_only or reason is ReadOnlyReason.OPERATOR):
             self.on_change(is_active if reason is ReadOnlyReason.OPERATOR else is_read_only, message, actor)

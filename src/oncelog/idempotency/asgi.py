@@ -89,15 +89,15 @@ _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] 
         "This Idempotency-Key was used for another request. Use a new key for a new request.",
         None,
     ),
-    InFlightError: (409, "in-flight", "A request with this Idempotency-Key is being carried out.", RETRY_AFTER_MS),
-    ResultErasedError: (410, "answer-erased", "The request was carried out; its answer has been erased since.", None),
+    InFlightError: (409, "in-flight", "A request with this Idempotency-Key is still being processed.", RETRY_AFTER_MS),
+    ResultErasedError: (410, "answer-erased", "The request was processed; its response has been erased since.", None),
 }
 """The problem response for each error with which the log refuses a request."""
 _BUSY_RESPONSES: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
     "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
-    "read_only": (503, "read-only", "No new requests are carried out for now. Try again later."),
-    "quota_exceeded": (507, "quota-exceeded", "There is no more room for new requests. Try again later."),
+    "read_only": (503, "read-only", "New requests are not accepted for now. Try again later."),
+    "quota_exceeded": (507, "quota-exceeded", "A quota for new requests is used up. Try again later."),
 }
 """The problem response for each reason of a `BusyError`. The application does not see the request."""
 
@@ -162,7 +162,9 @@ class IdempotencyMiddleware:
         """
         self._wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
         if not isinstance(log, Log | str | os.PathLike) and not callable(log):
-            raise TypeError(f"log must be an open Log, a function for one, or a path, not {type(log).__name__}")
+            raise TypeError(
+                f"log must be an open Log, a function that returns one, or a path, not {type(log).__name__}"
+            )
         if isinstance(methods, str):
             raise TypeError("methods must be a list of names, not a single name")
         if not callable(scope):
@@ -226,7 +228,7 @@ class IdempotencyMiddleware:
         user = self._scope(scope)
         user = await user if inspect.isawaitable(user) else user
         if user is not None and not isinstance(user, str):
-            raise TypeError(f"scope must return a text or None, not {type(user).__name__}")
+            raise TypeError(f"scope must return a string or None, not {type(user).__name__}")
         return user
 
     async def _begin(self, work: Work) -> tuple[Log, WorkResult | HeldLease]:
@@ -238,7 +240,7 @@ class IdempotencyMiddleware:
         except OncelogError as error:
             if type(error) not in _REFUSALS:
                 logger.exception("a request with a key was not passed to the application")
-                raise _build_unavailable("The request was not carried out. Try again.") from error
+                raise _build_unavailable("The request was not processed. Try again.") from error
             raise _Problem(*_REFUSALS[type(error)]) from error
 
     async def _run_app(self, log: Log, lease: HeldLease, scope: Scope, receive: Receive, send: Send) -> None:
@@ -267,7 +269,7 @@ class IdempotencyMiddleware:
             return await self._open_own_log(source)
         found: object = source()
         if not isinstance(found, Log):
-            raise TypeError(f"log must return a Log of `oncelog.open`, not {type(found).__name__}")
+            raise TypeError(f"log must return a Log opened with `oncelog.open`, not {type(found).__name__}")
         return found
 
     async def _open_own_log(self, path: Path) -> Log:
@@ -344,7 +346,7 @@ class _ResponseRecorder:
     async def _handle_body(self, message: Message) -> None:
         start = self._start
         if start is None:
-            raise RuntimeError("the application sent a body before its start")
+            raise RuntimeError("the application sent a response body before the response start")
         self._buffer += message.get("body", b"")
         is_last = not message.get("more_body", False)
         is_too_large = len(self._buffer) > self._bytes_max
@@ -379,7 +381,7 @@ class _ResponseRecorder:
             raise _Problem(409, "taken-over", detail, RETRY_AFTER_MS) from error
         except OncelogError as error:
             logger.exception("a response was not stored")
-            detail = "The request was carried out, but its answer was not stored. Try again with the same key."
+            detail = "The request was processed, but its response was not stored. Try again with the same key."
             raise _build_unavailable(detail) from error
 
 
@@ -468,7 +470,7 @@ async def _replay_response(send: Send, result: WorkResult) -> None:
     head, _, body = result.body.partition(b"\0")
     answer = msgspec.json.decode(head, type=_StoredResponse)
     if not answer.is_whole:
-        detail = f"The request was carried out ({answer.status}); its answer was too large to be stored."
+        detail = f"The request was processed ({answer.status}); its response was too large to be stored."
         raise _Problem(409, "answer-not-kept", detail)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
     await _send_response(send, answer.status, [*headers, REPLAYED], body)

@@ -42,7 +42,7 @@ class WaitOptions(TypedDict):
 def check_name(name: object) -> str:
     """Return a function name. Raises ValueError if a log cannot store it."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable():
-        raise ValueError(f"name must be a text of 1 to {NAME_MAX} printable characters, not {name!r}"[:200])
+        raise ValueError(f"name must be a string of 1 to {NAME_MAX} printable characters, not {name!r}"[:200])
     return name
 
 
@@ -214,7 +214,7 @@ def encode_key(key: object) -> bytes:
     except UnicodeEncodeError as error:
         raise ValueError("a key must not have lone surrogates") from error
     if not isinstance(raw, bytes):
-        raise TypeError(f"a key must be a text, bytes or a UUID, not {type(key).__name__}")
+        raise TypeError(f"a key must be a string, bytes or a UUID, not {type(key).__name__}")
     if not 1 <= len(raw) <= KEY_BYTES_MAX:
         raise ValueError(f"a key must have 1 to {KEY_BYTES_MAX} bytes, not {len(raw)}")
     return raw

@@ -145,7 +145,7 @@ class _OnceOptions(Struct, frozen=True, kw_only=True):
     def _build_stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         scope = self.scope(*args, **kwargs) if callable(self.scope) else self.scope
         if self.scope is not None and not isinstance(scope, str):
-            raise TypeError(f"scope must be a text, not {type(scope).__name__}")
+            raise TypeError(f"scope must be a string, not {type(scope).__name__}")
         return _build_stream_name(self.name, scope)
 
 
@@ -160,7 +160,8 @@ def _wrap_async(
 ) -> Callable[..., Any]:
     if isinstance(log, BlockingLog | SharedLog):
         raise TypeError(
-            f"{function.__qualname__} is async: it needs a log of `oncelog.open`, or a shared connection of asyncpg"
+            f"{function.__qualname__} is async: it needs a log opened with `oncelog.open`, or a shared asyncpg "
+            "connection"
         )
     encoding = options.encoding
 
@@ -195,7 +196,7 @@ def _wrap_blocking(
     function: Callable[..., Any], options: _OnceOptions, log: AnyLog | Callable[[], AnyLog]
 ) -> Callable[..., Any]:
     if isinstance(log, Log | AsyncSharedLog):
-        raise TypeError(f"{function.__qualname__} is not async: it needs a log of `oncelog.open_blocking`")
+        raise TypeError(f"{function.__qualname__} is not async: it needs a log opened with `oncelog.open_blocking`")
     encoding = options.encoding
 
     @functools.wraps(function)

@@ -64,7 +64,7 @@ class ResultCodec:
                 "nothing was stored, so the next call runs the function again"
             ) from error
         if stored.result is UNSET:
-            raise ResultError("the result is UNSET, which cannot be stored")
+            raise ResultError(f"the result of {self._name} is UNSET, which cannot be stored")
         return body, stored.result
 
     def encode_error(self, error: Exception) -> tuple[bytes, RaisedOutcome]:
@@ -85,8 +85,8 @@ class ResultCodec:
             stored = self._decoder.decode(body)
         except msgspec.MsgspecError as error:
             raise ResultError(
-                f"the stored result is not {inspect.formatannotation(self._type)}: {error}; if the return type of the "
-                "function has changed, set a new name with name=…"
+                f"the stored result of {self._name} is not {inspect.formatannotation(self._type)}: {error}; if the "
+                "return type of the function has changed, set a new name with name=…"
             ) from error
         if stored.raised is not None:
             raise self._rebuild_error(stored.raised)

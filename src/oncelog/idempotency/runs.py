@@ -223,7 +223,7 @@ class BlockingRuns(_BaseRuns):
     ) -> Run:
         """Like `Runs.execute`."""
         if inspect.iscoroutinefunction(tool):
-            raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
+            raise TypeError(f"{tool!r} is async: use Runs with a log opened with `oncelog.open`")
         given = _check_args(args)
         event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
         work = _build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))

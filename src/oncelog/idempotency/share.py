@@ -85,7 +85,7 @@ def _load_result(submission: Submission) -> QuerySteps[bytes | None]:
     if isinstance(verdict, Refused) and verdict.reason is Reason.NOT_KNOWN:
         return None
     if not isinstance(verdict, Replayed) or verdict.receipt is None:
-        raise to_work_error(verdict)
+        raise to_work_error(verdict, submission)
     [record] = yield from load_records(verdict.receipt.lane, [verdict.receipt.position])
     if record.erased:
         raise build_erased_error()
@@ -96,7 +96,7 @@ def _save_result(submission: Submission) -> QuerySteps[None]:
     batch = yield CommitBatch([Request((submission,))])
     verdict = batch.verdicts[0][0]
     if not isinstance(verdict, Committed):
-        raise to_work_error(verdict)
+        raise to_work_error(verdict, submission)
 
 
 @overload

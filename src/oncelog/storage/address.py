@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _ANY_SCHEME_PATTERN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-BAD_ADDRESS: Final = "the address cannot be read; it should be like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+BAD_ADDRESS: Final = "the address cannot be parsed; it must look like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 _PUBLIC_PARAMETERS: Final = ("host", "port", "search_path", "target_session_attrs")
 """Address parameters that messages and logs may show."""
 _HOSTS_PATTERN: Final = re.compile(r"[\w.,:%\[\]/-]*")
@@ -33,11 +33,11 @@ def check_scheme(store: str) -> None:
     The message quotes only the scheme, because the rest of the address may contain a password.
     """
     if not store:
-        raise SettingsError("the address of the log is empty: a log is a file or postgresql://USER@HOST/DATABASE")
+        raise SettingsError("the log's address is empty: pass a file or postgresql://USER@HOST/DATABASE")
     other = _ANY_SCHEME_PATTERN.match(store)
     if other is not None and not is_address(store):
         raise SettingsError(
-            f"a log is a file or postgresql://USER@HOST/DATABASE, but the address begins with {other[0]}"
+            f"the log's address must be a file or postgresql://USER@HOST/DATABASE, but it begins with {other[0]}"
         )
 
 

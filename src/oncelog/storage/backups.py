@@ -140,7 +140,7 @@ def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool
         if isinstance(finding, StepProgress):
             report(finding)
         elif isinstance(finding, Inconsistency):
-            raise InconsistencyError(f"{source} is not a good backup: {finding.message}")
+            raise InconsistencyError(f"{source} is not a valid backup: {finding.message}")
 
 
 def _migrate_copy(partial: Path) -> None:
@@ -171,7 +171,7 @@ def _check_destination_free(target: Path, source: str, *, force: bool, moved_to:
 def _check_other_file(target: Path, source: str, refusal: str) -> None:
     """Raise StoreError if the target is a directory, or the source itself."""
     if target.is_dir():
-        raise StoreError(f"{target} is a directory; name a file in it.")
+        raise StoreError(f"{target} is a directory; give the path of a file in it.")
     if target.exists() and Path(source).exists() and target.samefile(source):
         raise StoreError(f"{target} {refusal}")
 
@@ -179,8 +179,8 @@ def _check_other_file(target: Path, source: str, refusal: str) -> None:
 def _check_not_foreign(target: Path) -> None:
     if is_foreign_database(str(target)):
         raise NotALogError(
-            f"{target} is an SQLite database of another application, so no log replaces it, even with --force. "
-            "Choose another name, or move the database. Nothing was changed."
+            f"{target} is an SQLite database of another application and is not replaced, even with --force. "
+            "Choose another name, or move that database. Nothing was changed."
         )
 
 
@@ -207,7 +207,7 @@ def _copy(
     with open_read_transaction(str(partial), allow_older=True) as (copied, found):
         heads = run_query(copied, load_heads)
         if found != metadata or positions != {lane: head.position for lane, head in heads.items()}:
-            raise InconsistencyError("the copy differs from the log that was copied; check the disk")
+            raise InconsistencyError("the copy differs from the original log; check the disk")
         has_leaps = found.schema_version >= LEAPS_SCHEMA_VERSION
         records = count_records(heads, run_query(copied, load_gaps) if has_leaps else {})
     return BackupResult(metadata.epoch, records, partial.stat().st_size)

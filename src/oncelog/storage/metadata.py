@@ -22,6 +22,8 @@ from oncelog.core.values import LaneHead, Leap, Request, RequestedSettings, Sett
 from oncelog.errors import CorruptError, NewerSchemaError, SettingsError
 
 EPOCH_BYTES: Final = 8
+DAMAGE_HINT: Final = "run `oncelog verify`; if it reports damage, restore a backup"
+"""Advice in errors about stored data that contradicts itself."""
 
 
 class LogMetadata(Struct, frozen=True):

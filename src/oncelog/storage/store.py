@@ -126,7 +126,7 @@ def select_new_policies(known: Mapping[str, Policy], policies: Sequence[Policy])
         before = known.get(policy.name) or declared.setdefault(policy.name, policy)
         if before != policy:
             raise PolicyError(
-                f"the log knows a different policy named {policy.name!r}: {before}; "
+                f"the log already has a different policy named {policy.name!r}: {before}; "
                 "stored keys depend on it, so declare the new policy under a new name"
             )
     return declared
@@ -172,7 +172,9 @@ class Query(Struct, frozen=True, kw_only=True):
         if self.after > newest:
             order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
             _warn_of_reader_ahead(order, self.after, newest, epoch)
-            message = f"the cursor {self.after} is ahead of the newest record, {newest}: it belongs to another history"
+            message = (
+                f"the cursor {self.after} is ahead of the newest record, {newest}: it belongs to a different history"
+            )
             raise HistoryChangedError(message, epoch, newest)
         upto = newest if self.upto is None else min(self.upto, newest)
         return replace(self, after=max(0, self.after), upto=upto, limit=max(1, self.limit)), upto

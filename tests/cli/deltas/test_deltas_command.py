@@ -15,7 +15,7 @@ import pytest
 from cli.gateway_reader import newest_sequence, rows_of
 from cli.runner import COMMAND, RUNNER
 from cli.scripted_server import answer, scripted
-from cli.server_process import ServerProcess, oncelog, serving, start_command, wait_for_exit
+from cli.server_process import ONE_ATTEMPT, ServerProcess, oncelog, serving, start_command, wait_for_exit
 from databases import BOTH_STORES
 from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _format_line
@@ -23,13 +23,6 @@ from oncelog.client.runtime.backoff import Pauses
 from oncelog.core.identity import delta_id_from_json
 from oncelog.errors import LostError
 
-ONE_ATTEMPT = """
-from msgspec.structs import replace
-from oncelog.cli import main, remote
-remote.PAUSE_LIMITS = replace(remote.PAUSE_LIMITS, pause_ms_min=3_600_000, pause_ms_max=3_600_000)
-main()
-"""
-"""`oncelog` with a retry pause longer than its deadline, so that a command gives up after the first attempt."""
 PUSHED = re.compile(r"(committed|duplicate) (\d+) ([0-9a-f]{64})")
 
 
@@ -130,7 +123,7 @@ def test_stamped_deltas_are_saved_before_they_are_sent(tmp_path: Path) -> None:
         assert received[0]["deltas"] == [json.loads(line) for line in lines[:2]]
         status, _, [error] = deltas("push", url, *command, given=changes(range(5)))
         assert (status, len(received)) == (2, 1)
-        assert error == f"oncelog: {file} already exists: push that file, or name another one"
+        assert error == f"oncelog: {file} already exists: push that file, or choose another name"
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
@@ -173,7 +166,7 @@ def test_refused_push_names_the_line_and_writes_nothing_of_the_request(tmp_path:
         status, lines, errors = deltas("push", served.url, "shop", "--client-id", "c", "--batch", "2", given=given)
         assert (status, len(lines)) == (1, 2)
         assert errors[0].startswith("oncelog: line 4: invalid: deltas[1].")
-        assert errors[1:] == ["oncelog: no delta from line 3 on was written"]
+        assert errors[1:] == ["oncelog: no delta from line 3 onwards was written"]
         assert newest_sequence(served.url, "shop") == 2
 
 
@@ -294,7 +287,7 @@ def test_pull_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
             push(served.url, "a", 3, 4, 5)
             status, output, errors = wait_for_exit(process)
         assert (status, numbers_of(output)) == (0, [3, 4, 5])
-        assert "connected again; continuing after 2" in errors
+        assert "reconnected; continuing after 2" in errors
 
 
 def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
@@ -337,7 +330,17 @@ def test_unreachable_server_is_reported(tmp_path: Path) -> None:
         for arguments in (["pull", "g", "--follow"], ["pull", "g"], ["rows", "g", "t"]):
             done = oncelog("deltas", *arguments, "--url", served.url, program=ONE_ATTEMPT)
             assert (done.returncode, done.stdout) == (2, "")
-            assert f"{served.url} cannot be reached: Connection refused" in done.stderr.splitlines()[-1]
+            says = f"{served.url} cannot be reached: Connection refused (is the server running at this URL?)"
+            assert says in done.stderr.splitlines()[-1]
+
+
+def test_push_to_an_unreachable_server_reports_that_nothing_was_sent(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.kill()
+        command = ("deltas", "push", "g", "--client-id", "c", "--url", served.url)
+        done = oncelog(*command, given=changes([1, 2]), program=ONE_ATTEMPT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[1:] == ["oncelog: nothing was sent from line 1 to line 2"]
 
 
 def test_pretty_line_escapes_control_characters() -> None:
@@ -404,7 +407,7 @@ def test_compaction_sends_requests_until_everything_is_compacted(tmp_path: Path)
         for options in ([], ["--follow"]):
             status, lines, [error] = deltas("pull", served.url, "g", *options)
             assert (status, lines) == (1, [])
-            assert "were compacted" in error
+            assert "have been compacted" in error
             assert "`oncelog deltas snapshot g`" in error
         assert len(deltas("pull", served.url, "g", "--since", str(count - 5))[1]) == 5
         status, lines, [hint] = deltas("snapshot", served.url, "g")

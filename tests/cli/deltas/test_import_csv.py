@@ -321,7 +321,7 @@ def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProce
         kept.write_bytes(begun[:20])
         status, _, [error] = run_import(url, "g", file)
         assert (status, error[:40]) == (2, f"oncelog: {kept}"[:40])
-        assert "is not the state of an import of this version" in error
+        assert "is not an import state file of this version" in error
 
 
 def test_refused_row_is_reported_with_its_line(tmp_path: Path, file: Path) -> None:
@@ -414,7 +414,7 @@ def test_file_changed_during_the_import_is_reported(file: Path) -> None:
     with scripted(handle) as (url, received):
         status, _, [error] = run_import(url, "g", file, "--batch", "10")
     assert (status, len(received)) == (2, 1)
-    assert error == f"oncelog: {file} has changed while it was read"
+    assert error == f"oncelog: {file} changed while it was being read"
 
 
 # --- large files --------------------------------------------------------------------------------------
@@ -487,23 +487,23 @@ def test_dry_run_prints_the_number_of_rows_and_the_types(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"", "line 1: must have the names of the columns"),
-        (b"\n\n", "line 1: must have the names of the columns"),
-        (b"key,a\n1,2\n", "--row-id: no column is called 'id'; there are 'key', 'a'"),
-        (b"id,a,a\n1,2,3\n", "line 1: two columns are called 'a'"),
-        (b"id,a b\n1,2\n", "line 1: 'a b' cannot be the name of a column: .* with --rename \"a b=NAME\""),
-        (b"id,\n1,2\n", "line 1: '' cannot be the name of a column: "),
-        (b"id,1a\n1,2\n", "line 1: '1a' cannot be the name of a column: "),
-        ("id,größe\n1,2\n".encode(), "line 1: 'größe' cannot be the name of a column: "),
-        (b"id,a\n1,2\n2\n3,4\n", "line 3: has 1 fields, and line 1 has 2"),
-        (b'id,a\n1,"x\ny"\n2,3,4\n', "line 4: has 3 fields, and line 1 has 2"),
+        (b"", "line 1: must contain the column names"),
+        (b"\n\n", "line 1: must contain the column names"),
+        (b"key,a\n1,2\n", "--row-id: no such column: 'id'; the file has 'key', 'a'"),
+        (b"id,a,a\n1,2,3\n", "line 1: two columns are named 'a'"),
+        (b"id,a b\n1,2\n", "line 1: 'a b' is not a valid column name: .* with --rename \"a b=NAME\""),
+        (b"id,\n1,2\n", "line 1: '' is not a valid column name: "),
+        (b"id,1a\n1,2\n", "line 1: '1a' is not a valid column name: "),
+        ("id,größe\n1,2\n".encode(), "line 1: 'größe' is not a valid column name: "),
+        (b"id,a\n1,2\n2\n3,4\n", "line 3: has 1 fields, but line 1 has 2"),
+        (b'id,a\n1,"x\ny"\n2,3,4\n', "line 4: has 3 fields, but line 1 has 2"),
         (b"id,a\n1,2\n,3\n", "line 3: id: the row has no id"),
-        (b"id,a\n1,2\n%b,3\n" % (b"x" * 513), "line 3: id: an id has at most 512 characters"),
+        (b"id,a\n1,2\n%b,3\n" % (b"x" * 513), "line 3: id: an id must have at most 512 characters"),
         (b"id,a\n1,2\n2,\xff\n", "line 3: is not UTF-8, at byte 3"),
         (b"id,a\n\xe9,2\n", "line 2: is not UTF-8, at byte 1"),
-        (b'id,a\n1,2\n2,"x\n3,4\n', 'line 3: a field begins with " and does not end'),
+        (b'id,a\n1,2\n2,"x\n3,4\n', 'line 3: a quoted field has no closing "'),
         (b'id,a\n1,"x"y\n', "line 2: ',' expected after '\"'"),
-        (b"id,a\r1,2\r", "line 1: a carriage return stands alone"),
+        (b"id,a\r1,2\r", "line 1: a carriage return is not followed by a line feed"),
         (b"id,n\n1,2\n2,x\n", "line 3: n: 'x' is not an integer"),
         (b"id,n\n1,\n", "line 2: n: '' is not an integer"),
         (
@@ -528,9 +528,9 @@ def test_first_malformed_lines_are_reported(file: Path) -> None:
     assert status == 2
     assert [error.removeprefix(f"oncelog: {file}: ") for error in errors] == [
         "line 3: n: 'x' is not an integer",
-        "line 4: has 1 fields, and line 1 has 2",
+        "line 4: has 1 fields, but line 1 has 2",
         "line 5: id: the row has no id",
-        "3 of 5 lines with rows are wrong; nothing was sent",
+        "3 of 5 lines with rows are invalid; nothing was sent",
     ]
     file.write_text("id,n\n" + "1,x\n" * 1000)
     assert len(run_dry(file, "--types", "n=integer")[2]) == 21
@@ -542,7 +542,7 @@ def test_malformed_last_line_prevents_the_whole_import(server: ServerProcess, fi
         more.write("r3000,1\n")
     status, lines, errors = run_import(server.url, "wrong", file)
     assert (status, lines, newest_sequence(server.url, "wrong"), leftovers(file)) == (2, [], 0, [])
-    assert errors[0] == f"oncelog: {file}: line 3002: has 2 fields, and line 1 has 3"
+    assert errors[0] == f"oncelog: {file}: line 3002: has 2 fields, but line 1 has 3"
 
 
 @pytest.mark.parametrize(
@@ -571,10 +571,10 @@ def test_invalid_options_are_refused(file: Path, options: list[str], sentence: s
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--types", "x=text"], "--types: no column is called 'x'; there are 'n', 'name'"),
-        (["--types", "id=text"], "--types: no column is called 'id'"),
-        (["--rename", "x=y"], "--rename: no column is called 'x'; there are 'id', 'n', 'name'"),
-        (["--rename", "n=name"], "line 1: two columns are called 'name'"),
+        (["--types", "x=text"], "--types: no such column: 'x'; the file has 'n', 'name'"),
+        (["--types", "id=text"], "--types: no such column: 'id'"),
+        (["--rename", "x=y"], "--rename: no such column: 'x'; the file has 'id', 'n', 'name'"),
+        (["--rename", "n=name"], "line 1: two columns are named 'name'"),
     ],
 )
 def test_options_that_do_not_fit_the_file_are_refused(file: Path, options: list[str], sentence: str) -> None:

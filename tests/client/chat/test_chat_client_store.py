@@ -160,7 +160,7 @@ async def test_invalid_message_is_refused_before_it_is_stored(
 
 async def test_single_text_as_members_is_refused() -> None:
     async with client_of(UNREACHABLE_URL) as ann:
-        with pytest.raises(CanonicalError, match=r"members: must be several texts, not 'user:bob'"):
+        with pytest.raises(CanonicalError, match=r"members: must be a list of strings, not 'user:bob'"):
             await ann.create("tea", members="user:bob")
 
 

@@ -194,7 +194,7 @@ async def test_refused_delta_blocks_only_later_deltas(tmp_path: Path) -> None:
         assert raised.value.refusal.delta_id == bad
         assert ([one.delta_id for one in ann.refused()], ann.status().refused) == ([bad], 1)
         for call in (ann.send_again("00" * 32), ann.forget_refused("00" * 32)):
-            with pytest.raises(ClientError, match=r"delta 0{64} is not refused"):
+            with pytest.raises(ClientError, match=r"no refused delta has the id 0{64}"):
                 await call
         assert await ann.row("products", "1") == {"price": "much"}
         with pytest.raises(ClientError, match="1 of the deltas are not in the outbox"):

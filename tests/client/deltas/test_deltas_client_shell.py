@@ -367,9 +367,9 @@ async def test_rows_are_returned_in_order_and_in_pages() -> None:
         ({"gateway": "x" * 600}, "gateway must "),
         ({"gateway": 7}, "gateway must "),
         ({"path": ""}, "must be the path"),
-        ({"client_id": ""}, "client_id must be a text"),
+        ({"client_id": ""}, "client_id must be a string"),
         ({"client_id": None}, "client_id must be given"),
-        ({"token": "ü"}, "token must be a text of printable ASCII"),
+        ({"token": "ü"}, "token must be a string of printable ASCII"),
         ({"limits": 7}, "limits must be DeltasLimits"),
     ],
 )

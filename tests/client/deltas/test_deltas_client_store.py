@@ -115,7 +115,7 @@ def test_edit_after_the_last_clock_value_is_refused() -> None:
     store = opened()
     store.apply([delta(HLC_MAX, a=1)], 1, "e")
     assert store.load_row("notes", "1") == {"a": 1}
-    with pytest.raises(ClientError, match="last reading"):
+    with pytest.raises(ClientError, match="has reached its maximum"):
         put(store, "1", a=2)
 
 
@@ -368,7 +368,7 @@ def test_files_of_other_applications_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE mine (a)")
     connection.close()
-    with pytest.raises(NotALogError, match="not a file of a deltas client"):
+    with pytest.raises(NotALogError, match="not a deltas client file"):
         opened(path)
     text = tmp_path / "text.db"
     text.write_text("hello" * 1000)

@@ -343,13 +343,13 @@ async def test_apply_that_ends_the_transaction_closes_the_client_with_an_error(t
         await turns()
         await commit(served, 1, 1)
         assert (await waiting).committed_id == 1
-        with pytest.raises(ClientError, match="apply has ended the transaction"):
+        with pytest.raises(ClientError, match="apply ended the client's transaction"):
             await anext(events)
-        with pytest.raises(ClientError, match="apply has ended the transaction"):
+        with pytest.raises(ClientError, match="apply ended the client's transaction"):
             await client.submit(counted(2))
-        with pytest.raises(ClientError, match="apply has ended the transaction"):
+        with pytest.raises(ClientError, match="apply ended the client's transaction"):
             await client.until_live()
-        assert "apply has ended" in str(client.status().last_error)
+        assert "apply ended" in str(client.status().last_error)
 
 
 async def test_temporarily_unwritable_store_delays_delivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

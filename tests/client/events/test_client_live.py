@@ -336,4 +336,4 @@ async def test_handler_that_would_wait_for_itself_gets_an_error(client: Client, 
     await client.submit(counted(1))
     await until(lambda: client.status().set_aside == 1)
     (aside,) = await client.set_aside()
-    assert f"{method} must not be called by a handler" in aside.error
+    assert f"{method} must not be called by an event handler" in aside.error

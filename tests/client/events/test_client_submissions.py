@@ -194,7 +194,7 @@ def test_invalid_client_settings_are_refused() -> None:
     with pytest.raises(SettingsError) as caught:
         client_of("http://ada:geheim@host:1")
     assert "geheim" not in str(caught.value)
-    with pytest.raises(SettingsError, match="partitions must be several texts"):
+    with pytest.raises(SettingsError, match="partitions must be a list of strings"):
         client_of(UNREACHABLE_URL, partitions="orders")
     with pytest.raises(SettingsError, match="pause_ms_min"):
         ClientLimits(pause_ms_min=0)

@@ -79,9 +79,9 @@ def test_timed_out_write_remains_pending(tmp_path: Path) -> None:
         ({"organization": ""}, "organization must be a string of 1 to 80"),
         ({"organization": "a" * 81}, "organization must be a string of 1 to 80"),
         ({"vault": "\0"}, "vault must be a string"),
-        ({"client_id": ""}, "client_id must be a text"),
+        ({"client_id": ""}, "client_id must be a string"),
         ({"client_id": None}, "client_id must be given"),
-        ({"token": "ü"}, "token must be a text of printable ASCII"),
+        ({"token": "ü"}, "token must be a string of printable ASCII"),
         ({"limits": 7}, "limits must be LedgerLimits"),
     ],
 )

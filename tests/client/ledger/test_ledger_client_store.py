@@ -88,7 +88,7 @@ def test_database_of_a_different_application_is_refused_unchanged(tmp_path: Path
         connection.execute(statement)
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(NotALogError, match="not a file of a ledger client"):
+    with pytest.raises(NotALogError, match="not a ledger client file"):
         opened(path)
     assert path.read_bytes() == before
     assert not Path(f"{path}-wal").exists()

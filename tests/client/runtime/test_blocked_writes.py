@@ -75,7 +75,7 @@ async def test_read_only_server_is_reported(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, event_clients.client_of(served.url, partitions=()) as client:
         served.server.log.set_read_only()
         pending = await client.submit(counted(1), ["a"])
-        await until(lambda: str(client.status().last_error).startswith("read_only: no new writes are taken"))
+        await until(lambda: str(client.status().last_error).startswith("read_only: new writes are refused"))
         served.server.log.set_read_only(False)
         await soon(pending.outcome())
         assert client.status().last_error is None

@@ -125,7 +125,7 @@ def can_be_opened(store: Store) -> bool:
     try:
         run_in_thread(open_and_close())
     except StoreError as error:
-        assert isinstance(error, MovedError) or "has not ended: run `oncelog move` again" in str(error)  # noqa: PT017
+        assert isinstance(error, MovedError) or "has not finished: run `oncelog move` again" in str(error)  # noqa: PT017
         return False
     return True
 

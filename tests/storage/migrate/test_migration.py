@@ -230,7 +230,7 @@ def test_database_with_an_unfinished_move_of_another_log_is_refused(log: Path, d
     another = tmp_path / "another.db"
     make_log(another, rounds=2)
     move_and_kill(another, database, "target.save_slice.after", 2)
-    with pytest.raises(StoreError, match="contains a part of another log"):
+    with pytest.raises(StoreError, match="contains part of another log"):
         migrate_log(str(log), database, ignore_progress)
     migrate_log(str(another), database, ignore_progress)
     assert_moved(another, database)
@@ -244,7 +244,7 @@ def test_move_is_not_continued_from_a_file_with_another_history(log: Path, datab
     move_and_kill(copy, database, "target.replace_side_state.after")
     with open_writer(log) as session:
         commit(session, *range(7000, 7080))
-    with pytest.raises(StoreError, match="another history there"):
+    with pytest.raises(StoreError, match="a different history there"):
         migrate_log(str(log), database, ignore_progress)
     assert can_be_opened(SqliteStore(log))
 
@@ -255,7 +255,7 @@ def test_log_that_was_moved_to_another_database_is_refused(log: Path, database: 
     elsewhere = address_of(log / "elsewhere")
     migrate_log(str(log), elsewhere, ignore_progress)
     for address in (database, address_of(log / "empty")):
-        with pytest.raises(MovedError, match="so it is not moved to"):
+        with pytest.raises(MovedError, match="so it cannot be moved to"):
             migrate_log(str(log), address, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
     assert query(address_of(log / "empty"), "SELECT to_regclass('oncelog_log')") == [(None,)]
@@ -268,7 +268,7 @@ def test_second_concurrent_move_is_refused(log: Path, database: str, monkeypatch
 
     async def begun(target: MigrationTarget, *arguments: Any) -> None:
         await begin(target, *arguments)
-        with pytest.raises(StoreError, match=r"another `oncelog move` into .* is under way"):
+        with pytest.raises(StoreError, match=r"another `oncelog move` into .* is in progress"):
             await migration._migrate_log(str(log), database, ignore_progress)
 
     monkeypatch.setattr(MigrationTarget, "begin", begun)
@@ -287,7 +287,7 @@ def test_only_one_of_two_moves_to_different_databases_finishes(
         lock(source)
 
     monkeypatch.setattr(MigrationSource, "lock", overtaken)
-    with pytest.raises(MovedError, match="so it is not moved to"):
+    with pytest.raises(MovedError, match="so it cannot be moved to"):
         migrate_log(str(log), database, ignore_progress)
     assert not can_be_opened(PostgresStore(database))
     assert_moved(log, elsewhere)

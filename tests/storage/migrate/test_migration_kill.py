@@ -118,6 +118,6 @@ def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, 
         connection.commit()
     with open_writer(another) as session:
         commit(session, 9000)
-    with pytest.raises(StoreError, match="one of the two was written to"):
+    with pytest.raises(StoreError, match="one of the two has been written to"):
         migrate_log(str(another), database, ignore_progress)
     assert can_be_opened(SqliteStore(another))

@@ -105,7 +105,7 @@ async def test_held_statement_releases_the_file_lock_after_the_limit(
         await (await held).wait_reached()
         assert is_locked(log)
         await loop_clock.advance_until(moving.done, LIMIT_S)
-        with pytest.raises(StoreUnavailableError, match=f"no answer within {LIMIT_S} s"):
+        with pytest.raises(StoreUnavailableError, match=f"no response within {LIMIT_S} s"):
             await moving
         assert not is_locked(log)
     monkeypatch.undo()
@@ -135,7 +135,7 @@ async def test_stalled_session_releases_the_file_lock_after_the_limit(
         moving = moving_to(proxy.address, log)
         await stalled.wait()
         await loop_clock.advance_until(moving.done, LIMIT_S)
-        with pytest.raises(StoreUnavailableError, match=f"no answer within {LIMIT_S} s"):
+        with pytest.raises(StoreUnavailableError, match=f"no response within {LIMIT_S} s"):
             await moving
     monkeypatch.undo()
     await assert_move_can_continue(log, database)
@@ -186,7 +186,7 @@ async def test_limit_grows_with_the_number_of_records(
         moving = moving_to(proxy.address, log)
         await stalled.wait()
         await loop_clock.advance_until(moving.done, LIMIT_S)
-        with pytest.raises(StoreUnavailableError, match=f"no answer within {LIMIT_S + 500} s"):
+        with pytest.raises(StoreUnavailableError, match=f"no response within {LIMIT_S + 500} s"):
             await moving
     monkeypatch.undo()
     await assert_move_can_continue(log, database)
@@ -209,7 +209,7 @@ async def test_move_can_be_continued_after_a_lost_commit(
         if fate is CommitFault.STALLED:
             await until(lambda: proxy.done[fate] == 1)
             await loop_clock.advance_until(moving.done, LIMIT_S)
-        says = f"no answer within {LIMIT_S} s" if fate is CommitFault.STALLED else "connection"
+        says = f"no response within {LIMIT_S} s" if fate is CommitFault.STALLED else "connection"
         with pytest.raises(StoreUnavailableError, match=says):
             await moving
         assert proxy.done[fate] == 1
@@ -252,7 +252,7 @@ async def test_blocked_copy_ends_with_its_session(
             proxy.cut_all()
         else:
             await loop_clock.advance_until(moving.done, LIMIT_S)
-        says = "lost in the middle of COPY" if is_cut else f"no answer within {LIMIT_S} s"
+        says = "lost during COPY" if is_cut else f"no response within {LIMIT_S} s"
         with pytest.raises(StoreUnavailableError, match=says):
             await moving
         assert proxy.cancel_requests == 0

@@ -30,8 +30,8 @@ from oncelog.errors import CanonicalError, OncelogError
 FAULTS_SHOWN_MAX: Final = 20
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CSV_ERRORS: Final = {
-    "new-line character": "a carriage return stands alone: lines must end with a line feed",
-    "unexpected end of data": 'a field begins with " and does not end',
+    "new-line character": "a carriage return is not followed by a line feed, with which lines must end",
+    "unexpected end of data": 'a quoted field has no closing "',
     "field larger": f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing',
 }
 """Messages for errors of the `csv` module, by the beginning of its error text."""
@@ -79,7 +79,7 @@ class CsvFile:
     def check_unchanged(self) -> None:
         """Raise OncelogError if the file has changed since it was opened."""
         if self._read_stat() != self._initial_stat:
-            raise OncelogError(f"{self.path} has changed while it was read")
+            raise OncelogError(f"{self.path} changed while it was being read")
 
     def _read_stat(self) -> tuple[int, int]:
         found = os.fstat(self._file.fileno())
@@ -113,11 +113,11 @@ class CsvFile:
             except ValueError as error:
                 faults.append(f"line {line}: {error}")
                 if len(faults) == FAULTS_SHOWN_MAX:
-                    raise WrongLinesError(faults, "more lines may be wrong") from None
+                    raise WrongLinesError(faults, "more lines may be invalid") from None
             if not rows % 1000:
                 on_progress(self._file.tell())
         if faults:
-            raise WrongLinesError(faults, f"{len(faults)} of {rows} lines with rows are wrong")
+            raise WrongLinesError(faults, f"{len(faults)} of {rows} lines with rows are invalid")
         types = {name: head.choose_type(name, guesses.get(name)) for name in head.places}
         content = CsvContent(self.size, self.compute_hash(), rows, types)
         self.check_unchanged()
@@ -194,7 +194,7 @@ class _CsvHeader:
     def __init__(self, cells: Sequence[str], csv_format: CsvFormat) -> None:
         self._format = csv_format
         if not cells:
-            raise OncelogError("line 1: must have the names of the columns")
+            raise OncelogError("line 1: must contain the column names")
         _check_columns("--row-id", [csv_format.row_id], cells)
         _check_columns("--rename", csv_format.renames, cells)
         self.row_id = cells.index(csv_format.row_id)
@@ -209,26 +209,26 @@ class _CsvHeader:
         for place, name in enumerate(self._names):
             if place != self.row_id and not is_identifier(name):
                 raise OncelogError(
-                    f"line 1: {name!r} cannot be the name of a column: a name has letters, digits and _, does not "
-                    f"begin with a digit, and has at most {IDENTIFIER_CHARACTERS_MAX} characters; choose another one "
+                    f"line 1: {name!r} is not a valid column name: a name consists of letters, digits and _, does not "
+                    f"begin with a digit, and has at most {IDENTIFIER_CHARACTERS_MAX} characters; choose another name "
                     f'with --rename "{cells[place]}=NAME"'
                 )
             if name in seen:
-                raise OncelogError(f"line 1: two columns are called {name!r}")
+                raise OncelogError(f"line 1: two columns are named {name!r}")
             seen.add(name)
         if len(self._names) - 1 > ROW_COLUMNS_MAX:
-            raise OncelogError(f"line 1: a row has at most {ROW_COLUMNS_MAX} columns, not {len(self._names) - 1}")
+            raise OncelogError(f"line 1: a row can have at most {ROW_COLUMNS_MAX} columns, not {len(self._names) - 1}")
 
     def check_cells(self, cells: Sequence[str]) -> None:
         """Check the number of fields and the row id. Raises ValueError."""
         if len(cells) != len(self._names):
-            raise ValueError(f"has {len(cells)} fields, and line 1 has {len(self._names)}")
+            raise ValueError(f"has {len(cells)} fields, but line 1 has {len(self._names)}")
         text = cells[self.row_id]
         if not text:
             raise ValueError(f"{self._format.row_id}: the row has no id")
         if len(text) > ROW_ID_CHARACTERS_MAX or "\0" in text:
             raise ValueError(
-                f"{self._format.row_id}: an id has at most {ROW_ID_CHARACTERS_MAX} characters and no U+0000"
+                f"{self._format.row_id}: an id must have at most {ROW_ID_CHARACTERS_MAX} characters and no U+0000"
             )
 
     def choose_type(self, name: str, guess: TypeGuess | None = None) -> str:
@@ -256,4 +256,4 @@ def _check_columns(option: str, names: Iterable[str], columns: Sequence[str]) ->
     for name in names:
         if name not in columns:
             shown = ", ".join([*map(repr, columns[:20]), *(["…"] if len(columns) > 20 else [])]) or "none"
-            raise OncelogError(f"{option}: no column is called {name!r}; there are {shown}")
+            raise OncelogError(f"{option}: no such column: {name!r}; the file has {shown}")

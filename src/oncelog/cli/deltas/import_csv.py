@@ -46,10 +46,12 @@ def import_(  # noqa: PLR0913 - each one is an option
     table: Table,
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE.csv", help="A CSV file; the first line names its columns.", show_default=False),
+        typer.Argument(
+            metavar="FILE.csv", help="A CSV file; its first line contains the column names.", show_default=False
+        ),
     ],
     *,
-    row_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the ids of the rows.", show_default=False)],
+    row_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the row ids.", show_default=False)],
     client_id: Annotated[str, typer.Option(metavar="ID", help="Client id of the deltas.", show_default=False)],
     types: Annotated[
         list[str] | None,
@@ -58,7 +60,7 @@ def import_(  # noqa: PLR0913 - each one is an option
             help="text, integer, number, boolean or json; with ? an empty cell is null. Other columns are text.",
         ),
     ] = None,
-    infer: Annotated[bool, typer.Option("--infer", help="Derive the types of other columns from the file.")] = False,
+    infer: Annotated[bool, typer.Option("--infer", help="Infer the types of other columns from the file.")] = False,
     rename: Annotated[
         list[str] | None,
         typer.Option(metavar="OLD=NEW", help="New name for a column; may be repeated."),
@@ -130,7 +132,7 @@ def _parse_renames(options: Sequence[str]) -> dict[str, str]:
     for text in options:
         old, _, new = check_text(text, "--rename").rpartition("=")
         if not old or not is_identifier(new):
-            raise OncelogError(f"--rename must be OLD=NEW, and NEW of letters, digits and _, not {text!r}")
+            raise OncelogError(f"--rename must be OLD=NEW, where NEW consists of letters, digits and _, not {text!r}")
         if old in renames:
             raise OncelogError(f"--rename: {old!r} must not be repeated")
         renames[old] = new
@@ -220,7 +222,7 @@ def _load_state(path: Path) -> _ImportState | None:
     try:
         return msgspec.json.decode(text, type=_ImportState)
     except msgspec.MsgspecError:
-        message = f"{path} is not the state of an import of this version; move it away if you do not need it"
+        message = f"{path} is not an import state file of this version; move it away if you do not need it"
         raise OncelogError(message) from None
 
 
@@ -283,7 +285,7 @@ class _Import:
             saved_state = _load_state(path)
             if saved_state is None:
                 raise OncelogError(
-                    f"another import of {self._csv.path} has just ended, and nothing was sent; run the command again"
+                    f"another import of {self._csv.path} has just finished; nothing was sent; run the command again"
                 )
         _check_same(path, saved_state, self._target, self._shape, self._csv)
         self._state, self._is_resumed = saved_state, True

@@ -84,7 +84,7 @@ class _PullCommand:
     async def _follow_connection(self) -> None:
         live = await self._gateway.transport.follow(self._printer.cursor or 0, self._epoch)
         try:
-            self._retrier.mark_connected(f"connected again; continuing after {self._printer.cursor}")
+            self._retrier.mark_connected(f"reconnected; continuing after {self._printer.cursor}")
             self._epoch = live.epoch
             while self._printer.remaining != 0:
                 page = await live.receive_encoded()
@@ -96,8 +96,8 @@ class _PullCommand:
 
     def _report_compacted(self) -> Exception:
         print_message(
-            f"the deltas after {self._printer.cursor} were compacted, and only the rows contain them: read these with "
-            f"`oncelog deltas snapshot {self._gateway.name}`, which prints the sequence from which to pull"
+            f"the deltas after {self._printer.cursor} have been compacted; only the merged rows contain them: "
+            f"read these with `oncelog deltas snapshot {self._gateway.name}`, which prints the sequence to pull from"
         )
         return typer.Exit(EXIT_FOUND_NOTHING)
 

@@ -162,7 +162,7 @@ class _DeltaParser:
         """Return a clock reading above the last one, so that the later of two changes to a column wins."""
         reading = hlc.tick(self._last, self._clock.wall_ms())
         if isinstance(reading, ClockExhausted):
-            raise OncelogError("the clock of this machine is beyond the highest time of a delta")
+            raise OncelogError("this machine's clock is ahead of the highest time that a delta can have")
         self._last = reading
         return str(reading)
 
@@ -175,7 +175,7 @@ async def _save_batches(
     async for batch in batches:
         items += batch
     if not write_new_file(stamped, (item.body + b"\n" for item in items)):
-        raise OncelogError(f"{stamped} already exists: push that file, or name another one")
+        raise OncelogError(f"{stamped} already exists: push that file, or choose another name")
     for batch in split_batches(items, items_max):
         yield batch
 
@@ -207,14 +207,19 @@ def _report_refusal(error: GatewayRefusedError, items: Sequence[PushItem]) -> Ex
     if item is None:
         return OncelogError(f"{error} (the request began with {items[0].location})")
     print_message(f"{item.location}: {error}")
-    print_message(f"no delta from {items[0].location} on was written")
+    print_message(f"no delta from {items[0].location} onwards was written")
     return typer.Exit(EXIT_FOUND_NOTHING)
 
 
 def _report_unknown(items: Sequence[PushItem], error: GaveUpError | None) -> None:
-    """Print the unanswered deltas. A later retry needs their ids, which this command may have generated."""
+    """Print the unanswered deltas. If they were sent, a later retry needs their ids, which this command may have
+    generated.
+    """
     if error is not None:
         print_message(str(error))
+        if not error.was_sent:
+            print_message(f"nothing was sent from {items[0].location} to {items[-1].location}")
+            return
     print_message(
         f"the outcome is unknown from {items[0].location} to {items[-1].location}; push these deltas again unchanged"
     )

@@ -189,15 +189,13 @@ async def _run_snapshot(gateway: Gateway) -> None:
         try:
             async for page in pages:
                 if epoch and page.epoch != epoch:
-                    raise OncelogError(
-                        "the log has a different history now, in the middle of the snapshot: run the same command again"
-                    )
+                    raise OncelogError("the log's history changed during the snapshot: run the same command again")
                 write_lines(map(encode_raw_line, page.rows))
                 epoch = page.epoch
         except GatewayRefusedError as error:
             if not error.is_compacted:
                 raise
-            message = "deleted rows were dropped in the middle of the snapshot: run the same command again"
+            message = "deleted rows were dropped during the snapshot: run the same command again"
             raise OncelogError(message) from error
     write_lines([encode_json_line({"cursor": page.cursor, "epoch": epoch})])
     print_message(f"continue with `oncelog deltas pull {gateway.name} --since {page.cursor} --epoch {epoch}`")

@@ -124,7 +124,7 @@ class ChatState:
         last = self.fetched_to
         for message in batch.messages:
             if message.sequence <= last or message.chat_id != self.chat_id:
-                raise ProtocolError(f"a page after {self.fetched_to} has message {message.sequence} behind {last}")
+                raise ProtocolError(f"a page after {self.fetched_to} has message {message.sequence} after {last}")
             last = message.sequence
         if batch.next_sequence < last or (batch.has_more and batch.next_sequence == self.fetched_to):
             raise ProtocolError(f"a page after {self.fetched_to} continues at {batch.next_sequence}")

@@ -162,7 +162,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             0, message.client_message_id, message.chat_id, message.content, message.content_type, self._wall_ms()
         )
         if draft.identity in self._outbox.pending:
-            raise ClientError(f"the {draft} is in the outbox already")
+            raise ClientError(f"the {draft} is already in the outbox")
         return (await self._outbox.submit([draft], [number]))[0]
 
     async def forget_refused(self, *client_message_ids: UUID | str) -> None:
@@ -277,7 +277,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id
         check_chat_id(name)
         if isinstance(members, str):  # a text is an iterable of characters
-            raise CanonicalError("members", f"must be several texts, not {members!r}")
+            raise CanonicalError("members", f"must be a list of strings, not {members!r}")
         protocol = self._runtime.open_protocol
         details = await self._transport.create(name, members)
         own = next((member.role for member in details.members if member.user_id == protocol.user_id), None)

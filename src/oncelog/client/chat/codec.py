@@ -121,7 +121,7 @@ def decode_frame(data: str | bytes) -> tuple[ServerFrame | None, str | None]:
         reader = _DECODERS.get(frame.type)
         return (None if reader is None else reader(data)), frame.request_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed frame of the server: {error}") from error
+        raise ProtocolError(f"malformed frame from the server: {error}") from error
 
 
 def encode_connect(token: str | None, device_id: str) -> bytes:

@@ -92,5 +92,5 @@ class MessageStream:
             if generation != shown.generation:
                 self._is_over = True
                 self._buffer.clear()
-                message = f"{chat_id} has a new history, and its messages begin again; the last one read was {place}"
+                message = f"{chat_id} has a new history, and its messages start over; the last message read was {place}"
                 raise HistoryChangedError(message, self._runtime.protocol.epoch, shown.complete_to)

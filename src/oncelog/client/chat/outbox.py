@@ -95,7 +95,7 @@ class ChatRuntime(ProtocolRuntime[ChatStore, ChatLimits, ChatProtocol]):
 def check_chat_id(chat_id: str) -> None:
     """Raise CanonicalError for a malformed chat id."""
     if not isinstance(chat_id, str) or not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
-        raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
+        raise CanonicalError("chat_id", f"must be a string of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
     if "/" in chat_id or _CONTROL.search(chat_id) or not is_storable(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
     if chat_id in (".", ".."):  # a URL path cannot contain them as a segment
@@ -115,13 +115,13 @@ def prepare(
     """Validate a message and convert it to an entry without a number. Raises CanonicalError."""
     check_chat_id(chat_id)
     if not isinstance(content, str) or not is_storable(content):
-        raise CanonicalError("content", "must be a text that UTF-8 can encode, without U+0000")
+        raise CanonicalError("content", "must be a string that UTF-8 can encode, without U+0000")
     size = len(content.encode())
     if not 1 <= size <= limits.content_bytes_max:
         reason = f"must have 1 to {limits.content_bytes_max} bytes of UTF-8 (content_bytes_max), not {size}"
         raise CanonicalError("content", reason)
     if not isinstance(content_type, str) or not 1 <= len(content_type) <= CONTENT_TYPE_CHARACTERS_MAX:
-        raise CanonicalError("content_type", f"must be a text of 1 to {CONTENT_TYPE_CHARACTERS_MAX} characters")
+        raise CanonicalError("content_type", f"must be a string of 1 to {CONTENT_TYPE_CHARACTERS_MAX} characters")
     if not _CONTENT_TYPE.fullmatch(content_type):
         raise CanonicalError("content_type", f"must be a media type such as {TEXT_PLAIN}")
     return OutboxMessage(0, _parse_message_id(client_message_id), chat_id, content, content_type, wall_ms)

@@ -148,7 +148,7 @@ class ChatProtocol(ChatSender):
                 self._handle_error(frame, request_id or "", now_ms)
             case codec.ClosingFrame():
                 self.reconnect_ms = frame.reconnect_delay_ms
-                raise LostError(f"the server closes the connection: {frame.reason}")
+                raise LostError(f"the server is closing the connection: {frame.reason}")
             case Message() if is_admitted:
                 self._handle_message(frame, now_ms)
             case codec.SendAck() if is_admitted:
@@ -165,7 +165,7 @@ class ChatProtocol(ChatSender):
             return  # duplicate
         if self.user_id not in ("", frame.user_id):
             raise ServerRefusedError(
-                WRONG_USER, f"the file belongs to {self.user_id!r}, the token to {frame.user_id!r}"
+                WRONG_USER, f"the file belongs to {self.user_id!r}, but the token belongs to {frame.user_id!r}"
             )
         self.answer_count += 1
         if self.epoch not in ("", frame.epoch):

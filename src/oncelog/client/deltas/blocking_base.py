@@ -23,7 +23,7 @@ class BlockingDeltasBase(BlockingBaseClient):
     @property
     def _portal(self) -> Portal:
         if getattr(self._thread_state, "is_editing", False):
-            raise ClientError("a function that edits must not use the client: it would wait for itself")
+            raise ClientError("an edit function must not use the client: the call would deadlock")
         return super()._portal
 
     def _forbid_reentry(self, function: Callable[[G], T]) -> Callable[[G], T]:

@@ -308,7 +308,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         self._runtime.check_open()
         unknown = set(delta_ids) - {refusal.delta_id for refusal in self.refused()}
         if unknown:
-            raise ClientError(f"delta {min(unknown)} is not refused")
+            raise ClientError(f"no refused delta has the id {min(unknown)}")
 
     async def withdraw(self, *delta_ids: str) -> None:
         """Remove pending deltas from the outbox. The client then fetches all rows again and reapplies the other deltas.

@@ -180,7 +180,7 @@ def decode_push_reply(body: bytes, entries: Sequence[OutboxEntry]) -> PushReply:
     """Decode the answer to a push. Raises ProtocolError if it is malformed or acknowledges different deltas."""
     reply = decode_answer(body, PushReply, GATEWAY)
     if [result.delta_id for result in reply.results] != [entry.delta_id.hex() for entry in entries]:
-        raise ProtocolError("the gateway acknowledged other deltas than the pushed ones")
+        raise ProtocolError("the gateway acknowledged different deltas from those that were pushed")
     return reply
 
 

@@ -81,7 +81,7 @@ class Edits(Struct):
 
     def _check_open(self) -> None:
         if self._is_over:
-            raise ClientError("the transaction has ended: use its edits only inside of the function that got them")
+            raise ClientError("the transaction has ended: use its edits only inside the function that received them")
 
     def _apply_change(
         self,
@@ -94,7 +94,7 @@ class Edits(Struct):
             check_identifier(name, "column")
         hlc = tick(self.hlc, self.wall_now_ms)
         if isinstance(hlc, ClockExhausted):
-            raise ClientError("the clock of this client has reached its last reading: no further edit is possible")
+            raise ClientError("this client's clock has reached its maximum: no further edit is possible")
         delta = extract(before, after, client_id=self.client_id, hlc=hlc, table=table, row_id=row_id)
         if delta is None:
             return None

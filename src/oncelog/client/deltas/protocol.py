@@ -259,13 +259,13 @@ class PullProtocol:
 
     def _handle_delta_page(self, request: PullRequest, page: DeltaPage[RowDelta]) -> PullEffect:
         if self._is_of_other_history(page.epoch):
-            return ResetRows(f"its epoch is {page.epoch}, was {self.epoch}")
+            return ResetRows(f"its epoch is {page.epoch}, but was {self.epoch}")
         if page.is_compacted:
             return RestartSnapshot()
         if not isinstance(request, ReadDeltas) or (page.cursor < request.since and not request.is_live):
             raise ProtocolError(f"the gateway sent a page that ends at {page.cursor}, before its start")
         if page.has_more and page.cursor == request.since:
-            raise ProtocolError(f"the gateway sent an empty page and says that more follows after {page.cursor}")
+            raise ProtocolError(f"the gateway sent an empty page but reports more deltas after {page.cursor}")
         return replace(page, cursor=max(page.cursor, self.cursor))  # an earlier pull may have moved the cursor further
 
     def _handle_snapshot_page(self, page: SnapshotPage) -> PullEffect:
@@ -278,7 +278,7 @@ class PullProtocol:
         if self.is_resetting:
             return StageRows(page, is_first)
         if self._is_of_other_history(page.epoch):
-            return ResetRows(f"its epoch is {page.epoch}, was {self.epoch}")
+            return ResetRows(f"its epoch is {page.epoch}, but was {self.epoch}")
         if page.horizon is not None:
             return ResetRows("its snapshot lacks deleted rows", is_compacted=True)
         return page

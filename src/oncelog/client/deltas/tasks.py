@@ -116,7 +116,7 @@ class Pusher(SyncTask):
         is_ours = await runtime.call_store(runtime.store.acknowledge, batch[-1].number, reply)
         self._on_acknowledged(reply.epoch)
         if not is_ours:
-            raise LostError(f"the push was acknowledged in another history, of epoch {reply.epoch}")
+            raise LostError(f"the push was acknowledged in a different history, with epoch {reply.epoch}")
         self._backoff.reset()
         return reply
 

@@ -23,7 +23,7 @@ class BlockingEventsBase(BlockingBaseClient):
     def close(self) -> None:
         """Close the client. Raises RuntimeError when called by a handler."""
         if _in_handler.get():
-            raise RuntimeError("close must not be called by a handler: it would wait for itself")
+            raise RuntimeError("close must not be called by a handler: it would deadlock")
         super().close()
 
     @abstractmethod

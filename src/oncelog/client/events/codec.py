@@ -100,7 +100,7 @@ def decode_message(data: str | bytes) -> tuple[ServerMessage | None, str | int |
         decode = _PAYLOAD_DECODERS.get(envelope.type)
         return (None if decode is None else decode(envelope.payload)), envelope.msg_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed message of the server: {error}") from error
+        raise ProtocolError(f"malformed message from the server: {error}") from error
 
 
 def encode_message(kind: str, payload: bytes, msg_id: str) -> bytes:

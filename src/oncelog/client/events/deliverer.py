@@ -166,7 +166,7 @@ class Deliverer:
     def check_not_in_handler(self, method: str) -> None:
         """Raise RuntimeError in an event handler, which must not wait for a later event."""
         if asyncio.current_task() is self._task:
-            raise RuntimeError(f"{method} must not be called by a handler of events: it would wait for itself")
+            raise RuntimeError(f"{method} must not be called by an event handler: it would deadlock")
 
     async def start_over(self, since: int, reset: Reset | None) -> None:
         """Continue from the cursor `since` in the server's current history."""

@@ -270,7 +270,7 @@ class EventsProtocol(BaseProtocol):
         last = 0
         for event in page.events:
             if event.committed_id <= last:
-                raise ProtocolError(f"a page has event {event.committed_id} behind event {last}")
+                raise ProtocolError(f"a page has event {event.committed_id} after event {last}")
             last = event.committed_id
             if last > self._cursor:
                 self._cursor = last
@@ -462,7 +462,7 @@ class EventsProtocol(BaseProtocol):
 
 def _to_outcome(entry: OutboxEntry, result: codec.SubmitResult) -> Committed | Refused:
     if result.id != entry.id:
-        raise ProtocolError(f"the server answered event {entry.id} with a result of event {result.id}")
+        raise ProtocolError(f"the server answered event {entry.id} with a result for event {result.id}")
     if result.status == "committed" and result.committed_id > 0:
         return Committed(result.committed_id, result.status_updated_at)
     if result.status == "rejected":

@@ -191,7 +191,7 @@ def _try_apply(connection: sqlite3.Connection, apply: Apply, events: Sequence[Ev
     finally:  # the store's statements need its own factories, which the application may have replaced
         connection.row_factory, connection.text_factory = row_factory, text_factory
     if not connection.in_transaction:
-        text = "apply has ended the transaction in which the client calls it: it must neither commit nor roll back"
+        text = "apply ended the client's transaction: it must not commit or roll back"
         raise RuntimeError(text) from failure
     if failure is not None:
         connection.execute("ROLLBACK TO oncelog_client_apply")

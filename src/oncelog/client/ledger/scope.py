@@ -274,7 +274,7 @@ def _check_next_block(found: LedgerBlock, height: int, previous: bytes | None, e
     if previous is None or block.previous == previous:
         return
     if epoch not in ("", found.epoch) or block.height != height + 1:
-        reported = f" (epoch {found.epoch}, was {epoch})" if epoch and epoch != found.epoch else ""
+        reported = f" (its epoch is {found.epoch}, but was {epoch})" if epoch and epoch != found.epoch else ""
         raise UnverifiedError(
             f"block {block.height} does not follow block {height}: the server reports a new history{reported}. Either "
             f"its log was restored from a backup without block {height}, or its history was rewritten: ask the "

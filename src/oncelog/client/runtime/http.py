@@ -4,6 +4,7 @@ All failures are translated into LostError, ServerRefusedError or ProtocolError.
 """
 
 import asyncio
+import errno
 import os
 import ssl
 from collections.abc import Iterator, Mapping
@@ -96,9 +97,10 @@ def translate_errors(url: str) -> Iterator[None]:
     except aiohttp.WSServerHandshakeError as error:
         raise status_error(error.status) from error
     except aiohttp.ClientConnectorError as error:
-        raise LostError(f"{url} cannot be reached: {_describe_error(error)}") from error
+        hint = " (is the server running at this URL?)" if error.errno == errno.ECONNREFUSED else ""
+        raise LostError(f"{url} cannot be reached: {_describe_error(error)}{hint}") from error
     except TimeoutError as error:
-        raise LostError(f"{url} does not answer in time") from error
+        raise LostError(f"{url} did not respond in time") from error
     except aiohttp.ServerDisconnectedError as error:
         raise LostError(f"the connection to {url} was lost: the server closed it before it answered") from error
     except (aiohttp.ClientError, ConnectionError) as error:
@@ -148,7 +150,9 @@ class WebSocket:
         if message.type is self._close:
             self.close_code = code  # sent by the server; aiohttp sets other codes for frames that it rejects
         elif code == CLOSE_TOO_LARGE:
-            raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
+            raise ProtocolError(
+                f"a message from the server is larger than message_bytes_max ({self._message_bytes_max})"
+            )
         raise LostError(f"the connection to {self.url} was lost" + (f" (closed with {code})" if code else ""))
 
     async def close(self) -> None:
@@ -249,7 +253,7 @@ class HttpClient:
             body += part
             if len(body) > self._limits.message_bytes_max:
                 size = self._limits.message_bytes_max
-                raise ProtocolError(f"the answer of the server is larger than message_bytes_max ({size})")
+                raise ProtocolError(f"the server's answer is larger than message_bytes_max ({size})")
         return bytes(body)
 
 
@@ -279,7 +283,7 @@ def decode_answer(body: bytes, kind: type[T], sender: str = "server") -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except DECODE_ERRORS as error:
-        raise ProtocolError(f"malformed answer of the {sender}: {error}") from error
+        raise ProtocolError(f"malformed answer from the {sender}: {error}") from error
 
 
 def _parse_retry_after_ms(text: str) -> int:

@@ -25,13 +25,13 @@ Token = str | Callable[[], Awaitable[str | None] | str | None] | None
 def check_partitions(partitions: Iterable[str]) -> tuple[str, ...]:
     """Validate the partitions that a client follows and return them in normal form."""
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
-        raise SettingsError(f"partitions must be several texts, not {partitions!r}")
+        raise SettingsError(f"partitions must be a list of strings, not {partitions!r}")
     try:
         normal = normal_partitions(list(partitions))
     except CanonicalError as error:
         raise SettingsError(f"partitions: {error.reason}") from error
     if len(normal) > PARTITIONS_MAX:
-        raise SettingsError(f"partitions must be at most {PARTITIONS_MAX}, not {len(normal)}")
+        raise SettingsError(f"partitions must have at most {PARTITIONS_MAX} different names, not {len(normal)}")
     if any(not 1 <= len(name) <= PARTITION_CHARACTERS_MAX or "\0" in name for name in normal):
         raise SettingsError(f"partitions must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and no U+0000")
     return normal
@@ -42,7 +42,7 @@ def check_client_id(client_id: str | None, name: str = "client_id") -> str | Non
     if client_id is None:
         return None
     if not isinstance(client_id, str) or not 1 <= len(client_id) <= NAME_CHARACTERS_MAX or not is_storable(client_id):
-        raise SettingsError(f"{name} must be a text of 1 to {NAME_CHARACTERS_MAX} characters, and no U+0000")
+        raise SettingsError(f"{name} must be a string of 1 to {NAME_CHARACTERS_MAX} characters without U+0000")
     return client_id
 
 
@@ -87,7 +87,7 @@ def check_number(number: int, name: str) -> None:
 def check_token(token: Token) -> None:
     """Raise SettingsError for a value that cannot be a token."""
     if not callable(token) and not is_token(token):
-        raise SettingsError("token must be a text of printable ASCII characters, or a function that returns one")
+        raise SettingsError("token must be a string of printable ASCII characters, or a function that returns one")
 
 
 async def resolve_token(token: Token) -> str | None:
@@ -105,5 +105,5 @@ async def resolve_token(token: Token) -> str | None:
         logger.exception("the token function failed")
         raise LostError(f"the token function failed: {type(error).__name__}: {error}") from error
     if not is_token(found):
-        raise LostError("the token function returned a value that cannot be a token")
+        raise LostError("the token function returned an invalid token")
     return found

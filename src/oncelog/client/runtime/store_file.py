@@ -137,9 +137,9 @@ class StoreFile:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if application != schema.application_id and (application or version or tables):
-                raise NotALogError(f"{self.path} is not a file of a {schema.kind}: use a separate file")
+                raise NotALogError(f"{self.path} is not a {schema.kind} file: use a separate file")
         if version > schema.version:
-            raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's {schema.kind}")
+            raise NewerSchemaError(f"{self.path} was created by a newer version of Oncelog's {schema.kind}")
         return version
 
     def _migrate(self, connection: sqlite3.Connection, version: int) -> None:

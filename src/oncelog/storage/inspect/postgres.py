@@ -20,7 +20,7 @@ from oncelog.storage.key_hash import hash_identities
 from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
 from oncelog.storage.postgres.connection import Connection, Timeouts, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, load_metadata
-from oncelog.storage.postgres.errors import POSTGRES_ERRORS, translate_error
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, describe_error, translate_error
 from oncelog.storage.postgres.query_driver import run_query
 from oncelog.storage.postgres.statements import SCHEMA_VERSION, SQL
 from oncelog.storage.postgres.store import PostgresStore
@@ -112,7 +112,7 @@ class DatabaseView(LogView):
         row = self.fetch_first("look_at_state", system.boot)
         database_ms, _, _, elapsed_ms, time_ms = row or (0, 0, 0, None, None)
         mark = ClockMark() if elapsed_ms is None else replace(system, elapsed_ms=elapsed_ms, time_ms=time_ms)
-        blind_reason = "no process on this machine has saved the time since the machine was started"
+        blind_reason = "no process on this machine has recorded the time since the machine booted"
         [(newest_ms,)] = self.iterate_rows("newest_time")
         return ClockStatus(replace(system, time_ms=database_ms), "database's clock", mark, newest_ms, blind_reason)
 
@@ -138,8 +138,8 @@ class DatabaseInspector:
             view.metadata = view.call(load_metadata, self._name)
             if view.metadata.schema_version < SCHEMA_VERSION:
                 raise StoreError(
-                    f"{self._name} has schema {view.metadata.schema_version}; this Oncelog reads schema "
-                    f"{SCHEMA_VERSION}. Opening the log with it once brings the database up to date."
+                    f"{self._name} has schema {view.metadata.schema_version}, and this version reads schema "
+                    f"{SCHEMA_VERSION}. Open the log once with this version to migrate the database."
                 )
             if view.fetch_first("erasures") is None:
                 raise CorruptError(f"{self._name} contains a log, but its table oncelog_state has no row")
@@ -197,13 +197,13 @@ def translate_errors(name: str) -> Iterator[None]:
         raise
     except POSTGRES_ERRORS as error:
         if isinstance(error, OSError) and not str(error):
-            raise StoreUnavailableError(f"{name} does not answer") from error
+            raise StoreUnavailableError(f"{name} did not respond") from error
         store_error = translate_error(error, name)
         if isinstance(store_error, OncelogError):
             raise store_error from error
         raise CorruptError(f"the log in {name} cannot be read: {error}") from error
     except DAMAGE_ERRORS as error:
-        raise CorruptError(f"{name} contains a value that no log has written: {error}") from error
+        raise CorruptError(f"{name} contains a value that Oncelog never writes: {error}") from error
 
 
 async def _connect(address: str, name: str) -> Connection:
@@ -216,7 +216,7 @@ async def _connect(address: str, name: str) -> Connection:
     except TimeoutError as error:
         raise StoreUnavailableError(f"{name}: {error}") from error
     except OSError as error:
-        raise StoreUnavailableError(f"{name} cannot be reached: {error.strerror or error or 'no answer'}") from error
+        raise StoreUnavailableError(f"{name} cannot be reached: {describe_error(error)}") from error
 
 
 async def _fetch_page(_connection: Connection, cursor: Any, rows: int) -> list[RowTuple]:

@@ -129,7 +129,7 @@ async def _find_target_log(
         return None
     metadata, underway = found
     if metadata.epoch != source.metadata.epoch:
-        problem = "contains another log" if underway is None else "contains a part of another log"
+        problem = "contains another log" if underway is None else "contains part of another log"
         raise StoreError(
             f"{target.name} {problem} (epoch {metadata.epoch}, not {source.metadata.epoch}). Nothing was changed."
         )
@@ -137,7 +137,7 @@ async def _find_target_log(
 
 
 def _build_moved_error(mark: MovedMarker, target: MigrationTarget) -> MovedError:
-    return MovedError(f"the log has been moved to {mark.target}, so it is not moved to {target.name}", mark.target)
+    return MovedError(f"the log has been moved to {mark.target}, so it cannot be moved to {target.name}", mark.target)
 
 
 def _belongs_to(found: tuple[LogMetadata, PendingMove | None], epoch: str, mark: MovedMarker) -> bool:
@@ -216,8 +216,8 @@ class _LogMigration:
             block = self._source.run_query(find_block, lane, at.height)
             if at.height and block != await self._target.run_query(find_block, lane, at.height):
                 raise StoreError(
-                    f"{self._target.name} contains a part of this log, but lane {lane} has another history there "
-                    f"(at height {at.height}). Drop its tables oncelog_* to start again."
+                    f"{self._target.name} contains part of this log, but lane {lane} has a different history there "
+                    f"(at height {at.height}). Drop its tables oncelog_* to start over."
                 )
 
     # --- under the file's write lock
@@ -244,8 +244,8 @@ class _LogMigration:
         with self._lock_source():
             if source.load_state().heads != await target.run_query(load_heads):
                 raise StoreError(
-                    f"{target.name} has this log already (epoch {source.metadata.epoch}), and one of the two was "
-                    "written to since then: the file is a copy from before the move. Nothing was changed."
+                    f"{target.name} already contains this log (epoch {source.metadata.epoch}), and one of the two has "
+                    "been written to since then: the file is a copy made before the move. Nothing was changed."
                 )
             source.save_marker(MovedMarker(target.name, SystemClock().wall_ms(), ""))
 

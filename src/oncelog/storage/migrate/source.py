@@ -17,7 +17,7 @@ from oncelog.storage.clock import ClockMark
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.inspect.sqlite import FileView
 from oncelog.storage.key_hash import hash_identity
-from oncelog.storage.metadata import NO_GAPS, LaneGaps, LogMetadata, count_records
+from oncelog.storage.metadata import DAMAGE_HINT, NO_GAPS, LaneGaps, LogMetadata, count_records
 from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.side_state import STORED_TABLES, SideStateTable
 from oncelog.storage.sqlite.database_file import SqliteDriver
@@ -141,7 +141,7 @@ class MigrationSource(FileView):
             height = rows[-1][3]
             blocks = connection.execute(_MIGRATION_SQL["blocks"], (lane, at.height, height)).fetchall()
         if len(blocks) != height - at.height - count_missing_numbers(gaps.heights, at.height, height):
-            raise CorruptError(f"lane {lane}: a block below height {height} is missing; see `oncelog verify`")
+            raise CorruptError(f"lane {lane}: a block below height {height} is missing; {DAMAGE_HINT}")
         records = [self._to_target_row(row) for row in rows]
         partitions = sorted((lane, name, record[1]) for record in records for name in decode_partitions(record[14]))
         return RecordSlice(records, partitions, blocks)
@@ -219,7 +219,7 @@ def _check_dense(lane: int, positions: list[int], after: int, gaps: Sequence[Gap
     """
     for before, position in pairwise([after, *(positions or [-1])]):
         if position != before + 1 and (before, position) not in gaps:
-            raise CorruptError(f"lane {lane}, position {before + 1}: the record is missing; see `oncelog verify`")
+            raise CorruptError(f"lane {lane}, position {before + 1}: the record is missing; {DAMAGE_HINT}")
 
 
 def _iterate_pages(cursor: Any) -> Iterator[list[RowTuple]]:

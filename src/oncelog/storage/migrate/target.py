@@ -83,7 +83,7 @@ async def _acquire_lock(connection: TimeoutConnection, name: str) -> None:
     try:
         await connection.execute(_MIGRATION_SQL["alone"])
     except asyncpg.LockNotAvailableError as error:
-        raise StoreError(f"another `oncelog move` into {name} is under way") from error
+        raise StoreError(f"another `oncelog move` into {name} is in progress") from error
     await connection.execute(f"SET lock_timeout = {_TIMEOUTS.lock_ms}")
 
 
@@ -184,7 +184,7 @@ class MigrationTarget:
         """Open the database for servers."""
         async with self._connection.transaction():
             if await self._connection.fetchval(_MIGRATION_SQL["end"], _encode_move(move)) is None:
-                raise StoreError(f"another program has changed {self.name} during the move")
+                raise StoreError(f"another program changed {self.name} during the move")
 
     async def _copy_side_state(self, table: SideStateTable, rows: list[Any]) -> None:
         columns = table.columns

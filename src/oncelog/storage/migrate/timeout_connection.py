@@ -78,7 +78,7 @@ class TimeoutConnection:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise asyncpg.ConnectionDoesNotExistError("connection was lost in the middle of COPY") from None
+            raise asyncpg.ConnectionDoesNotExistError("connection was lost during COPY") from None
         finally:
             self._connection.remove_termination_listener(cancel)
 
@@ -102,4 +102,4 @@ class TimeoutConnection:
                     self._connection.terminate()
                     raise
         except TimeoutError as error:
-            raise TimeoutError(f"no answer within {round(limit_s, 1):g} seconds") from error
+            raise TimeoutError(f"no response within {round(limit_s, 1):g} seconds") from error

@@ -49,7 +49,7 @@ class BorrowedTransaction:
 
     def __init__(self, connection: Connection, *, clock: Clock | None = None) -> None:
         if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
-            raise TypeError(f"a connection of asyncpg is shared, not {type(connection).__name__}")
+            raise TypeError(f"the connection must be an asyncpg.Connection, not {type(connection).__name__}")
         self._connection = connection
         self._clock = clock
         self._token = b""
@@ -65,7 +65,7 @@ class BorrowedTransaction:
         """
         connection = self._connection
         if connection.is_in_transaction():
-            raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
+            raise TransactionError("a transaction is open on this connection: commit it or roll it back first")
         with _translate_errors():
             if self._loaded_transaction is None:
                 self._loaded_transaction = StoreTransaction(
@@ -149,7 +149,7 @@ class BorrowedTransaction:
         key = self._store_transaction.hash_identity(identity)
         if not waits:
             if not await connection.fetchval(SQL["try_lock_key"], key):
-                raise InFlightError("another caller works on it")
+                raise InFlightError("another caller is doing this work")
             return
         if wait_ms is None:
             await connection.execute(SQL["lock_key"], key)
@@ -159,7 +159,7 @@ class BorrowedTransaction:
         try:
             await connection.execute(SQL["lock_key"], key)
         except asyncpg.LockNotAvailableError as error:
-            raise InFlightError("another caller still works on it") from error
+            raise InFlightError("another caller is still doing this work") from error
         await connection.execute(SQL["limit_lock"], before)
 
     @property
@@ -186,7 +186,7 @@ class BorrowedTransaction:
             except asyncpg.InFailedSQLTransactionError:
                 return  # the transaction is open but can only be rolled back
         raise TransactionError(
-            "the function must not end its transaction (COMMIT, ROLLBACK): what it wrote before that was rolled back"
+            "the function must not end its transaction (COMMIT, ROLLBACK): what it had written was rolled back"
         ) from error
 
 
@@ -216,7 +216,7 @@ async def _commit(connection: Connection) -> None:
                 raw_connection: Any = getattr(connection, "_con", connection)
                 raw_connection._top_xact = None  # noqa: SLF001
     if command_tag != "COMMIT":
-        raise StoreUnavailableError(f"COMMIT was answered with {command_tag}{_RETRY_HINT}")
+        raise StoreUnavailableError(f"the server answered COMMIT with {command_tag}{_RETRY_HINT}")
 
 
 @contextmanager
@@ -224,7 +224,7 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except asyncpg.ForeignKeyViolationError as error:
-        raise TransactionError("the transaction was ended before its end; it was rolled back") from error
+        raise TransactionError("other code ended the transaction too early; it was rolled back") from error
     except POSTGRES_ERRORS as error:
         store_error = translate_error(error, _DATABASE_NAME, _RETRY_HINT)
         if store_error is error:

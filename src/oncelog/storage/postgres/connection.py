@@ -5,7 +5,6 @@ In this package, "the server" is the PostgreSQL server, and a "process" is one t
 
 import asyncio
 import errno
-import re
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,13 +17,12 @@ from msgspec import Struct
 from oncelog.core.limits import check_whole_numbers
 from oncelog.errors import SettingsError
 from oncelog.storage.address import BAD_ADDRESS, redact_address
-from oncelog.storage.postgres.errors import POSTGRES_ERRORS
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, find_errnos
 from oncelog.storage.postgres.statements import SQL
 
 WEAK_COMMIT_MODES: Final = ("off", "local", "remote_write")
 STATEMENTS_MAX: Final = 256
 _TRANSACTION_TIMEOUT_VERSION: Final = 17
-_ERRNO_PATTERN: Final = re.compile(r"\[Errno (\d+)\]")
 _REFUSED_ERRNOS: Final = {errno.ECONNREFUSED, errno.EADDRNOTAVAIL}
 
 Connection = Any
@@ -98,7 +96,7 @@ def select_error(errors: Sequence[BaseException]) -> BaseException:
 def is_refused(error: BaseException) -> bool:
     """Return whether no server is listening, the host does not exist, or it has no TLS (a plain ConnectionError)."""
     if type(error) is OSError and error.errno is None:  # asyncio joins the errors of all addresses of a host
-        found = {int(number) for number in _ERRNO_PATTERN.findall(str(error))}
+        found = find_errnos(error)
         return bool(found) and found <= _REFUSED_ERRNOS
     return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
 
@@ -137,9 +135,9 @@ async def _connect_host(address: str, timeouts: Timeouts) -> Connection:
             target_session_attrs=None if "target_session_attrs" in parameters else "read-write",
         )
     except TimeoutError as error:
-        raise TimeoutError(f"the server does not answer within {timeouts.connect_ms} ms") from error
+        raise TimeoutError(f"the server did not respond within {timeouts.connect_ms} ms") from error
     except asyncpg.UndefinedObjectError as error:
-        raise SettingsError(f"the server does not know a parameter of the address: {error}") from error
+        raise SettingsError(f"the server does not recognize a parameter in the address: {error}") from error
     except asyncpg.ClientConfigurationError as error:
         raise SettingsError(f"{redact_address(address)}: {error}") from error
     except (ValueError, TypeError):
@@ -197,7 +195,7 @@ async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
     The server keeps a waiting session even after its program has ended, so more of them would use up its connections.
     """
     if await connection.fetchval(SQL["waits_for_long"], timeouts.connect_ms / 1000):
-        raise TimeoutError("the server does not commit: it waits for a standby that is away")
+        raise TimeoutError("the server does not commit: it is waiting for an unavailable standby")
 
 
 @asynccontextmanager
@@ -220,7 +218,7 @@ async def check_replicated(connection: Connection, label: str = "COMMIT") -> Asy
         with suppress(asyncpg.InterfaceError):  # the connection was closed, or a pool has reclaimed it
             connection.remove_log_listener(add_warning)
     if warnings:
-        raise ConnectionAbortedError(f"{label} was not waited for: {warnings[0]}")
+        raise ConnectionAbortedError(f"{label} may not have reached a standby: {warnings[0]}")
 
 
 def _build_session_settings(timeouts: Timeouts) -> dict[str, str]:

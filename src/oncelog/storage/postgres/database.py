@@ -45,19 +45,19 @@ async def load_metadata(connection: Any, name: str) -> LogMetadata:
     """
     metadata = await load_any_metadata(connection, name)
     if await connection.fetchval(SQL["move"]) is not None:
-        raise StoreError(f"a move from a file into {name} has not ended: run `oncelog move` again")
+        raise StoreError(f"a move from a file into {name} has not finished: run `oncelog move` again")
     return metadata
 
 
 async def load_any_metadata(connection: Any, name: str) -> LogMetadata:
     """Like `load_metadata`, but also accepts a log that has not been copied completely."""
     if not await connection.fetchval(SQL["is_there"]):
-        raise NotALogError(f"{name} has no log in it (no table oncelog_log on its search_path).")
+        raise NotALogError(f"{name} contains no log (no table oncelog_log on its search_path).")
     try:
         schema_version = await connection.fetchval(SQL["schema_version"])
     except asyncpg.UndefinedColumnError as error:
         raise NotALogError(
-            f"{name} has a table oncelog_log of another program: {error}. Nothing was changed."
+            f"{name} has a table oncelog_log that belongs to another program: {error}. Nothing was changed."
         ) from error
     if schema_version is None:
         raise CorruptError(f"{name} contains a log, but its table oncelog_log has no row")
@@ -71,7 +71,7 @@ async def create_log(
 ) -> None:
     """Create the tables of a log. The caller has begun a transaction."""
     if await connection.fetchval("SELECT current_schema()") is None:
-        raise SettingsError("the connection's search_path names no schema that exists: create it first")
+        raise SettingsError("no schema in the connection's search_path exists: create one first")
     for _, script in MIGRATIONS:
         await connection.execute(script)  # all statements of the script in one round trip
     if now_ms is None:
@@ -93,7 +93,7 @@ async def check_database(connection: Any, name: str) -> None:
     """Raise SettingsError if the database cannot contain a log, or is a standby."""
     [(encoding, is_standby)] = await connection.fetch(SQL["encoding"])
     if encoding != "UTF8":
-        raise SettingsError(f"{name} is encoded in {encoding}; a log needs a database in UTF8")
+        raise SettingsError(f"the encoding of {name} is {encoding}, but a log needs UTF8")
     if is_standby:
         raise SettingsError(f"{name} is a standby, which accepts no writes; add the primary to the address")
 

@@ -1,5 +1,8 @@
 """Translates PostgreSQL errors: session lost, server unavailable, tables damaged, or value rejected."""
 
+import errno
+import os
+import re
 from typing import Any, Final
 
 import asyncpg
@@ -51,7 +54,7 @@ POSTGRES_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg
 
 
 _TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
-    (ValueError, UnstorableError, "{name} cannot store this: a value has no form that can be sent to the server"),
+    (ValueError, UnstorableError, "{name} cannot store this: a value cannot be encoded for the server"),
     (asyncpg.DiskFullError, DiskFullError, "{name}: {text}{hint}"),
     (
         (*_SESSION_LOST_ERRORS, *_TRANSIENT_ERRORS, *_UNAVAILABLE_ERRORS),
@@ -68,6 +71,28 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[OncelogError], str], ...]] = (
     ),
 )
 """Errors, each with its StoreError and message. The first match applies."""
+
+
+_ERRNO_PATTERN: Final = re.compile(r"\[Errno (\d+)\]")
+
+
+def find_errnos(error: OSError) -> set[int]:
+    """Return the error numbers of an OSError. asyncio joins the errors of all addresses of a host in one text."""
+    if error.errno is not None:
+        return {error.errno}
+    return {int(number) for number in _ERRNO_PATTERN.findall(str(error))}
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the text of an error, and for an operating-system error what it means instead of its number."""
+    if isinstance(error, OSError):
+        names = [os.strerror(number) for number in sorted(find_errnos(error)) if number > 0]
+        if names:
+            is_refused = errno.ECONNREFUSED in find_errnos(error)
+            return ", ".join(names) + (" (is the server running at this address?)" if is_refused else "")
+        if error.strerror:
+            return error.strerror  # a failed DNS lookup
+    return str(error) or type(error).__name__
 
 
 def is_lost(error: BaseException) -> bool:
@@ -88,5 +113,5 @@ def translate_error(error: BaseException, name: str, hint: str = "") -> BaseExce
     kind = type(error).__name__
     for errors, store_error, message in _TRANSLATIONS:
         if isinstance(error, errors):
-            return store_error(message.format(name=name, text=str(error) or kind, hint=hint, error=error, kind=kind))
+            return store_error(message.format(name=name, text=describe_error(error), hint=hint, error=error, kind=kind))
     return error

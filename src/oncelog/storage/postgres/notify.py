@@ -88,7 +88,7 @@ class Notifier:
                         await connection.execute(SQL["notify"], self._channel, self._sender)
         except POSTGRES_ERRORS as error:
             self._has_unsent = True
-            logger.debug("the notification of other processes failed: %s", error)
+            logger.debug("notifying other processes failed: %s", error)
         finally:
             self._send_task = None
 

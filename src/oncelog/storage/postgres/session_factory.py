@@ -28,7 +28,7 @@ from oncelog.storage.postgres.connection import (
     terminate_after,
     terminate_on_error,
 )
-from oncelog.storage.postgres.errors import POSTGRES_ERRORS
+from oncelog.storage.postgres.errors import POSTGRES_ERRORS, describe_error
 from oncelog.storage.postgres.statements import SQL
 
 logger: Final = logging.getLogger("oncelog.postgres")
@@ -68,9 +68,7 @@ class SessionFactory:
                 connection = await self._connect_any()
             except Exception as error:
                 if not self._is_unreachable:
-                    logger.warning(
-                        "the database is unreachable, the connection is retried: %s", str(error) or type(error).__name__
-                    )
+                    logger.warning("the database is unreachable; retrying: %s", describe_error(error))
                 self._is_unreachable = True
                 raise
             if self._is_unreachable:
@@ -115,7 +113,7 @@ class SessionFactory:
                 refused[host] = error
             if loop.time() >= deadline_s:
                 await self._give_up(attempts.values())
-                raise TimeoutError("the server does not commit: it may wait for a standby that is away")
+                raise TimeoutError("the server does not commit: it may be waiting for an unavailable standby")
             if not done and not untried:  # while one server is silent, another may have become the primary
                 untried = [host for host in refused if host not in attempts.values()]
         raise select_error(list(refused.values()))
@@ -185,8 +183,8 @@ class SessionFactory:
             return
         if before is not None:
             logger.warning(
-                "%s: the timeline of the server is %s, and was %s before: a standby has taken over, or a backup was "
-                "restored. If commits are lost, stop everything that uses the log and run "
+                "%s: the server's timeline is %s, but was %s before: a standby has taken over, or a backup was "
+                "restored. If commits were lost, stop everything that uses the log and run "
                 "`oncelog epoch ADDRESS --renew`",
                 redact_address(self._address),
                 timeline,
@@ -207,7 +205,7 @@ class SessionFactory:
             if server != current and not connection.is_closed()
         ]
         if others:
-            logger.warning("another server has taken over; %d sessions with the old one are closed", len(others))
+            logger.warning("another server has taken over; closing %d sessions with the old one", len(others))
         for connection in others:
             connection.terminate()
 

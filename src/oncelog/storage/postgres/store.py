@@ -18,7 +18,15 @@ from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Req
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
-from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, LogMetadata, Operator, build_leap_request, new_epoch
+from oncelog.storage.metadata import (
+    DAMAGE_HINT,
+    NO_OPERATOR,
+    EpochRenewal,
+    LogMetadata,
+    Operator,
+    build_leap_request,
+    new_epoch,
+)
 from oncelog.storage.postgres import notify
 from oncelog.storage.postgres.connection import (
     Connection,
@@ -172,7 +180,8 @@ class PostgresStore(SqlStore):
             store_transaction.next_epoch,
         ):
             raise LogReplacedError(
-                f"{self._name} has another log than the one that was opened, or a new epoch: start this process again"
+                f"{self._name} contains a different log from the one that was opened, or has a new epoch: "
+                "restart this process"
             )
 
     # --- writing
@@ -364,7 +373,7 @@ class PostgresStore(SqlStore):
                     raise translate_error(error, self._name) from error
                 await retry_deadline.wait(error)
             except DAMAGE_ERRORS as error:
-                raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
+                raise CorruptError(f"{self._name} is damaged: {error}; {DAMAGE_HINT}") from error
 
     async def _check_durable(self, connection: Connection) -> None:
         """If commits wait for standbys, wait until everything that the session has read is on a standby.

@@ -84,8 +84,8 @@ class StoreTransaction:
         """Raise LogReplacedError if an earlier check has found a different epoch."""
         if self.renewed_epoch:
             raise LogReplacedError(
-                f"the log has a new epoch, {self.renewed_epoch}, and was opened with {self.metadata.epoch}: start this "
-                "process again"
+                f"the log's epoch is {self.renewed_epoch}, but it was opened with epoch {self.metadata.epoch}: restart "
+                "this process"
             )
 
     def compute_read_set(self, batch: Sequence[Request]) -> ReadSet:

@@ -167,7 +167,7 @@ class Writer:
         async with check_replicated(connection):
             command_tag = await self._run_within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
         if command_tag != "COMMIT":
-            raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {command_tag}{RETRY_HINT}")
+            raise StoreUnavailableError(f"{self._name}: the server answered COMMIT with {command_tag}{RETRY_HINT}")
 
     async def _roll_back(self, connection: Connection) -> None:
         if connection.is_closed():
@@ -200,6 +200,6 @@ class RetryDeadline:
             self._deadline = now_s + self._limit_s
         if now_s + self._pause_s > self._deadline:
             raise translate_error(error, self._name, self._hint) from error
-        logger.debug("retry on another session after %s: %s", type(error).__name__, error)
+        logger.debug("retrying on another session after %s: %s", type(error).__name__, error)
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(max(PAUSE_S_MIN, 2 * self._pause_s), PAUSE_S_MAX)

@@ -71,7 +71,7 @@ def load_block(lane: int, height: int) -> QuerySteps[tuple[Block, list[Evidence]
     """See `Store.block`."""
     block = yield from find_block(lane, height)
     if block is None:
-        raise LookupError(f"lane {lane} has no block of height {height}")
+        raise LookupError(f"lane {lane} has no block at height {height}")
     after = block.first_position - 1
     evidence = yield from load_evidence(lane, after, after + block.count)
     return block, evidence

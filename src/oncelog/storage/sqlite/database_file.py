@@ -27,7 +27,14 @@ from oncelog.file_modes import OWNER_ONLY, create_or_report, describe_creation_e
 from oncelog.sql_files import split_script
 from oncelog.sqlite_files import get_file_id, transaction
 from oncelog.storage.key_hash import SECRET_BYTES
-from oncelog.storage.metadata import LogMetadata, check_schema_version, check_settings, new_epoch, new_settings
+from oncelog.storage.metadata import (
+    DAMAGE_HINT,
+    LogMetadata,
+    check_schema_version,
+    check_settings,
+    new_epoch,
+    new_settings,
+)
 from oncelog.storage.sqlite.key_index.key_run import RUN_KEYS, KeyPairs, write_runs
 from oncelog.storage.sqlite.moved_marker import check_not_moved
 from oncelog.storage.sqlite.statements import SQL, load_migrations
@@ -274,7 +281,7 @@ def translate_error(error: Exception, path: str, hint: str = "") -> Exception:
     is_sqlite = isinstance(error, sqlite3.Error)
     if not is_sqlite or name.startswith(_CORRUPT_ERRORS) or str(error).startswith(_CORRUPT_MESSAGES):
         code = f" [{name}]" if name else ""
-        return CorruptError(f"{path} is damaged: {error}{code}; see `oncelog verify`")
+        return CorruptError(f"{path} is damaged: {error}{code}; {DAMAGE_HINT}")
     if name.startswith(_UNSTORABLE_ERRORS):
         return UnstorableError(f"{path} cannot store this: {name}")
     return error
@@ -341,7 +348,7 @@ def _enable_wal(connection: Any, path: str) -> None:
         else:
             break
     if mode not in _WAL_MODES:
-        raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
+        raise StoreUnavailableError(f"{path} cannot use write-ahead logging on this file system")
 
 
 def load_metadata(connection: Any, path: str) -> LogMetadata:

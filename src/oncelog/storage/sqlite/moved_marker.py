@@ -62,4 +62,6 @@ def decode_marker(text: str) -> MovedMarker:
     try:
         return _MARKER_DECODER.decode(text)
     except msgspec.MsgspecError as error:
-        raise CorruptError(f"the log has been moved, but the marker with its new place is damaged: {error}") from error
+        raise CorruptError(
+            f"the log has been moved, but the marker with its new address is damaged: {error}"
+        ) from error

@@ -108,7 +108,7 @@ def translate_read_errors(path: str) -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise to_store_error(error, path) from error
     except DAMAGE_ERRORS as error:
-        raise CorruptError(f"{path} has a value that no log has written: {error}") from error
+        raise CorruptError(f"{path} contains a value that Oncelog never writes: {error}") from error
 
 
 def to_store_error(error: sqlite3.Error, path: str) -> StoreError:

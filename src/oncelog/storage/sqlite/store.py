@@ -252,7 +252,7 @@ class SqliteStore(SqlStore):
         if executor is None:
             raise ClosedError(f"the log {self._path} is closed")
         if os.getpid() != self._process:
-            raise ClosedError(f"the log {self._path} was opened before this process was forked; open it after")
+            raise ClosedError(f"the log {self._path} was opened before this process was forked; open it after the fork")
         if isinstance(executor, WorkerThread):
             return await executor.submit(function, *arguments)
         return await asyncio.wrap_future(executor.submit(function, *arguments))

@@ -18,6 +18,7 @@ from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUna
 from oncelog.sqlite_files import roll_back, transaction
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.metadata import (
+    DAMAGE_HINT,
     NO_OPERATOR,
     NO_REPLACED_LOG,
     EpochRenewal,
@@ -74,7 +75,7 @@ class Writer:
             with self._read_transaction():
                 return self.metadata
         except DAMAGE_ERRORS as error:
-            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
+            raise CorruptError(f"{self._path} is damaged: {error}; {DAMAGE_HINT}") from error
 
     def create_sibling(self) -> "Writer":
         """Return a new, unopened writer on the same file. It uses a large key index without its filter."""
@@ -318,7 +319,7 @@ class Writer:
         if self._store_transaction is None:
             self._store_transaction = StoreTransaction(metadata, self._options)
         elif self._store_transaction.metadata.epoch != metadata.epoch:
-            raise LogReplacedError(f"{self._path} is another log than the one that was opened; open it again")
+            raise LogReplacedError(f"{self._path} is a different log from the one that was opened; open it again")
         else:
             self._store_transaction.reset()
 
@@ -347,7 +348,7 @@ class Writer:
                 raise
             raise store_error from error
         except (UnicodeError, msgspec.MsgspecError) as error:  # sqlite3 and msgspec raise these for damaged values
-            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
+            raise CorruptError(f"{self._path} is damaged: {error}; {DAMAGE_HINT}") from error
 
     @contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE", hint: str = "") -> Iterator[Any]:

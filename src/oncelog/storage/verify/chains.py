@@ -77,7 +77,7 @@ class ChainVerifier:
             yield from self._verify_block(Block(*columns), rows, total)
         beyond = next(rows, None)
         if beyond is not None:
-            raise InconsistencyError("a record that is in no block", *beyond[:2])
+            raise InconsistencyError("a record is in no block", *beyond[:2])
         for lane, head in heads.items():
             self._check_head(lane, head, self._tails[lane])
             self._summary.lanes += head.revision > 0
@@ -89,12 +89,12 @@ class ChainVerifier:
     def _check_lanes(self) -> None:
         newest = self._state.settings.lanes
         for lane in self._state.heads:
-            require(0 <= lane <= newest, f"the log has lanes 0 to {newest} only", lane)
+            require(0 <= lane <= newest, f"the log has only lanes 0 to {newest}", lane)
 
     # --- blocks
 
     def _verify_block(self, block: Block, rows: Iterator[RowTuple], total: int) -> Iterator[StepProgress]:
-        require(block.lane in self._state.heads, f"has a block of height {block.height}, but no head", block.lane)
+        require(block.lane in self._state.heads, f"has a block at height {block.height}, but no head", block.lane)
         tail = self._tails[block.lane]
         is_leap = block.first_position - 1 in self._state.leaps
         _check_header(block, tail, is_leap=is_leap)
@@ -112,8 +112,8 @@ class ChainVerifier:
             last = block.first_position + block.count - 1
             places = f"position {last}" if block.count == 1 else f"positions {block.first_position} to {last}"
             raise InconsistencyError(
-                f"the root of the block of height {block.height} ({places}) does not match its records: "
-                "the root or a record of the block has been changed",
+                f"the root of the block at height {block.height} ({places}) does not match its records: "
+                "the root or a record in the block has been changed",
                 block.lane,
                 block.first_position,
             )
@@ -129,14 +129,14 @@ class ChainVerifier:
         self._lanes_at_export.add(block.lane)
         require(
             bytes.fromhex(mark.block_hash) == tail.hash,
-            f"the hash of the block of height {block.height} differs from the exported head: the history up to "
+            f"the hash of the block at height {block.height} differs from the exported head: the history up to "
             f"position {tail.position} has been rewritten since the export",
             block.lane,
             tail.position,
         )
         require(
             mark.position == tail.position,
-            f"the block of height {block.height} ends at position {tail.position}, and at {mark.position} in the "
+            f"the block at height {block.height} ends at position {tail.position}, but at {mark.position} in the "
             "exported head",
             block.lane,
             tail.position,
@@ -145,14 +145,15 @@ class ChainVerifier:
     def _check_export_present(self, mark: ExportedLane, tail: LaneTail) -> None:
         require(
             not mark.height or mark.height >= tail.height or mark.lane in self._lanes_at_export,
-            f"has no block of height {mark.height}, which the exported head has (position {mark.position}): "
-            "the newest records are missing. The log was restored from an older backup, and continued above",
+            f"has no block at height {mark.height}, which the exported head has (position {mark.position}): "
+            "the newest records are missing. The log was restored from an older backup and continues at higher "
+            "numbers",
             mark.lane,
             mark.position,
         )
         require(
             mark.height <= tail.height,
-            f"ends at position {tail.position}, height {tail.height}; the exported head has position "
+            f"ends at position {tail.position}, height {tail.height}, but the exported head has position "
             f"{mark.position}, height {mark.height}: the newest records are missing",
             mark.lane,
             tail.position,
@@ -167,7 +168,7 @@ class ChainVerifier:
                 f"the record is missing (its block has height {block.height})", block.lane, position
             )
         if row[:2] < place:
-            raise InconsistencyError("a record that is in no block", *row[:2])
+            raise InconsistencyError("a record is in no block", *row[:2])
         _check_columns(row, block.lane, position)
         try:
             evidence = decode_evidence(row)
@@ -183,15 +184,15 @@ class ChainVerifier:
     def _check_record(self, record: Record, partitions: str, block: Block) -> None:
         fault = self._find_fault(record, block)
         if fault is None and partitions != encode_partitions(record.partitions):
-            fault = f"its partitions are encoded as {partitions!r}, which differs from the encoding of the log"
+            fault = f"its partitions are encoded as {partitions!r}, which differs from the log's encoding"
         if fault is not None:
             raise InconsistencyError(fault, record.lane, record.position)
 
     def _find_fault(self, record: Record, block: Block) -> str | None:
         if record.height != block.height:
-            return f"the record names height {record.height}, its block has height {block.height}"
+            return f"the record has height {record.height}, but its block has height {block.height}"
         if record.log_time_ms != block.log_time_ms:
-            return f"the record has log time {record.log_time_ms}, its block {block.log_time_ms}"
+            return f"the record has log time {record.log_time_ms}, but its block has log time {block.log_time_ms}"
         is_leap = record.position - 1 in self._state.leaps
         if is_leap or record.policy == RESTORE_POLICY:
             return _find_leap_fault(record, block, is_leap=is_leap)
@@ -204,9 +205,9 @@ class ChainVerifier:
         if policy is None:
             return f"the policy {record.policy!r} is not declared"
         if (policy.order is Order.STREAM) is not (record.sequence > 0):
-            return f"sequence {record.sequence} cannot be under the policy {record.policy!r}"
+            return f"a record of the policy {record.policy!r} cannot have sequence {record.sequence}"
         if policy.client_sequence is not (record.client_sequence > 0):
-            return f"client sequence {record.client_sequence} cannot be under the policy {record.policy!r}"
+            return f"a record of the policy {record.policy!r} cannot have client sequence {record.client_sequence}"
         stream = record.scope if policy.order is Order.STREAM else ""
         if lane_of_scope(stream, self._state.settings.lanes) != record.lane:
             return f"a record of {record.scope!r} belongs in another lane"
@@ -219,13 +220,13 @@ class ChainVerifier:
         leaps = self._state.leaps
         for lane in range(self._state.settings.lanes + 1) if leaps else ():
             found = self._tails[lane].leaps
-            require(found == len(leaps), f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
+            require(found == len(leaps), f"has {found} restore records, but the log has {len(leaps)} leaps", lane)
 
     def _check_internal(self) -> None:
         """Check that the index for `oncelog audit` has all audit and restore records."""
         wanted = self._summary.audit_records + self._summary.restore_records
         [(found,)] = self._source.view.iterate_rows("count_internal")
-        require(found == wanted, f"the log has {wanted} audit and restore records, and the index of them has {found}")
+        require(found == wanted, f"the log has {wanted} audit and restore records, but their index has {found}")
 
     def _check_head(self, lane: int, head: LaneHead, tail: LaneTail) -> None:
         for name, stored, found in (
@@ -234,10 +235,15 @@ class ChainVerifier:
             ("hash", head.block_hash.hex(), tail.hash.hex()),
             ("time of the last eviction", head.eviction_time_ms, tail.eviction_time_ms),
         ):
-            require(stored == found, f"the head's {name} is {stored}, and {found} by the records", lane, tail.position)
+            require(
+                stored == found,
+                f"the head's {name} is {stored}, but {found} according to the records",
+                lane,
+                tail.position,
+            )
         require(
             head.log_time_ms >= tail.log_time_ms,
-            f"the head's log time {head.log_time_ms} is before the newest record's {tail.log_time_ms}",
+            f"the head's log time {head.log_time_ms} is before the newest record's log time {tail.log_time_ms}",
             lane,
             tail.position,
         )
@@ -248,11 +254,11 @@ class ChainVerifier:
 
 def _find_leap_fault(record: Record, block: Block, *, is_leap: bool) -> str | None:
     if not is_leap:
-        return "a restore record at a position where the log has not leapt"
+        return "a restore record is at a position where the log has no leap"
     if record.policy != RESTORE_POLICY:
-        return f"a record of the policy {record.policy!r} at the position of a restore record"
+        return f"a record of the policy {record.policy!r} is at the position of a restore record"
     if block.count != 1:
-        return f"the block of a restore record has {block.count} records"
+        return f"the block of a restore record has {block.count} records, not 1"
     return check_restore_record(record)
 
 
@@ -261,42 +267,42 @@ def _check_header(block: Block, tail: LaneTail, *, is_leap: bool) -> None:
         tail = LaneTail(block.first_position - 1, block.height - 1, tail.log_time_ms, tail.hash)  # a gap is valid here
     require(
         block.height == tail.height + 1,
-        f"the block of height {tail.height + 1} is missing (the next one has height {block.height})",
+        f"the block at height {tail.height + 1} is missing (the next one has height {block.height})",
         block.lane,
         tail.position + 1,
     )
     for is_fault, problem in (
-        (not len(block.previous) == len(block.root) == HASH_BYTES, f"has hashes that are not of {HASH_BYTES} bytes"),
+        (not len(block.previous) == len(block.root) == HASH_BYTES, f"has hashes that are not {HASH_BYTES} bytes long"),
         (
             block.previous != tail.hash,
-            "does not name the hash of the block before it: one of the two blocks has been changed",
+            "does not contain the previous block's hash: one of the two blocks has been changed",
         ),
         (
             block.first_position != tail.position + 1,
             f"begins at position {block.first_position}, not at {tail.position + 1}",
         ),
-        (not 1 <= block.count < 1 << 32, f"has a header with {block.count} records"),
+        (not 1 <= block.count < 1 << 32, f"has an invalid number of records: {block.count}"),
         (
             block.log_time_ms < tail.log_time_ms,
-            f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back",
+            f"has log time {block.log_time_ms}, but the previous block has {tail.log_time_ms}",
         ),
     ):
-        require(not is_fault, f"the block of height {block.height} {problem}", block.lane, tail.position + 1)
+        require(not is_fault, f"the block at height {block.height} {problem}", block.lane, tail.position + 1)
 
 
 def _check_columns(row: RowTuple, lane: int, position: int) -> None:
     """Check that a record has either a salt and a body, or the hash of an erased body."""
     *columns, body, salt, body_hash = row
-    require(tuple(map(type, columns)) == _COLUMN_TYPES, "a column has a value of another type", lane, position)
+    require(tuple(map(type, columns)) == _COLUMN_TYPES, "a column has a value of the wrong type", lane, position)
     if body is None:
-        require(salt is None, "the record has a salt and no body, which no erasure leaves", lane, position)
+        require(salt is None, "the record has a salt but no body; an erasure removes both", lane, position)
         require(
             isinstance(body_hash, bytes) and len(body_hash) == HASH_BYTES,
-            f"the record is erased, and has no hash of its body with {HASH_BYTES} bytes",
+            f"the record is erased, but has no body hash of {HASH_BYTES} bytes",
             lane,
             position,
         )
     elif not isinstance(body, bytes) or not isinstance(salt, bytes) or len(salt) != SALT_BYTES:
-        raise InconsistencyError(f"the record has a body, and no salt of {SALT_BYTES} bytes", lane, position)
+        raise InconsistencyError(f"the record has a body, but no salt of {SALT_BYTES} bytes", lane, position)
     elif body_hash is not None:
-        raise InconsistencyError("the record has both a body and the hash of an erased one", lane, position)
+        raise InconsistencyError("the record has both a body and the hash of an erased body", lane, position)

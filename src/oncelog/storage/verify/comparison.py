@@ -124,7 +124,7 @@ class SideStateComparison:
         if stored is None:
             if self._is_expired(key, rebuilt):
                 return ComparisonState.ABSENT
-            return f"has no entry, and its newest record has sequence {rebuilt.sequence}"
+            return f"has no entry, but its newest record has sequence {rebuilt.sequence}"
         return (
             f"has an entry (sequence {stored.sequence}) that does not match its newest record "
             f"(sequence {rebuilt.sequence})"
@@ -142,20 +142,20 @@ class SideStateComparison:
                 return ComparisonState.UNKNOWN
             return f"is missing: the record with sequence {rebuilt.version} set it"
         if stored.erased and not self._scratch.is_erased(lane, scope, stored.version):
-            return f"is marked as erased, and the record with sequence {stored.version} is not"
+            return f"is marked as erased, but the record with sequence {stored.version} is not"
         if stored.erased and stored.value:
-            return "is marked as erased, and has a value"
+            return "is marked as erased, but has a value"
         newest = self._scratch.find_deletion(lane, scope, join_key(name)) if rebuilt is None else rebuilt.version
         if stored.version > newest and self._scratch.is_unknown(lane, scope, stored.version):
             return ComparisonState.UNKNOWN
         if rebuilt is None:
-            return f"has version {stored.version}, and no record set it{_describe_deletion(newest)}"
+            return f"has version {stored.version}, but no record set it{_describe_deletion(newest)}"
         if stored.version != rebuilt.version:
-            return f"has version {stored.version}, and version {rebuilt.version} by the records"
+            return f"has version {stored.version}, but version {rebuilt.version} according to the records"
         if stored.value != rebuilt.value:
             return f"has a value that differs from the record with sequence {rebuilt.version}"
         return (
-            f"expires at {stored.expires_at_ms}, and at {rebuilt.expires_at_ms} by the record with sequence "
+            f"expires at {stored.expires_at_ms}, but at {rebuilt.expires_at_ms} according to the record with sequence "
             f"{rebuilt.version}"
         )
 
@@ -174,8 +174,8 @@ class SideStateComparison:
         if stored > removed and self._scratch.is_unknown(lane, scope, stored):
             return ComparisonState.UNKNOWN
         if rebuilt is not None:
-            return f"has version {stored}, and the record with sequence {rebuilt} created it"
-        return f"has version {stored}, and no record created it{_describe_deletion(removed)}"
+            return f"has version {stored}, but the record with sequence {rebuilt} created it"
+        return f"has version {stored}, but no record created it{_describe_deletion(removed)}"
 
     # --- rows
 
@@ -242,7 +242,7 @@ class SideStateComparison:
         for stamp in _collect_stamps(stored) - _collect_stamps(expected) - {NEVER}:
             if self._scratch.is_unknown_delta(lane, scope, stamp[2]) or is_horizon_delete(stamp, table, row_id):
                 continue
-            return f"has the stamp of a delta {stamp[2].hex()} that the log does not have"
+            return f"has the stamp of the delta {stamp[2].hex()}, which the log does not have"
         return None
 
 
@@ -252,7 +252,7 @@ def _collect_stamps(row: Row) -> set[Stamp]:
 
 def _describe_difference(stored: Row, expected: Row, *, is_rebuilt: bool) -> str:
     if not is_rebuilt:
-        return "is stored, and no delta made it"
+        return "is stored, but no delta created it"
     for name in sorted({*stored.columns, *expected.columns}):
         if stored.columns.get(name) != expected.columns.get(name):
             return f"differs from its deltas in the column {name!r}"

@@ -78,9 +78,9 @@ def check_streams(source: VerificationSource, collector: IndexCollector, state: 
     reported = 0
     for (lane, scope), stream, floor in pair_rows(streams, source.iterate_sorted(FLOORS), 2):
         if stream is None:
-            raise InconsistencyError(f"the stream {scope!r} has a floor, and is not in the table of streams", lane)
+            raise InconsistencyError(f"the stream {scope!r} has a floor, but is not in the table of streams", lane)
         if floor is not None and floor[0] != last_leap:
-            raise InconsistencyError(f"the floor of {scope!r} is {floor[0]}, and the last leap's {last_leap}", lane)
+            raise InconsistencyError(f"the floor of {scope!r} is {floor[0]}, but the last leap is {last_leap}", lane)
         (position,) = stream
         if position and (floor is not None) is not (position <= last_leap):
             problem = "has no floor" if floor is None else "has a floor though it was written to after the last leap"
@@ -123,12 +123,12 @@ def _check_newest(source: VerificationSource, ends: Iterator[RowTuple]) -> Itera
             raise InconsistencyError(f"the stream {scope!r} has records, but is not in the table of streams", lane)
         require(
             end is not None or not stored[0],
-            f"the stream {scope!r} has {stored[0]} records in the table of streams, and none in the index",
+            f"the stream {scope!r} has {stored[0]} records in the table of streams, but none in the index",
             lane,
         )
         require(
             stored[0] == sequence,
-            f"the stream {scope!r} ends at {sequence}, and at {stored[0]} in the table of streams",
+            f"the stream {scope!r} ends at {sequence}, but at {stored[0]} in the table of streams",
             lane,
         )
         yield lane, scope, position
@@ -153,7 +153,9 @@ def _raise_difference(source: VerificationSource, table: str, label: str) -> Non
         raise InconsistencyError(f"the record is not found under {label} {missing[2]!r}", missing[0], missing[1])
     extra = source.view.fetch_first(f"extra_{table}_record")
     if extra is not None:
-        raise InconsistencyError(f"is found under {label} {extra[2]!r}, where no such record is", extra[0], extra[1])
+        raise InconsistencyError(
+            f"the index lists {label} {extra[2]!r} here, but no such record exists", extra[0], extra[1]
+        )
     raise InconsistencyError(f"the index of {table}s does not match the records")
 
 
@@ -174,8 +176,8 @@ def check_uniqueness(records: Iterable[Record], state: LogState, get_log_time: G
             last[identity] = after
             if before is not None and not _was_forgotten(before, after, state, get_log_time):
                 raise InconsistencyError(
-                    f"stores an identity of {after.policy} {after.scope!r} again that position {before.position} had "
-                    "stored, though it was still remembered",
+                    f"repeats an identity of {after.policy} {after.scope!r} that position {before.position} stored "
+                    "and that was not yet forgotten",
                     after.lane,
                     after.position,
                 )

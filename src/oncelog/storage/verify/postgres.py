@@ -96,7 +96,9 @@ class DatabaseSource(VerificationSource):
         for *row, digest in self.view.iterate_pages(f"{' UNION ALL '.join(both)} {order}"):
             if digest != compute_digest(row[1:width]):
                 key = tuple(row[:width])
-                raise InconsistencyError(f"the table oncelog_{table.name} does not find {key!r} by its digest", row[0])
+                raise InconsistencyError(
+                    f"the table oncelog_{table.name} has no entry for {key!r} under its digest", row[0]
+                )
             yield tuple(row)
 
     def iterate_evidence(self) -> Iterator[RowTuple]:

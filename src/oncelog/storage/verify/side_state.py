@@ -24,7 +24,7 @@ def decode_policies(declarations: Iterable[RowTuple]) -> dict[str, Policy]:
             policy = msgspec.json.decode(declaration, type=Policy)
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise InconsistencyError(f"the declaration of the policy {name!r} cannot be read: {error}") from error
-        require(policy.name == name, f"the policy {name!r} is declared with the name {policy.name!r}")
+        require(policy.name == name, f"the declaration of the policy {name!r} has the name {policy.name!r}")
         policies[name] = policy
     return policies
 
@@ -32,16 +32,16 @@ def decode_policies(declarations: Iterable[RowTuple]) -> dict[str, Policy]:
 _CONTRADICTIONS: Final = (
     ("acknowledged_beyond", "{2!r} has acknowledged {3} of {1!r}, which ends at {4}"),
     ("member_without_stream", "{2!r} is or was a member of {1!r}, which is not in the table of streams"),
-    ("stream_of_nobody", "the stream {1!r} has no records, and never had a member"),
+    ("stream_of_nobody", "the stream {1!r} has no records and never had a member"),
     (
         "bad_roster",
         (
-            "the stream {1!r} has {2} members and {3} owners, and its roster counts {4} and {5}, "
+            "the stream {1!r} has {2} members and {3} owners, but its roster counts {4} and {5}, "
             "or the order of joining is inconsistent"
         ),
     ),
-    ("member_change_beyond", "{2!r} of {1!r} has changed at revision {3}, and the lane is at {4}"),
-    ("lease_beyond", "the lease of {1!r} {2!r} {3!r} has fence {4}, and the lane gave out {5} at most"),
+    ("member_change_beyond", "{2!r} of {1!r} changed at revision {3}, but the lane is at revision {4}"),
+    ("lease_beyond", "the lease of {1!r} {2!r} {3!r} has fence {4}, but the lane's highest fence is {5}"),
     ("usage_below", "the usage of the tenant {1!r} is negative"),
 )
 """Statements that find an impossible row, each with the message for its columns. The first column is the lane."""
@@ -61,7 +61,7 @@ def check_side_state(source: VerificationSource, state: LogState) -> Iterator[St
         if consumer.cursor < 0 or consumer.lag < 0:
             order = f"the stream {consumer.scope!r}" if consumer.scope else "lane 0"
             raise InconsistencyError(
-                f"the consumer {consumer.name!r} is at {consumer.cursor}, and {order} ends at "
+                f"the consumer {consumer.name!r} is at {consumer.cursor}, but {order} ends at "
                 f"{consumer.cursor + consumer.lag}"
             )
 
@@ -72,7 +72,7 @@ def _check_rates(source: VerificationSource) -> None:
         lane, scope, actor, full_at_us, log_time_ms = found
         where = f"in {scope!r} " if scope else ""
         raise InconsistencyError(
-            f"the rate of {actor!r} {where}is full at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
+            f"the rate of {actor!r} {where}refills at {full_at_us} µs, too late for log time {log_time_ms} ms",
             lane,
         )
 

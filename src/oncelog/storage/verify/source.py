@@ -131,4 +131,4 @@ def _format_name(name: str) -> str:
 def _describe_problem(is_wanted: bool, is_found: bool) -> str:
     if not is_found:
         return "is missing"
-    return "is not as Oncelog makes it" if is_wanted else "is not one of Oncelog's"
+    return "differs from Oncelog's definition" if is_wanted else "does not belong to Oncelog"

@@ -94,7 +94,7 @@ def _check_newest(connection: Any) -> None:
         if head.height == 0 and block is None and head.position == 0:
             continue
         if block is None or len(rows) > 1 or block.height != head.height:
-            raise InconsistencyError(f"the head has height {head.height}, and the blocks do not end there", lane)
+            raise InconsistencyError(f"the head has height {head.height}, but the newest block does not", lane)
         require(
             block.hash == head.block_hash and block.first_position + block.count - 1 == head.position,
             "the head does not match the newest block",
@@ -104,7 +104,7 @@ def _check_newest(connection: Any) -> None:
         last = connection.execute(SQL["last_place"], (encode_place(lane, (1 << POSITION_BITS) - 1),)).fetchone()[0]
         require(
             last == encode_place(lane, head.position),
-            "the newest record does not have the position of the head",
+            "the newest record is not at the head's position",
             lane,
             head.position,
         )
@@ -166,10 +166,10 @@ class FileSource(VerificationSource):
             is_twice = (key_hash, place) == before
             if is_left:
                 if not is_twice:
-                    raise InconsistencyError("the key of the record was not merged", *decode_place(place))
+                    raise InconsistencyError("the record's key was not merged", *decode_place(place))
                 continue
             if is_twice:
-                raise InconsistencyError("the key of the record is in the key index twice", *decode_place(place))
+                raise InconsistencyError("the record's key is in the key index twice", *decode_place(place))
             if key_hash != before[0]:
                 self._check_uniqueness(group, state)
                 group = []
@@ -204,7 +204,7 @@ class FileSource(VerificationSource):
             )
             require(
                 not lane.sealing_position or 0 in self._jobs,
-                "the lane has keys that are being sealed, and the key index has no such job",
+                "the lane has keys that are being sealed, but the key index has no job for them",
                 number,
             )
         segments = {segment.segment: segment for segment in self._segments}
@@ -212,11 +212,11 @@ class FileSource(VerificationSource):
             levels = [segments[number].level if number in segments else None for number in (job.target, *job.sources)]
             require(
                 levels == [job.level, *[job.level - 1] * len(job.sources)],
-                f"a job of the key index on level {job.level} names segments that do not exist",
+                f"a key index job on level {job.level} lists segments that do not exist",
             )
             is_inconsistent = len(set(job.sources)) != len(job.sources) or job.keys != segments[job.target].keys
             if is_inconsistent or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
-                raise InconsistencyError(f"a job of the key index on level {job.level} is inconsistent")
+                raise InconsistencyError(f"a key index job on level {job.level} is inconsistent")
 
     def _check_uniqueness(self, places: Sequence[int], state: LogState) -> None:
         if len(places) > 1:
@@ -240,10 +240,10 @@ class FileSource(VerificationSource):
         for row in self._iterate_keys(segment):
             key_hash, place = row
             if row <= before:
-                raise InconsistencyError(f"{where} is out of order at the key of the record", *decode_place(place))
+                raise InconsistencyError(f"{where} is out of order at the record's key", *decode_place(place))
             if not self._is_sealed(key_hash, place):
                 raise InconsistencyError(
-                    f"{where} has a key that is not due, or that no record has", *decode_place(place)
+                    f"{where} has a key that is not sealed yet, or that no record has", *decode_place(place)
                 )
             if filling and key_hash > filling.cursor:
                 raise InconsistencyError(f"{where} has a key that belongs in another segment", *decode_place(place))
@@ -255,7 +255,7 @@ class FileSource(VerificationSource):
             yield key_hash, place, is_left
         require(
             filling is not None or draining is not None or keys == segment.keys,
-            f"{where} has {keys} keys, and {segment.keys} in the list of segments",
+            f"{where} has {keys} keys, but {segment.keys} according to the list of segments",
         )
 
     def _iterate_keys(self, segment: Segment) -> Iterator[tuple[int, int]]:
@@ -282,12 +282,14 @@ class FileSource(VerificationSource):
                     for _, found in find_in_segment(connection, segment.segment, [record_hash])
                 ]
                 if self._is_sealed(record_hash, place) and place not in places:
-                    raise InconsistencyError("the key of the record is not in the key index", *decode_place(place))
+                    raise InconsistencyError("the record's key is not in the key index", *decode_place(place))
         for segment in self._segments:
             for key_hash, place in self._iterate_keys(segment):
                 identity = connection.execute(SQL["identity_at"], (place,)).fetchone()
                 if identity is None or key_hash not in self._index.hash_record(*identity):
-                    raise InconsistencyError("the key index points to the record by another key", *decode_place(place))
+                    raise InconsistencyError(
+                        "the key index lists the record under a different key", *decode_place(place)
+                    )
         raise InconsistencyError("the key index does not match the records")
 
 

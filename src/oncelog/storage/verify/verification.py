@@ -86,7 +86,7 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
     yield from source.check_structure()
     require(
         len(metadata.index_secret) == SECRET_BYTES,
-        f"the secret of the key index does not have {SECRET_BYTES} bytes",
+        f"the key index's secret does not have {SECRET_BYTES} bytes",
     )
     policies = decode_policies(view.iterate_rows("policies"))
     leaps = view.run_query(load_leaps)
@@ -107,8 +107,8 @@ def _verify(source: VerificationSource, head: ExportedHead | None, options: Veri
         yield from comparison.run()
     if head is not None and head.epoch != metadata.epoch:
         raise InconsistencyError(
-            f"the log has epoch {metadata.epoch}, the exported head {head.epoch}: the log was restored from a backup "
-            "since then, or is another one. (All exported blocks exist with their hashes.)"
+            f"the log's epoch is {metadata.epoch}, but the exported head's is {head.epoch}: the log was restored from "
+            "a backup since the export, or it is a different log. (All exported blocks exist with their hashes.)"
         )
     yield summary
 

@@ -56,7 +56,7 @@ def start(
     if loop_wait + 2 * retry_timeout > ttl:
         _fail("--loop-wait and twice --retry-timeout must fit in --ttl")
     if not is_free(directory):
-        _fail(f"{directory} is in use, by a cluster or by something else; see `stop`, or choose another --directory")
+        _fail(f"{directory} is in use, by a cluster or another program; run `stop`, or choose another --directory")
     is_ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: is_ended.set())
@@ -76,7 +76,7 @@ def start(
             typer.echo(_format_instructions(cluster, directory))
         while not is_ended.wait(REVIVE_S):
             for name in cluster.revive():
-                typer.echo(f"{name} had ended and is started again")
+                typer.echo(f"{name} had stopped; restarting it")
     except ClusterError as error:
         _fail(str(error))
     finally:
@@ -189,7 +189,7 @@ def _load_layout(directory: Path) -> Layout:
     try:
         return Layout.load(directory)
     except FileNotFoundError:
-        _fail(f"no cluster in {directory} (no {FILE}); start one, or name its --directory")
+        _fail(f"no cluster in {directory} (no {FILE}); start one, or pass its --directory")
 
 
 def _fail(text: str) -> NoReturn:

@@ -184,7 +184,7 @@ class Cluster:
 
     def _build_layout(self, first_port: int) -> Layout:
         if not 0 <= first_port <= FIRST_PORT_MAX:
-            raise PortError(f"port {first_port} is unavailable: the first one is at most {FIRST_PORT_MAX}")
+            raise PortError(f"port {first_port} is unavailable: the first port must be at most {FIRST_PORT_MAX}")
         take = self._ports.take
         etcd_ports = tuple((take(), take()) for _ in range(MEMBERS))
         nodes = []

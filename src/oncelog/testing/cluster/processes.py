@@ -35,7 +35,7 @@ def kill_server(node: Node) -> None:
     """Kill all processes of a server at the same time. Raises ProcessLookupError if it is not running."""
     pid = find_server_pid(node)
     if pid is None:
-        raise ProcessLookupError(f"PostgreSQL of {node.name} does not run")
+        raise ProcessLookupError(f"PostgreSQL on {node.name} is not running")
     kill_process_tree(pid)
 
 

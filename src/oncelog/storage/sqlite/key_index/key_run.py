@@ -16,13 +16,13 @@ from typing import Any, Final
 import orjson
 
 from oncelog.errors import CorruptError
+from oncelog.storage.metadata import DAMAGE_HINT
 from oncelog.storage.sqlite.statements import SQL, BulkInsert
 
 RUN_KEYS: Final = 60
 """60 keys fill about a quarter of an SQLite page, the largest row that such a table stores without overflow pages."""
 
-VERIFY_HINT: Final = "see `oncelog verify`"
-_WRONG_LAST_HASH: Final = f"the last hash of a run in the key index does not match its row; {VERIFY_HINT}"
+_WRONG_LAST_HASH: Final = f"the last hash of a run in the key index does not match its row; {DAMAGE_HINT}"
 NUMBER_TYPECODE: Final = "q"
 _NUMBER_BYTES: Final = 8
 _IS_SWAPPED: Final = sys.byteorder == "big"
@@ -90,7 +90,7 @@ def _unpack_numbers(packed: bytes) -> "array[int]":
     """Return the hashes, followed by their places."""
     if not packed or len(packed) % (2 * _NUMBER_BYTES):
         message = f"the key index has a run of {len(packed)} bytes, which is not a valid length"
-        raise CorruptError(f"{message}; {VERIFY_HINT}")
+        raise CorruptError(f"{message}; {DAMAGE_HINT}")
     numbers = array(NUMBER_TYPECODE, packed)
     if _IS_SWAPPED:
         numbers.byteswap()

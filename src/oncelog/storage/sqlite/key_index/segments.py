@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from oncelog.errors import CorruptError
 from oncelog.storage.key_hash import HASH_MAX
+from oncelog.storage.metadata import DAMAGE_HINT
 from oncelog.storage.sqlite.key_index import key_run
-from oncelog.storage.sqlite.key_index.key_run import VERIFY_HINT
 from oncelog.storage.sqlite.key_index.memtable import HashOrder
 from oncelog.storage.sqlite.statements import SQL
 
@@ -43,8 +43,8 @@ def decode_job(row: tuple[Any, ...]) -> IndexJob:
     try:
         return IndexJob(level, target, tuple(orjson.loads(sources)), keys, cursor)
     except (ValueError, TypeError) as error:
-        message = f"a job of the key index has the sources {sources!r}, which are not a list of segments"
-        raise CorruptError(f"{message}; {VERIFY_HINT}") from error
+        message = f"a key index job has the sources {sources!r}, which are not a list of segments"
+        raise CorruptError(f"{message}; {DAMAGE_HINT}") from error
 
 
 def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], records: int) -> None:
@@ -52,7 +52,7 @@ def check_key_counts(segments: Iterable[Segment], jobs: Iterable[IndexJob], reco
     for counted in chain[Segment | IndexJob](segments, jobs):
         if not 0 <= counted.keys <= KEYS_PER_RECORD_MAX * records:
             problem = f"a segment with {counted.keys} keys in a log of {records} records"
-            raise CorruptError(f"the key index claims {problem}; {VERIFY_HINT}")
+            raise CorruptError(f"the key index claims {problem}; {DAMAGE_HINT}")
 
 
 class IndexDelta(Struct):
