@@ -43,4 +43,4 @@ class BackgroundTasks:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if self._logger is not None and not task.cancelled() and task.exception() is not None:
-            self._logger.debug("background work ended with %r", task.exception())
+            self._logger.debug("a background task failed: %r", task.exception())
