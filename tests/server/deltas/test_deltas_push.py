@@ -202,7 +202,7 @@ async def test_log_limit_below_the_api_limit_is_reported(tmp_path: Path) -> None
         deltas = [change(number, f"r{number}", a=1) for number in range(1, 12)]
         answer = await gateway.push(*deltas)
         assert refusal(answer) == (413, "TOO_LARGE")
-        assert answer.json["error"] == "deltas: must be at most 10, not 11"
+        assert answer.json["error"] == "deltas: must have at most 10 entries, not 11"
         assert "index" not in answer.json  # no single delta is invalid: a smaller push is accepted
         long = change(9, "long", a="x" * 900)
         answer = await gateway.push(*deltas[:3], long, deltas[4])

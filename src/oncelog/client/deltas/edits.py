@@ -151,7 +151,7 @@ def check_identifier(name: object, field: str) -> None:
     if not isinstance(name, str) or not is_identifier(name):
         raise CanonicalError(
             field,
-            "must be an identifier (letters, digits and _, no digit first) of 1 to "
+            "must be an identifier (letters, digits and _, not starting with a digit) of 1 to "
             f"{IDENTIFIER_CHARACTERS_MAX} characters, not {str(name)[:200]!r}",
         )
 
