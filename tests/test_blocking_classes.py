@@ -9,7 +9,7 @@ import pytest
 from tools.blocking import source
 from tools.blocking.generator import generate
 from tools.blocking.source import GenerationError
-from tools.blocking.table import MODULES, Module, Twin
+from tools.blocking.table import MODULES, Module, Translation, Twin
 
 SHELF = '''
 from collections.abc import AsyncIterator, Sequence
@@ -195,3 +195,54 @@ def test_member_that_cannot_be_translated_is_an_error(
     (tmp_path / "shelf.py").write_text(f"{SHELF}\n{member}\n")
     with pytest.raises(GenerationError, match=reason):
         generate_shelf(shelf_twin)
+
+
+READER = '''
+from contextlib import AbstractAsyncContextManager
+
+class AsyncBook: ...
+
+def read_async(book: AsyncBook):
+    """Read the book."""
+
+    async def read(guard: AbstractAsyncContextManager[None]) -> str:
+        async with guard, book.open() as page:
+            return (await page.text()).strip()
+
+    return read
+'''
+BLOCKING_READER = '''
+from contextlib import AbstractContextManager
+
+from books import Book
+
+
+def read_blocking(book: Book):
+    """Read the book."""
+
+    def read(guard: AbstractContextManager[None]) -> str:
+        with guard, book.open() as page:
+            return page.text().strip()
+
+    return read
+'''
+READER_NAMES = {
+    "read_async": "read_blocking",
+    "AsyncBook": "books:Book",
+    "AbstractAsyncContextManager": "contextlib:AbstractContextManager",
+}
+
+
+def generate_reader(names: dict[str, str]) -> str:
+    translation = Translation(source="reader:read_async", names=names)
+    return generate(Module(name="blocking_reader", docstring="Readers.\n", translations=(translation,)))
+
+
+def test_translated_function_has_the_steps_of_the_async_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reader.py").write_text(READER)
+    monkeypatch.setattr(source, "SOURCE", tmp_path)
+    assert generate_reader(READER_NAMES).endswith(BLOCKING_READER)
+    with pytest.raises(GenerationError, match=r"has no \['Shelf'\]"):
+        generate_reader({**READER_NAMES, "Shelf": "books:Shelf"})

@@ -59,12 +59,23 @@ class Twin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Translation:
+    """A function to generate that runs the steps of an async one in the caller's thread."""
+
+    source: str
+    """Module and name of the async function."""
+    names: Mapping[str, str]
+    """Names to replace, each with the module and the name of its replacement, or with a name of the new module."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Module:
     """A module to generate."""
 
     name: str
     docstring: str
-    twins: tuple[Twin, ...]
+    twins: tuple[Twin, ...] = ()
+    translations: tuple[Translation, ...] = ()
     names: tuple[str, ...] = ()
     """Modules and names that the table mentions."""
     ends_with: str = ""
@@ -140,6 +151,21 @@ Any number of threads may share one; their writes meet in the same group commits
         ),
         names=("oncelog.engine.blocking_base:wrap_opener", "oncelog.engine.log:open_log"),
         ends_with="open_blocking = wrap_opener(open_log, BlockingLog)\n",
+    ),
+    Module(
+        name="oncelog.idempotency.blocking_once_call",
+        docstring="Calls of functions that `once` decorates and that are not async.",
+        translations=(
+            Translation(
+                source="oncelog.idempotency.once_call:wrap_async",
+                names={
+                    "wrap_async": "wrap_blocking",
+                    "Log": "oncelog.engine.blocking:BlockingLog",
+                    "AsyncSharedLog": "oncelog.idempotency.share:SharedLog",
+                    "AbstractAsyncContextManager": "contextlib:AbstractContextManager",
+                },
+            ),
+        ),
     ),
     Module(
         name="oncelog.client.runtime.blocking",
