@@ -39,6 +39,8 @@ OncelogError
     └── CorruptError              stored data contradicts itself
 """
 
+from typing import NoReturn
+
 from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
 
@@ -283,3 +285,10 @@ class UpdatesLostError(ClientError):
 
     def __init__(self, limit_name: str, limit: int) -> None:
         super().__init__(f"updates were lost: {limit_name} is {limit}, and more were waiting to be read")
+
+
+def raise_translated(translated: BaseException, error: BaseException) -> NoReturn:
+    """Raise the translation of an error, or the error itself if it has none."""
+    if translated is error:
+        raise error
+    raise translated from error

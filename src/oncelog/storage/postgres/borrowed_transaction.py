@@ -15,7 +15,14 @@ import asyncpg
 
 from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Request, Submission
-from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
+from oncelog.errors import (
+    ClosedError,
+    InFlightError,
+    SettingsError,
+    StoreUnavailableError,
+    TransactionError,
+    raise_translated,
+)
 from oncelog.storage.clock import JUMP_MS_MAX, Clock
 from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, check_replicated
 from oncelog.storage.postgres.database import load_metadata
@@ -226,7 +233,4 @@ def _translate_errors() -> Iterator[None]:
     except asyncpg.ForeignKeyViolationError as error:
         raise TransactionError("other code ended the transaction too early; it was rolled back") from error
     except POSTGRES_ERRORS as error:
-        store_error = translate_error(error, _DATABASE_NAME, _RETRY_HINT)
-        if store_error is error:
-            raise
-        raise store_error from error
+        raise_translated(translate_error(error, _DATABASE_NAME, _RETRY_HINT), error)

@@ -13,7 +13,14 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from oncelog.core.values import Request
-from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
+from oncelog.errors import (
+    ClosedError,
+    NotALogError,
+    SettingsError,
+    StoreUnavailableError,
+    TransactionError,
+    raise_translated,
+)
 from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.statement import SharedQuery
@@ -229,10 +236,7 @@ class BorrowedTransaction:
         except sqlite3.ProgrammingError as error:
             raise ClosedError(f"the connection cannot be used: {error}") from error
         except sqlite3.Error as error:
-            store_error = translate_error(error, self._path, "; call again with the same key")
-            if store_error is error:
-                raise
-            raise store_error from error
+            raise_translated(translate_error(error, self._path, "; call again with the same key"), error)
 
 
 def _build_rollback_error() -> TransactionError:

@@ -25,7 +25,7 @@ from oncelog.core.values import (
     Settings,
     Submission,
 )
-from oncelog.errors import ClosedError
+from oncelog.errors import ClosedError, raise_translated
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.metadata import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, LogMetadata, Operator
 from oncelog.storage.queries.sql_store import SqlStore
@@ -289,10 +289,7 @@ class SqliteStore(SqlStore):
                     connection.execute("ROLLBACK")
         except (sqlite3.Error, *DAMAGE_ERRORS) as error:
             self._close_reader_connection()
-            store_error = translate_error(error, self._path)
-            if store_error is error:
-                raise
-            raise store_error from error
+            raise_translated(translate_error(error, self._path), error)
 
     def _reader_connection(self, use: str = "reader") -> Any:
         """Return the current thread's connection for a use."""

@@ -14,7 +14,7 @@ import msgspec
 from oncelog.core.plan import Validate
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, Remembered, Request, RequestedSettings, Settings
-from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
+from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError, raise_translated
 from oncelog.sqlite_files import roll_back, transaction
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.metadata import (
@@ -344,9 +344,7 @@ class Writer:
             ):
                 connection.close()
                 self._connection = None
-            if store_error is error:
-                raise
-            raise store_error from error
+            raise_translated(store_error, error)
         except (UnicodeError, msgspec.MsgspecError) as error:  # sqlite3 and msgspec raise these for damaged values
             raise CorruptError(f"{self._path} is damaged: {error}; {DAMAGE_HINT}") from error
 
