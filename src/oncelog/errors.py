@@ -39,7 +39,9 @@ OncelogError
     └── CorruptError              stored data contradicts itself
 """
 
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
@@ -292,3 +294,14 @@ def raise_translated(translated: BaseException, error: BaseException) -> NoRetur
     if translated is error:
         raise error
     raise translated from error
+
+
+@contextmanager
+def translate_raised(
+    errors: type[Exception] | tuple[type[Exception], ...], translate: Callable[[Any], BaseException]
+) -> Iterator[None]:
+    """Raise the translation of errors of these types that the block raises."""
+    try:
+        yield
+    except errors as error:
+        raise_translated(translate(error), error)

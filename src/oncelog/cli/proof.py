@@ -95,7 +95,8 @@ def proof(  # noqa: PLR0913 - each is an option
         with ProgressMeter() as meter:
             findings = find_records(view, record_id, meter)
         records = [finding.outcome.record for finding in findings if finding.outcome.record is not None]
-        document = _encode_proof(records[0], view) if len(records) == 1 else b""
+        with translate_damage():
+            document = _encode_proof(records[0], view) if len(records) == 1 else b""
     if len(records) > 1:
         identities = [finding.identity for finding in findings if finding.outcome.record is not None]
         choices = [f"  {line}" for line in format_choices(identities, record_id.keys)]
@@ -131,7 +132,6 @@ def _check_not_given(options: dict[str, object], other_option: str) -> None:
         raise OncelogError(f"{conflicting[0]} cannot be combined with {other_option}.")
 
 
-@translate_damage()
 def _encode_proof(record: Record, view: LogView) -> bytes:
     """Prove a record as `Log.prove` does. Raises CorruptError if the proof would not be valid."""
     place = f"lane {record.lane}, position {record.position}"

@@ -38,7 +38,7 @@ from oncelog.client.runtime.http import (
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.core.canonical import is_unicode
 from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
-from oncelog.errors import LostError, OncelogError, ServerRefusedError
+from oncelog.errors import LostError, OncelogError, ServerRefusedError, translate_raised
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
@@ -141,13 +141,12 @@ def choose_client_id(client_id: str | None, command: str) -> str:
 # --- wire errors ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def translate_decode_errors(remote: Remote) -> Iterator[None]:
+def translate_decode_errors(remote: Remote) -> AbstractContextManager[None]:
     """Raise OncelogError for an answer that cannot be decoded."""
-    try:
-        yield
-    except msgspec.MsgspecError as error:
-        raise OncelogError(f"{remote.url} does not answer like an Oncelog server: {error}") from error
+    return translate_raised(
+        msgspec.MsgspecError,
+        lambda error: OncelogError(f"{remote.url} does not answer like an Oncelog server: {error}"),
+    )
 
 
 class _Results(Struct, frozen=True):

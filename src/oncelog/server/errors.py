@@ -1,8 +1,8 @@
 """Errors that clients receive, common to every API and transport."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import orjson
@@ -24,6 +24,7 @@ from oncelog.errors import (
     OncelogError,
     StoreUnavailableError,
     UnstorableError,
+    translate_raised,
 )
 from oncelog.server import logger
 
@@ -171,10 +172,6 @@ def to_api_error(error: BaseException, default_message: str = UNKNOWN_OUTCOME) -
     return ApiError(SERVER_ERROR, default_message, retry_after_ms=RETRY_AFTER_MS)
 
 
-@contextmanager
-def translate_errors() -> Iterator[None]:
+def translate_errors() -> AbstractContextManager[None]:
     """Convert errors of the log to `ApiError`, for reads."""
-    try:
-        yield
-    except OncelogError as error:
-        raise to_api_error(error, UNREADABLE) from error
+    return translate_raised(OncelogError, lambda error: to_api_error(error, UNREADABLE))

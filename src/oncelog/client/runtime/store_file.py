@@ -8,7 +8,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.resources import files
 from typing import ClassVar, Final, TypeVar
 
@@ -24,6 +24,7 @@ from oncelog.errors import (
     StoreError,
     StoreInUseError,
     StoreUnavailableError,
+    translate_raised,
 )
 from oncelog.file_modes import create_or_report, open_or_create
 from oncelog.sql_files import parse_statements, split_script
@@ -201,13 +202,11 @@ class StoreFile:
                     raise kind(text.format(path=self.path, error=error, name=name)) from error
             raise
 
-    @contextmanager
-    def translate_damage(self) -> Iterator[None]:
+    def translate_damage(self) -> AbstractContextManager[None]:
         """Raise CorruptError for stored values that cannot be decoded. Must not wrap calls to application functions."""
-        try:
-            yield
-        except (msgspec.MsgspecError, CanonicalError) as error:
-            raise CorruptError(f"{self.path} is damaged: {error}") from error
+        return translate_raised(
+            (msgspec.MsgspecError, CanonicalError), lambda error: CorruptError(f"{self.path} is damaged: {error}")
+        )
 
 
 class BaseStore:

@@ -1,15 +1,15 @@
 """Progress, findings and summary of a verification, and the exported head to compare a log with."""
 
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from oncelog.core.proof import HASH_BYTES
-from oncelog.errors import CorruptError, OncelogError
+from oncelog.errors import CorruptError, OncelogError, translate_raised
 
 HASH_DIGITS: Final = 2 * HASH_BYTES
 _DAMAGE_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, struct.error)
@@ -92,13 +92,11 @@ def require(is_consistent: bool, finding: str, lane: int | None = None, position
         raise InconsistencyError(finding, lane, position)
 
 
-@contextmanager
-def translate_damage() -> Iterator[None]:
+def translate_damage() -> AbstractContextManager[None]:
     """Raise InconsistencyError for a stored value that cannot be decoded."""
-    try:
-        yield
-    except _DAMAGE_ERRORS as error:
-        raise InconsistencyError(f"a stored value cannot be decoded: {error}") from error
+    return translate_raised(
+        _DAMAGE_ERRORS, lambda error: InconsistencyError(f"a stored value cannot be decoded: {error}")
+    )
 
 
 class ExportedLane(Struct, frozen=True):

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ from oncelog.core.read_set import ReadSet, add_effects
 from oncelog.core.replay import drop_conditions, has_effects, rebuild_submission, replay_record
 from oncelog.core.rules.compaction import Fold, FoldedRow, decode_fold
 from oncelog.core.values import Changes, Record, Refused, Replayed, Settings, Snapshot, Submission, client_identity
-from oncelog.errors import StoreUnavailableError
+from oncelog.errors import StoreUnavailableError, translate_raised
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.queries.side_state import load_tables
 from oncelog.storage.side_state import TABLES, SideStateTable
@@ -189,13 +189,12 @@ class ScratchDatabase:
         return self._connection.execute(statement, (lane, scope, sequence)).fetchone() is not None
 
 
-@contextmanager
-def translate_errors() -> Iterator[None]:
+def translate_errors() -> AbstractContextManager[None]:
     """Report errors of the temporary file as such rather than as damage to the log."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreUnavailableError(f"the temporary file of the verification cannot be written: {error}") from error
+    return translate_raised(
+        sqlite3.Error,
+        lambda error: StoreUnavailableError(f"the temporary file of the verification cannot be written: {error}"),
+    )
 
 
 def _connect(temp_dir: str | None, log_directory: str | None) -> sqlite3.Connection:
