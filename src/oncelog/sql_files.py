@@ -2,7 +2,7 @@
 
 import re
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Any, Final
 
 _NAMED_STATEMENT: Final = re.compile(r"^-- name: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
 _FRAGMENT: Final = re.compile(r"^-- fragment: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
@@ -19,9 +19,10 @@ def parse_statements(text: str) -> dict[str, str]:
     return {name: _COMMENT.sub("", statement).strip() for name, statement in _NAMED_STATEMENT.findall(text)}
 
 
-def split_script(script: str) -> list[str]:
-    """Split a script into statements. Semicolons inside statements are not supported."""
-    return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
+def run_script(connection: Any, script: str) -> None:
+    """Execute the statements of a script one by one. Semicolons inside statements are not supported."""
+    for statement in filter(None, map(str.strip, _COMMENT.sub("", script).split(";"))):
+        connection.execute(statement)
 
 
 def list_scripts(directory: Traversable) -> list[tuple[int, str]]:

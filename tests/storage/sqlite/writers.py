@@ -9,7 +9,7 @@ from typing import Any
 
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
 from oncelog.core.values import Committed, Replayed, Request, Settings, Submission, Verdict
-from oncelog.sql_files import split_script
+from oncelog.sql_files import run_script
 from oncelog.storage.queries.writes import erase_bodies
 from oncelog.storage.sqlite import SqliteStore
 from oncelog.storage.sqlite.database_file import APPLICATION_ID, SqliteDriver
@@ -62,7 +62,8 @@ def make_older(path: Path) -> None:
         connection.execute("ATTACH ? AS newer", (str(path),))
         of_the_application = "type = 'table' AND name NOT LIKE 'oncelog%'"
         made = connection.execute(f"SELECT sql FROM newer.sqlite_schema WHERE {of_the_application}").fetchall()  # noqa: S608
-        for statement in (*split_script(load_migrations()[0][1]), *(sql for (sql,) in made)):
+        run_script(connection, load_migrations()[0][1])
+        for (statement,) in made:
             connection.execute(statement)
         for (table,) in connection.execute("SELECT name FROM main.sqlite_schema WHERE type = 'table'").fetchall():
             if table == "oncelog_keys":

@@ -21,7 +21,7 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import decode_delta
 from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, merge
 from oncelog.core.rules.compaction import build_row_without_state
-from oncelog.sql_files import split_script
+from oncelog.sql_files import run_script
 
 T = TypeVar("T")
 Received = TypeVar("Received", RowDelta, SnapshotRow)
@@ -71,8 +71,7 @@ class DeltasStore(BaseStore):
             known_client, known_gateway, *_ = connection.execute(SQL["client"]).fetchone()
             self._check_owner("client", known_client, client_id)
             self._check_owner("gateway", known_gateway, gateway)
-            for statement in split_script(SCHEMA.read_script("staging.sql")):
-                connection.execute(statement)
+            run_script(connection, SCHEMA.read_script("staging.sql"))
             sync_state = self._load_sync_state(connection, counts_outbox=True)
         self.sync_state = sync_state
         self._client_id = client_id

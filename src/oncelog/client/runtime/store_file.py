@@ -27,7 +27,7 @@ from oncelog.errors import (
     translate_raised,
 )
 from oncelog.file_modes import create_or_report, open_or_create
-from oncelog.sql_files import parse_statements, split_script
+from oncelog.sql_files import parse_statements, run_script
 from oncelog.sqlite_files import get_file_id, transaction
 
 T = TypeVar("T")
@@ -148,8 +148,7 @@ class StoreFile:
         schema = self._schema
         scripts = [f"migrate_{later}.sql" for later in range(version + 1, schema.version + 1)]
         for name in scripts if version else ["schema.sql"]:
-            for statement in split_script(schema.read_script(name)):
-                connection.execute(statement)
+            run_script(connection, schema.read_script(name))
         if version != schema.version:
             schema.save_version(connection)
 

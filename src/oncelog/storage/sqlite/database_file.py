@@ -24,7 +24,7 @@ from oncelog.errors import (
     UnstorableError,
 )
 from oncelog.file_modes import OWNER_ONLY, create_or_report, describe_creation_error
-from oncelog.sql_files import split_script
+from oncelog.sql_files import run_script
 from oncelog.sqlite_files import get_file_id, transaction
 from oncelog.storage.key_hash import SECRET_BYTES
 from oncelog.storage.metadata import (
@@ -380,8 +380,7 @@ def _create_log(connection: Any, path: str, settings: Settings, now_ms: int) -> 
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             raise NotALogError(f"{path} is an SQLite database, but not a log. Nothing was changed.")
         for _, script in load_migrations():
-            for statement in split_script(script):
-                connection.execute(statement)
+            run_script(connection, script)
         parameters = {
             "schema_version": SCHEMA_VERSION,
             "epoch": new_epoch(),
@@ -402,8 +401,7 @@ def migrate_schema(connection: Any, version: int) -> None:
             continue
         with transaction(connection):
             if connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0] < number:
-                for statement in split_script(script):
-                    connection.execute(statement)
+                run_script(connection, script)
                 if number in _CONVERSIONS:
                     _CONVERSIONS[number](connection)
                 connection.execute(SQL["set_schema_version"], (number,))

@@ -10,7 +10,7 @@ from typing import Any
 from oncelog.core.proof import Block
 from oncelog.core.values import POSITION_BITS, Record, decode_place, encode_place
 from oncelog.errors import CorruptError
-from oncelog.sql_files import split_script
+from oncelog.sql_files import run_script
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.inspect.sqlite import FileView, load_lane_index_states
 from oncelog.storage.key_hash import HASH_MAX
@@ -65,8 +65,7 @@ def _check_by_sqlite(connection: Any, pragma: str) -> None:
 def _build_expected_schema() -> dict[str, str]:
     with closing(sqlite3.connect(":memory:")) as expected:
         for _, script in load_migrations():
-            for statement in split_script(script):
-                expected.execute(statement)
+            run_script(expected, script)
         return _load_schema(expected)
 
 
