@@ -90,13 +90,13 @@ golden: $(VENV)/.dev ## Write tests/golden/files again, after an intended change
 conformance: $(VENV)/.dev $(NODE)/.whole ## Regenerate docs/conformance.md from the tests
 	@$(PYTEST) --conformance=write
 
-pins: $(VENV)/.dev ## Renew the pins of requirements/*.in, with hashes
+pins: $(VENV)/.dev ## Update the pins of requirements/*.in, with hashes
 	@for name in runtime dev peers; do \
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	    --no-strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
 
-advisories: $(VENV)/.dev ## Check the pinned versions against the committed advisories; ADVISORIES=DIR renews the list first
+advisories: $(VENV)/.dev ## Check the pinned versions against the committed advisories; ADVISORIES=DIR updates the list first
 	@$(BIN)/python -m tools.advisories $(if $(ADVISORIES),--renew '$(ADVISORIES)')
 
 prose: $(VENV)/.dev ## List sentences that read like a translation; the lint fails when there are more than before

@@ -100,7 +100,7 @@ def _parse_rule(path: Path, rule_id: str, table: object) -> Rule:
                 f'{path}: {rule_id} must have a meaning and a state, "{PLANNED}" or "{PROVEN}", and nothing else.'
             )
     if rule.document not in DOCUMENTS:
-        raise pytest.UsageError(f"{path}: {rule_id} belongs to no document we know.")
+        raise pytest.UsageError(f"{path}: {rule_id} has an unknown prefix. Known prefixes: {', '.join(DOCUMENTS)}.")
     return rule
 
 
@@ -176,15 +176,15 @@ def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]
         tests = outcomes.get(rule.rule_id, {})
         if rule.state == PROVEN and Outcome.PASSED not in tests.values():
             named = ", ".join(f"{test} ({tests[test].name.lower()})" for test in sorted(tests))
-            why = f"none of its tests passed: {named}" if named else "no test carries its id"
-            sentences.append(f"{rule.rule_id} is said to be proven, but {why}.")
+            why = f"none of its tests passed: {named}" if named else "no test names it"
+            sentences.append(f"{rule.rule_id} is marked as proven, but {why}.")
     return sentences
 
 
 # --- In every run: the option, the marker, the check for unknown rules -------------------------
 
 _RULES = pytest.StashKey[dict[str, Rule]]()
-# The reports carry the rule ids, because a pytest-xdist worker returns nothing else about an item.
+# The reports contain the rule ids, because a pytest-xdist worker returns nothing else about an item.
 _PROPERTY = "rule"
 _DESELECTED = "conformance_deselected"
 
@@ -331,7 +331,7 @@ class ConformanceRun:
         if self._mode == "write":
             target = self._root / self._page
             target.write_text(self._text(), encoding="utf-8", newline="\n")
-            self._summary += [f"{self._page} is written.", *self._skipped_notes()]
+            self._summary += [f"Wrote {self._page}.", *self._skipped_notes()]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("conformance")
@@ -353,7 +353,7 @@ class ConformanceRun:
             problems.append(f"{self._page} is not current; run `make conformance`.")
             problems += self._skipped_notes()
         elif self._mode == "write" and problems:
-            problems.append(f"So {self._page} was not written.")
+            problems.append(f"Therefore {self._page} was not written.")
         return problems
 
     def _outcomes(self) -> dict[str, dict[str, Outcome]]:

@@ -99,5 +99,5 @@ def test_changed_data_file_and_missing_module_are_reported(repository: Repositor
     status, output = repository.check(NEW, "other.py", "CREATE TABLE a (c);\n")
     assert status == 1
     assert "src/oncelog/desk.py: src/oncelog/batch_state.py does not exist" in output
-    assert "src/oncelog/schema.sql: src/oncelog/schema.sql has another content" in output
+    assert "src/oncelog/schema.sql: src/oncelog/schema.sql has different content" in output
     assert "src/oncelog/other.py: new file" in output

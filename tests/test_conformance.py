@@ -7,7 +7,7 @@ from conformance import Case, Outcome, Rule
 
 RULES = """\
 [CO-1]
-meaning = "Said to be proven."
+meaning = "Already proven."
 state = "proven"
 
 [CO-2]
@@ -15,7 +15,7 @@ meaning = "Not there yet."
 state = "planned"
 
 [EV-1]
-meaning = "Of another document."
+meaning = "From another document."
 state = "planned"
 """
 
@@ -88,7 +88,7 @@ class TestRules:
     def test_rules_are_read_in_the_order_of_the_file(self, project: Project) -> None:
         rules = conformance.load_rules(project.pytester.path / "rules.toml")
         assert list(rules) == ["CO-1", "CO-2", "EV-1"]
-        assert rules["CO-1"] == Rule("CO-1", "Said to be proven.", "proven")
+        assert rules["CO-1"] == Rule("CO-1", "Already proven.", "proven")
 
     @pytest.mark.parametrize(
         ("text", "complaint"),
@@ -98,7 +98,7 @@ class TestRules:
             ('[CO-1]\nmeaning = ""\nstate = "proven"\n', "CO-1 must have"),
             ('[CO-1]\nmeaning = "x"\nstate = "proven"\nnote = "y"\n', "CO-1 must have"),
             ("CO-1 = 3\n", "CO-1 must have"),
-            ('[XX-1]\nmeaning = "x"\nstate = "proven"\n', "XX-1 belongs to no document"),
+            ('[XX-1]\nmeaning = "x"\nstate = "proven"\n', "XX-1 has an unknown prefix"),
             ("[CO-1\n", "cannot be read"),
         ],
         ids=["state", "no meaning", "empty meaning", "more", "no table", "document", "not toml"],
@@ -189,7 +189,7 @@ class TestMarker:
         assert not (project.pytester.path / "ran").exists()
         assert not project.page.exists()
 
-    def test_unknown_rule_stops_the_run_although_its_test_is_deselected(self, project: Project) -> None:
+    def test_unknown_rule_stops_the_run_even_if_its_test_is_deselected(self, project: Project) -> None:
         unknown = PASSING.replace("CO-1", "CO-99").replace("test_shows_it", "test_hidden")
         project.add("test_a.py", PASSING)
         project.add("test_b.py", unknown)
@@ -237,17 +237,17 @@ class TestWrite:
         project.add("test_b.py", PASSING.replace("CO-1", "CO-2"))
         written = project.run("--conformance=write")
         assert written.ret == pytest.ExitCode.OK
-        assert "pages/conformance.md is written." in text_of(written)
+        assert "Wrote pages/conformance.md." in text_of(written)
         page = project.page.read_text(encoding="utf-8")
         assert "\n1 of 3 rules proven.\n" in page
         assert "| proven | [`test_shows_it`](../folder/test_a.py) |\n" in page
         assert "| planned | [`test_shows_it`](../test_b.py) |\n" in page
-        assert "| Of another document. | planned |  |\n" in page
+        assert "| From another document. | planned |  |\n" in page
 
         checked = project.run("--conformance=check")
         assert checked.ret == pytest.ExitCode.OK
         assert "1 of 3 rules proven." in text_of(checked)
-        assert "is written" not in text_of(checked)
+        assert "Wrote" not in text_of(checked)
 
     def test_links_are_relative_to_the_page(self, project: Project) -> None:
         project.add("test_a.py", PASSING)
@@ -299,7 +299,7 @@ class TestWrite:
     @pytest.mark.parametrize(
         ("test", "arguments", "complaint"),
         [
-            ("def test_b(): pass", [], "carries its id.\nSo pages/conformance.md was not written."),
+            ("def test_b(): pass", [], "no test names it.\nTherefore pages/conformance.md was not written."),
             (PASSING + "def test_b(): assert False", [], "Tests failed, so pages/conformance.md"),
             ("def test_b(): assert False\n" + PASSING, ["-x"], "Not all tests ran"),
             (PASSING + "def test_b(): pytest.exit('', returncode=0)", [], "Not all tests ran"),
@@ -325,7 +325,7 @@ class TestCheck:
         project.add("test_a.py", PASSING.replace("CO-1", "CO-2"))
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        result.stdout.fnmatch_lines(["*= conformance =*", "CO-1 is said to be proven, but no test carries its id."])
+        result.stdout.fnmatch_lines(["*= conformance =*", "CO-1 is marked as proven, but no test names it."])
 
     @pytest.mark.parametrize(
         ("body", "outcome"),
@@ -369,7 +369,7 @@ class TestCheck:
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         sentence = f"but none of its tests passed: test_a.py::test_b ({outcome})."
-        assert f"CO-1 is said to be proven, {sentence}" in text_of(result)
+        assert f"CO-1 is marked as proven, {sentence}" in text_of(result)
 
     def test_passing_test_proves_a_rule_despite_a_skipped_one(self, project: Project) -> None:
         project.add(
@@ -449,7 +449,7 @@ class TestSeveralProcesses:
         project.add("test_a.py", self.OTHERS)
         result = self.run(project, "check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
-        assert "CO-1 is said to be proven, but no test carries its id." in text_of(result)
+        assert "CO-1 is marked as proven, but no test names it." in text_of(result)
 
     def test_missing_reports_are_found(self, project: Project) -> None:
         project.add("test_a.py", PASSING + self.OTHERS)

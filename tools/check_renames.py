@@ -171,7 +171,7 @@ def _other_files(moves: Moves, old: Path, new: Path, packages: dict[str, str]) -
             if not (new / moved).exists():
                 yield f"{path}: {moved} does not exist"
             elif (old / path).read_bytes() != (new / moved).read_bytes():
-                yield f"{path}: {moved} has another content"
+                yield f"{path}: {moved} has different content"
     for found in sorted(new.rglob("*.py")):
         path = found.relative_to(new).as_posix()
         package = path.removeprefix("src/").removesuffix("/__init__.py").replace("/", ".")

@@ -140,7 +140,7 @@ def build_list_with_pending(items: Iterable[Item], pending: Iterable[Mapping[str
 
 
 def list_visible(items: Iterable[Item]) -> list[Item]:
-    """Return the items in their order, without removed ones."""
+    """Return the items in list order, without removed ones."""
     return sorted((item for item in items if not item.is_removed), key=lambda item: item.place)
 
 

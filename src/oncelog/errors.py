@@ -20,7 +20,7 @@ OncelogError
 │   ├── StoreInUseError           another client has the file open
 │   ├── PartitionsChangedError    the file belongs to different partitions
 │   └── UpdatesLostError          a reader of updates or changes fell behind: subscribe again, then read the state
-├── WorkError                 errors of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
+├── WorkError                 errors of work that runs once (`once`, `Runs`, the `Idempotency-Key` header)
 │   ├── ConflictError             the key was used for different work
 │   ├── InFlightError             another caller is doing the work
 │   ├── RunFailedError            the work that this caller waited for failed in another process
@@ -181,7 +181,7 @@ class CorruptError(StoreError):
 
 
 class WorkError(OncelogError):
-    """Base of all errors from work that is done once."""
+    """Base of all errors from work that runs once."""
 
 
 class ConflictError(WorkError):

@@ -1,4 +1,4 @@
-"""How `plan` decides about members, expected positions, the order of checks and malformed items."""
+"""How `plan` handles members, expected positions, the order of checks and malformed items."""
 
 from typing import get_args
 
@@ -157,7 +157,7 @@ def test_known_write_is_replayed_despite_stricter_checks() -> None:
 
 @pytest.mark.rule("CO-18")
 def test_checks_run_in_the_documented_order() -> None:
-    """Each submission fails all checks from a certain one on, and the first of them decides."""
+    """Each submission fails a certain check and all later ones, and the first failed check decides."""
     all_at_once = Policy(
         name="all",
         key_bytes=(1, 16),

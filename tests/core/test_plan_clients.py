@@ -1,4 +1,4 @@
-"""How `plan` decides about client sequences and their eviction."""
+"""How `plan` handles client sequences and their eviction."""
 
 import pytest
 

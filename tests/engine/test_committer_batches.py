@@ -49,7 +49,7 @@ async def test_large_batches_are_pipelined_in_two_halves(monkeypatch: pytest.Mon
 
 
 class SteppingTime:
-    """Replacement for the `time` module. Each reading advances the clock by one microsecond of computing."""
+    """Replacement for the `time` module. Each reading advances the clock by one microsecond of CPU time."""
 
     def __init__(self) -> None:
         self._now_us = 1_000_000_000

@@ -88,7 +88,7 @@ def test_body_that_differs_from_the_acknowledged_one_is_found(
     other = replace(second, body=body(api, 3) if is_readable else b'{"torn":')
     assert findings(api, tmp_path, [first, other]) == [
         f"{api.name}: id2 at 2 was never submitted",
-        f"{api.name}: id2 was acknowledged to c with another content than is stored",
+        f"{api.name}: id2 was acknowledged to c with content that differs from the stored content",
     ]
 
 

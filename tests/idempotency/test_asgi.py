@@ -342,7 +342,7 @@ async def test_methods_option_selects_the_covered_methods(kind: str) -> None:
         check_answers(answers, ("1", False), ("2", False), ("3", False), ("3", True))
 
 
-async def test_file_response_is_stored_although_the_server_supports_pathsend(tmp_path: Path) -> None:
+async def test_file_response_is_stored_even_if_the_server_supports_pathsend(tmp_path: Path) -> None:
     (tmp_path / "bill.txt").write_bytes(b"5 euros")
     extensions: dict[str, Any] = {"http.response.pathsend": {}, "http.response.trailers": {}, "http.response.debug": {}}
     seen: list[object] = []

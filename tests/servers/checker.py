@@ -136,12 +136,12 @@ def _check_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterat
             elif record.position != call.position:
                 yield f"{call.id} was acknowledged at {call.position} to {call.client}, and is at {record.position}"
             elif record.content != call.content:
-                yield f"{call.id} was acknowledged to {call.client} with another content than is stored"
+                yield f"{call.id} was acknowledged to {call.client} with content that differs from the stored content"
         elif call.answer == REFUSED:
             if record is None:
-                yield f"{call.id} was refused to {call.client} although it is not stored"
+                yield f"{call.id} from {call.client} was refused, but it is not stored"
             elif record.content == call.content:
-                yield f"{call.id} was refused to {call.client}, although the stored content is the same"
+                yield f"{call.id} from {call.client} was refused, but the stored content is the same"
 
 
 def _check_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[str]:

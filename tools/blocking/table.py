@@ -100,12 +100,12 @@ MODULES: Final = (
     with oncelog.open_blocking("app.db") as log:
         verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
 
-Any number of threads may share one; their writes meet in the same group commits.
+Any number of threads may share one log; one group commit can contain the writes of several threads.
 """,
         twins=(
             Twin(
                 source="oncelog.engine.leases:LeaseManager",
-                docstring="Work that is done once, for code without an event loop: the methods of `LeaseManager`.",
+                docstring="Leases for work that runs once, without an event loop: the methods of `LeaseManager`.",
                 base="oncelog.engine.blocking_base:BlockingLeaseManagerBase",
                 holds="lease_manager",
                 omits=frozenset({"close", "shield"}),
@@ -121,7 +121,7 @@ Any number of threads may share one; their writes meet in the same group commits
             ),
             Twin(
                 source="oncelog.engine.log:Log",
-                docstring="One log in this process, for code without an event loop: the methods of `Log`.",
+                docstring="A log opened in this process, for code without an event loop: the methods of `Log`.",
                 base="oncelog.engine.blocking_base:BlockingLogBase",
                 holds="log",
                 is_resource=True,

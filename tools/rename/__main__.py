@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--validate", action="store_true", help="report mistakes and change nothing")
     parser.add_argument("--propagate", action="store_true", help="add members that override or implement a renamed one")
     parser.add_argument("--dirty", action="store_true", help="apply to a working tree with changes")
-    parser.add_argument("--despite-errors", action="store_true", help="apply although the map has mistakes")
+    parser.add_argument("--despite-errors", action="store_true", help="apply even if the map has mistakes")
     parser.add_argument("--no-ruff", action="store_true", help="do not sort imports or format afterwards")
     parser.add_argument("--show", type=int, default=200, metavar="N", help="print at most N lines of each kind")
     options = parser.parse_args()

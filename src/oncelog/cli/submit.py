@@ -38,7 +38,7 @@ from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
 from oncelog.storage.verify.findings import StepProgress
 
 PROGRESS_EVENTS_MIN: Final = 1000
-"""Progress is shown from this many events on. Fewer events are submitted faster than a user can read."""
+"""Smallest number of events with a progress display. Fewer events are submitted faster than a user can read."""
 
 
 @uses_server

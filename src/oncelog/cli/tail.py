@@ -44,7 +44,7 @@ def tail(
     ] = "0",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N events.")] = None,
     epoch: Annotated[
-        str | None, typer.Option(help="Epoch of N; the command fails if the log has a different one.")
+        str | None, typer.Option(help="Epoch of the --since value; the command fails if the log has a different one.")
     ] = None,
     as_json: AsJsonLines = None,
     remote: Remote,

@@ -634,7 +634,7 @@ class Snapshot(StateTables[Never]):
     past_members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
     """Current and past members that quotas count. Stores derive them from changes to `members`."""
     tenants: Tenants | None = None
-    """None for a log without quotas, which counts no usage."""
+    """None for a log without quotas, which does not track usage."""
 
 
 class Changes(StateTables[None]):

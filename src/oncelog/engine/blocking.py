@@ -4,7 +4,7 @@
     with oncelog.open_blocking("app.db") as log:
         verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
 
-Any number of threads may share one; their writes meet in the same group commits.
+Any number of threads may share one log; one group commit can contain the writes of several threads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ from oncelog.storage.store import (
 
 
 class BlockingLeaseManager(BlockingLeaseManagerBase):
-    """Work that is done once, for code without an event loop: the methods of `LeaseManager`."""
+    """Leases for work that runs once, without an event loop: the methods of `LeaseManager`."""
 
     def complete(self, lease: HeldLease, body: bytes) -> WorkResult:
         """Like `LeaseManager.complete`.
@@ -148,7 +148,7 @@ class BlockingStateReader(BlockingObject):
     def rows(self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500) -> RowPage:
         """Like `StateReader.rows`.
 
-        Return merged rows of one table or of all tables, by table and row id, including deleted rows.
+        Return merged rows of one table or of all tables, sorted by table and row id, including deleted rows.
         """
         return self._portal.call(self._state_reader.rows, scope, table=table, after=after, limit=limit)
 
@@ -162,7 +162,7 @@ class BlockingStateReader(BlockingObject):
     def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """Like `StateReader.relationships`.
 
-        Return a page of relationships, by resource, relation and subject.
+        Return a page of relationships, sorted by resource, relation and subject.
         """
         return self._portal.call(self._state_reader.relationships, query)
 
@@ -183,14 +183,14 @@ class BlockingStateReader(BlockingObject):
     def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """Like `StateReader.members`.
 
-        Return members of a stream by name, each with its role and acknowledged sequence.
+        Return members of a stream, sorted by name, each with its role and acknowledged sequence.
         """
         return self._portal.call(self._state_reader.members, scope, after=after, limit=limit)
 
     def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
         """Like `StateReader.memberships`.
 
-        Return a member's streams whose names start with a prefix, by name.
+        Return a member's streams whose names start with a prefix, sorted by name.
         """
         return self._portal.call(self._state_reader.memberships, member, prefix=prefix, after=after, limit=limit)
 
@@ -226,7 +226,7 @@ class BlockingStateReader(BlockingObject):
 
 
 class BlockingLog(BlockingLogBase):
-    """One log in this process, for code without an event loop: the methods of `Log`."""
+    """A log opened in this process, for code without an event loop: the methods of `Log`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)

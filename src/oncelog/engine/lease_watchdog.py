@@ -37,7 +37,7 @@ loop."""
 class LeaseGroup:
     """The leases of one duration that this process holds. Any thread may use the group.
 
-    A lease is due from its second round on, when a quarter to a half of its duration has passed.
+    A lease is due from its second round onward, when a quarter to a half of its duration has passed.
     """
 
     def __init__(self, lease_ms: int) -> None:

@@ -104,7 +104,7 @@ class StateReader:
     async def rows(
         self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500
     ) -> RowPage:
-        """Return merged rows of one table or of all tables, by table and row id, including deleted rows."""
+        """Return merged rows of one table or of all tables, sorted by table and row id, including deleted rows."""
         return await self._get_open_store().rows(
             scope, table, after, clamp_limit(limit, self._limits), self._limits.page_bytes_max
         )
@@ -116,7 +116,7 @@ class StateReader:
         return found.relationships.get(identity)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
-        """Return a page of relationships, by resource, relation and subject."""
+        """Return a page of relationships, sorted by resource, relation and subject."""
         if query.relation and not (query.resource or query.subject):
             raise ValueError("a query by relation also needs a resource or a subject")
         return await self._get_open_store().relationships(query)
@@ -147,11 +147,11 @@ class StateReader:
         return set((await self._load(read_set)).members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
-        """Return members of a stream by name, each with its role and acknowledged sequence."""
+        """Return members of a stream, sorted by name, each with its role and acknowledged sequence."""
         return await self._get_open_store().members(scope, after, clamp_limit(limit, self._limits))
 
     async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
-        """Return a member's streams whose names start with a prefix, by name."""
+        """Return a member's streams whose names start with a prefix, sorted by name."""
         if not prefix:
             raise ValueError("prefix must not be empty")
         return await self._get_open_store().memberships(member, prefix, after, clamp_limit(limit, self._limits))

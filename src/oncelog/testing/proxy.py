@@ -16,7 +16,7 @@ The proxy runs between clients and a server. For each frame, at the rates of `Fa
 - Duplicate: a text frame is sent twice, in either direction.
 - Refusal: a connection is accepted and immediately closed.
 
-A stall drops all bytes from a point on, never a single frame, because TCP delivers bytes in order and without gaps.
+A stall drops all bytes after some point, never a single frame, because TCP delivers bytes in order and without gaps.
 Losing one frame would be a bug above TCP, which clients need not handle. TCP does not duplicate frames either, but
 retrying clients and relays do.
 

@@ -89,7 +89,7 @@ def test_refused_delta_is_excluded_from_the_push_of_earlier_deltas(code: str) ->
     assert (pushing.last_error, held_of(pushing)) == (None, None)
 
 
-def test_discarded_delta_blocks_no_deltas() -> None:
+def test_discarded_delta_does_not_block_other_deltas() -> None:
     pushing, batch = PushProtocol(100), entries(2)
     pushing.handle_answer(batch, fault("INVALID", 0))
     pushing.on_discarded()

@@ -355,7 +355,7 @@ async def test_unreadable_partition_is_reported_and_does_not_block_submissions(t
                 assert isinstance(await pending.outcome(), Committed), "the right to write is separate"
 
 
-async def test_transport_is_closed_although_the_last_save_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transport_is_closed_even_if_the_last_save_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = SilentTransport()
     client = client_of(UNREACHABLE_URL, transport=transport)
 

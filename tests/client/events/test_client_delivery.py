@@ -243,7 +243,7 @@ async def test_event_passed_to_an_ending_loop_is_not_taken() -> None:
     assert await handing == ([], False), "the loop body may have raised"
 
 
-async def test_event_taken_by_a_handler_is_delivered_although_a_loop_ends() -> None:
+async def test_event_taken_by_a_handler_is_delivered_even_if_a_loop_ends() -> None:
     streams: list[EventStream] = []
     handlers = EventHandlers(streams)
     taken: list[Event] = []

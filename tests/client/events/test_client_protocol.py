@@ -176,7 +176,7 @@ def test_own_event_is_delivered_at_the_position_of_its_answer() -> None:
     protocol = live_protocol(0, entry)
     request = take_one_sent(protocol, "submit_events")
     broadcast(protocol, 1, 2)
-    assert take_ids(protocol) == [1, 2], "a single own event delays no broadcasts"
+    assert take_ids(protocol) == [1, 2], "a single own event does not delay broadcasts"
     answer(protocol, request, result(entry, 3))
     broadcast(protocol, 4)
     events, cursor = protocol.take_events(10)

@@ -107,7 +107,7 @@ def test_packed_hlc_equals_the_algorithm_of_the_paper(
         pytest.param(reading(7, COUNTER_MAX), 7, reading(8), id="a full counter carries into the wall part"),
         pytest.param(reading(7, COUNTER_MAX), 8, reading(8), id="the carry meets the wall clock"),
         pytest.param(
-            reading(7, COUNTER_MAX), 0, reading(8), id="a full counter carries although the wall clock went back"
+            reading(7, COUNTER_MAX), 0, reading(8), id="a full counter carries even if the wall clock went back"
         ),
         pytest.param(0, 0, 1, id="the first reading"),
     ],

@@ -1,4 +1,4 @@
-"""How `plan` decides about leases."""
+"""How `plan` handles leases."""
 
 import pytest
 from msgspec.structs import replace

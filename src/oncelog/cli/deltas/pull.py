@@ -26,13 +26,13 @@ def pull(  # noqa: PLR0913 - each one is an option
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N deltas.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Continue with new deltas, until interrupted.")] = False,
     epoch: Annotated[
-        str | None, typer.Option(help="Epoch of N; the command fails if the log has a different one.")
+        str | None, typer.Option(help="Epoch of the --since value; the command fails if the log has a different one.")
     ] = None,
     as_json: AsJsonLines = None,
     timeout: Timeout = 30.0,
     remote: Remote,
 ) -> None:
-    """Print the deltas of a gateway in its order, one per line.
+    """Print the deltas of a gateway in sequence order, one per line.
 
     With --follow the command reconnects with its cursor: no delta is lost, and none is shown twice. The exit status is
     1 if the deltas were compacted, so that only a snapshot has their rows, and 2 if the server cannot be reached or has

@@ -174,7 +174,7 @@ class EventsProtocol(BaseProtocol):
     # --- the application's side
 
     def enqueue(self, entries: Sequence[OutboxEntry]) -> None:
-        """Queue submissions from the outbox, in its order, and send them as soon as possible."""
+        """Queue submissions from the outbox, in order, and send them as soon as possible."""
         self._queue.extend(entries)
         self._send_request()
 

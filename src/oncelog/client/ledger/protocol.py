@@ -228,7 +228,7 @@ class LedgerProtocol:
             case Refused(code):
                 if code in CONDITION_CODES:  # the server checks the conditions only of the next write in sequence
                     self._advance(call.sequence - 1)
-                # Every write behind it was sent in vain. If refusals are frequent, send fewer writes ahead.
+                # Every write behind it was sent for nothing. If refusals are frequent, send fewer writes ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
                 self._handle_refusal(entry, answer)
             case SequenceGap(last):

@@ -179,8 +179,8 @@ class ChatEndpoints:
                 summary="Send a message",
                 description=(
                     "After any failure, send the message again with the same id. A known message gets its first answer "
-                    "again, and nothing is written. `content_mismatch` reports another content, content type or sender "
-                    "under the same id."
+                    "again, and nothing is written. `content_mismatch` means that the id belongs to a message with "
+                    "different content, a different content type or another sender."
                 ),
                 parameters=(_CHAT_PARAMETER,),
                 body=RequestBody(

@@ -38,7 +38,7 @@ class SegmentMerge:
 
 
 class _SegmentReader:
-    """Reads a segment from a hash on, a few runs at a time."""
+    """Reads a segment from a given hash to its end, a few runs at a time."""
 
     def __init__(self, segment: int, cursor: int) -> None:
         self._segment = segment
