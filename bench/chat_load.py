@@ -48,7 +48,7 @@ def names(kind: str, count: int) -> list[str]:
 
 
 def sending(client_message_id: str, chat_id: str, content: str) -> bytes:
-    """Return a frame that sends a message. Its texts need no escapes."""
+    """Return a frame that sends a message. Its strings need no escapes."""
     return frame(
         f'{{"type":"send_message","client_message_id":"{client_message_id}","chat_id":"{chat_id}",'
         f'"content":"{content}"}}'.encode()

@@ -91,7 +91,7 @@ def submission(number: int, events: Iterable[WireEvent]) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """A WebSocket. It passes every text to `on_text`."""
+    """A WebSocket. It passes every text message to `on_text`."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -246,7 +246,7 @@ class Requests:
         raise NotImplementedError
 
     def answer(self, number: int, text: bytes) -> str | None:
-        """Return the id of the answered request, or None for other texts. Raises ValueError for a wrong answer."""
+        """Return the id of the answered request, or None for other messages. Raises ValueError for a wrong answer."""
         raise NotImplementedError
 
     async def rest(self) -> None:

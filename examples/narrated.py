@@ -74,7 +74,7 @@ def format_place(receipt: Receipt | None) -> str:
 
 
 def format_verdict(verdict: Verdict) -> str:
-    """Return a verdict as a text."""
+    """Return a verdict as text."""
     match verdict:
         case Committed(receipt):
             return f"committed as {format_place(receipt)}"

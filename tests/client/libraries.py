@@ -47,13 +47,13 @@ class Library(Protocol):
         """Wait until no write is pending, and return the refused writes."""
 
     async def write(self, client: Any, text: str) -> str:
-        """Write a text. Return the error message, or an empty string on success."""
+        """Write a string. Return the error message, or an empty string on success."""
 
     async def accept_history(self, client: Any) -> None:
         """Accept the history of a server that was restored from a backup."""
 
     async def read(self, served: Serving, client: Any, /) -> list[str]:
-        """Return the committed texts."""
+        """Return the committed strings."""
 
 
 class EventsLibrary:

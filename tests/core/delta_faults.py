@@ -103,7 +103,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "clientId has NUL": Fault({"clientId": r'"\u0000"'}, ".clientId", "must not contain U+0000"),
     "columns are an object": Fault({"columns": '{"a":1}'}, ".columns", "Expected `array`, got `object`"),
     "columns are null": Fault({"columns": "null"}, ".columns", "Expected `array`, got `null`"),
-    "a column is a text": Fault(_columns(_COLUMN, '"b"'), ".columns[1]", "Expected `object`, got `str`"),
+    "a column is a string": Fault(_columns(_COLUMN, '"b"'), ".columns[1]", "Expected `object`, got `str`"),
     "a column without a name": Fault(_columns('{"value":1}'), ".columns[0].column", "is missing"),
     "a column without value": Fault(_columns(_COLUMN, '{"column":"b"}'), ".columns[1].value", "is missing"),
     "a column with more": Fault(_columns('{"column":"a","value":1,"hlc":"1"}'), ".columns[0]", "unknown field `hlc`"),

@@ -1,4 +1,4 @@
-"""Polling of credential files: moved keys, loose permissions, hanging reads, and unexpected errors (CO-28)."""
+"""Credential file polling: moved keys, loose permissions, hanging reads, and unexpected errors (CO-28)."""
 
 import json
 import os

@@ -23,7 +23,7 @@ from servers.test_prepared_statements import session_of
 LANE_MS = 1_500
 """Idle time after which the database ends a session that holds a lane."""
 TAKE_OVER_MS_MAX = 60_000
-"""Upper bound for the takeover. Without the timeout, the other server would wait until the thaw."""
+"""Upper bound for the takeover. Without the timeout, the other server would wait until the frozen one resumes."""
 IN_TRANSACTION = """
     SELECT a.pid, (extract(epoch FROM a.state_change) * 1000)::bigint FROM pg_stat_activity AS a
     JOIN pg_locks AS l ON l.pid = a.pid
@@ -119,7 +119,7 @@ async def check_taken_over(database: str, pid: int, since_ms: int) -> None:
 
 @pytest.mark.rule("CO-12", "CO-16")
 async def test_log_cut_off_after_any_request_loses_its_lane() -> None:
-    """The database detects an idle session after any request. It could not do so inside COPY."""
+    """The database detects an idle session after any request. Inside COPY, it would not."""
     points = range(1, REQUESTS_MAX + 1)
     found = await asyncio.gather(*(is_taken_over_after(requests) for requests in points))
     count = found.index(False)

@@ -1,4 +1,4 @@
-"""Reading of lines from standard input or a file, and batching of their items into requests."""
+"""Read lines from standard input or a file, and batch their items into requests."""
 
 import asyncio
 import os

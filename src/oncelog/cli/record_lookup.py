@@ -1,4 +1,4 @@
-"""Parsing of record IDs for `show` and `proof`, and the search for the records."""
+"""Parse record IDs for `show` and `proof`, and find the records."""
 
 import re
 from bisect import bisect_left
@@ -76,7 +76,7 @@ class KeyOptions(Struct, frozen=True):
 
 
 class RecordId(Struct, frozen=True):
-    """An ID with its options: a place, or the keys that the text may stand for."""
+    """An ID with its options: a place, or the keys that the text may represent."""
 
     text: str
     options: KeyOptions
@@ -107,14 +107,14 @@ def parse_place(text: str) -> Place | None:
     found = parse_message_id(text)
     if found is None:
         raise OncelogError(
-            f"{text!r} is not the id of a message, which is msg_ and 26 lower-case hexadecimal digits. "
+            f"{text!r} is not the id of a message: it must be msg_ followed by 26 lower-case hexadecimal digits. "
             "If it is the text of a key, add --text."
         )
     return found
 
 
 def parse_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
-    """Return the keys that a text may stand for: the bytes of a UUID or hex, and the key of the text itself."""
+    """Return the keys that an ID may represent: the bytes of a UUID or hex, and the key with this text."""
     key_bytes = parse_hex(text)
     if as_text is False:
         if key_bytes is None:
@@ -152,7 +152,7 @@ class Finding(msgspec.Struct, frozen=True):
 def find_records(view: LogView, record_id: RecordId, meter: ProgressMeter) -> list[Finding]:
     """Find the records that an ID may refer to. If no record is found, the only finding explains why.
 
-    A text in the form of a ledger transaction's id may also be a key. The transaction is looked up first.
+    An ID that looks like that of a ledger transaction may also be a key. The transaction is looked up first.
     """
     lookup, options = _RecordLookup(view), record_id.options
     if record_id.place is not None:
@@ -312,7 +312,7 @@ def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
 
 
 def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
-    """Return the options that select each of several writes. If there are several keys, the text's key is the last."""
+    """Return the options that select each of several writes. The last of several keys is the one encoded as text."""
     are_of_both = len({key for *_, key in identities}) > 1
     lines = []
     for policy, scope, client, key in identities[:MATCHES_MAX]:

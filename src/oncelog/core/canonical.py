@@ -48,7 +48,7 @@ SEND_AS_STRING: Final = "; send it as a string"
 
 _SHORT_TEXT_CHARACTERS: Final = 64
 _LONG_RUN_CHARACTERS: Final = 32
-"""Run length from which `unicodedata` sorts combining marks too slowly. Real texts have a few marks in a row; Unicode's
+"""Run length from which `unicodedata` sorts combining marks too slowly. Real text has a few marks in a row; Unicode's
 stream-safe format allows 30."""
 _COMBINING_MARKS: Final = (0x300, 0x1E94B)
 """Range of code points that includes all combining marks. A test checks the code points outside it."""
@@ -66,7 +66,7 @@ _FOUR_BYTE_PREFIXES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _LITERALS: Final = {True: "true", False: "false", None: "null"}
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""orjson returns every text in a buffer of 4 KiB, even a short one. Texts that may be kept are therefore copied."""
+"""orjson returns even short output in a buffer of 4 KiB. Output that may be kept is therefore copied."""
 
 
 def canonical(value: JsonValue) -> bytes:
@@ -186,7 +186,7 @@ def format_path(steps: Iterable[str | int]) -> str:
 
 
 def nfc(text: str) -> str:
-    """Return a text in Unicode normal form C. ASCII texts are returned unchanged.
+    """Return a string in Unicode normal form C. ASCII strings are returned unchanged.
 
     `unicodedata` sorts combining marks by moving them one at a time, which would take hours for a run of a million
     marks. This function therefore sorts long runs first, which does not change the result. For a name of 240
@@ -240,7 +240,7 @@ def _compile_mark_tables() -> tuple[re.Pattern[str], dict[int, str]]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded in UTF-8, that is, has no lone surrogates."""
+    """Return whether a string can be encoded in UTF-8, that is, has no lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -251,7 +251,7 @@ def is_unicode(text: str) -> bool:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether every store can hold a text: PostgreSQL refuses U+0000, and all stores refuse lone surrogates."""
+    """Return whether every store can hold a string: PostgreSQL refuses U+0000, and all refuse lone surrogates."""
     return "\0" not in text and is_unicode(text)
 
 

@@ -45,7 +45,7 @@ def parse_message_id(text: str) -> tuple[int, int] | None:
 
 
 def encode_message(content: str, content_type: str) -> bytes:
-    """Encode a message as its stored body. The result is canonical, because orjson escapes texts as RFC 8785 does."""
+    """Encode a message as its stored body. The result is canonical, because orjson escapes strings as RFC 8785 does."""
     return b'{"content":%b,"content_type":%b}' % (orjson.dumps(content), orjson.dumps(content_type))
 
 

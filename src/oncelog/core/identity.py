@@ -33,7 +33,7 @@ from oncelog.errors import CanonicalError
 
 RUN_KEY_BYTES: Final = 16
 DECOMPOSED_CHARACTERS_MAX: Final = 4
-"""Maximum length of a decomposed character, so a text is at most four times as long as its normal form."""
+"""Maximum length of a decomposed character, so a string is at most four times as long as its normal form."""
 
 
 def frame(label: bytes, value: bytes) -> bytes:
@@ -58,7 +58,7 @@ def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> 
 
 
 def _normalize_partition(partition: str, path: str) -> str:
-    """Return a partition in NFC. A text that would be too long in any form is refused before the costly
+    """Return a partition in NFC. A string that would be too long in any form is refused before the costly
     normalisation."""
     text = check_text(partition, path)
     if len(text) > DECOMPOSED_CHARACTERS_MAX * PARTITION_CHARACTERS_MAX:

@@ -80,5 +80,5 @@ def member_bytes(identity: MemberIdentity) -> int:
 
 
 def utf8_bytes(text: str) -> int:
-    """Return the length of a text in UTF-8."""
+    """Return the length of a string in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())

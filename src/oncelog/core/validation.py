@@ -92,7 +92,7 @@ def _name(field: str) -> _Check:
 
 
 def _text(field: str, characters_max: int = NAME_CHARACTERS_MAX) -> _Check:
-    """Check a text that may be empty."""
+    """Check a string that may be empty."""
     return lambda item: _check_text(field, getattr(item, field), characters_max)
 
 
@@ -225,8 +225,8 @@ _CHECKS: Final[Mapping[type, tuple[_Check, ...]]] = {
         _text("target", TARGET_CHARACTERS_MAX),
     ),
 }
-"""Checks for each item type except submissions, in order. A scope that may be empty, for the log, is checked as a text
-instead of a name."""
+"""Checks for each item type except submissions, in order. A scope that may be empty (the whole log) is checked as
+a string instead of a name."""
 
 
 # --- submissions and requests -------------------------------------------------------------------------------

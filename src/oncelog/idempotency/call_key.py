@@ -208,7 +208,7 @@ def to_json_arrays(value: Any) -> Any:
 
 
 def encode_key(key: object) -> bytes:
-    """Encode a caller's key: a text in UTF-8, or a UUID as its 16 bytes."""
+    """Encode a caller's key: a string in UTF-8, or a UUID as its 16 bytes."""
     try:
         raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as error:

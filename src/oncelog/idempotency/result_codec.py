@@ -137,7 +137,7 @@ def _check_json_type(kind: Any, function: Callable[..., Any]) -> None:
     if custom_type is not None:
         raise TypeError(
             f"{function.__qualname__} returns {kind}, and {custom_type.__qualname__} cannot be stored as JSON: "
-            "return a dataclass, a msgspec.Struct or plain values, and dicts with texts or numbers as keys"
+            "return a dataclass, a msgspec.Struct or plain values, and dicts with strings or numbers as keys"
         )
 
 

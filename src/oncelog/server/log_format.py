@@ -140,7 +140,7 @@ def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = No
 
 
 def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
-    """Cut a text that is too long, and append how many characters are missing."""
+    """Truncate a string that is too long, and append how many characters are missing."""
     beyond = len(text) - characters_max
     return text if beyond <= 0 else f"{text[:characters_max]}… ({beyond} more characters)"
 

@@ -1,4 +1,4 @@
-"""A log without a database: its tables are dictionaries. It decides and keeps batches, but nothing is durable."""
+"""A log without a database: its tables are dictionaries. It decides and stores batches, but nothing is durable."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ _CHANGE_FIELDS: Final = ("heads", *STATE_TABLES)
 
 
 class MemoryLog:
-    """In-memory log that decides and keeps batches. Threads may share it.
+    """In-memory log that decides and stores batches. Threads may share it.
 
     `draw` returns random bytes for the salts of record hashes. With `bytes` all salts are zeros, so equal inputs give
     equal hashes.
@@ -31,26 +31,26 @@ class MemoryLog:
         self.salts: list[bytes] = []
         self.blocks: list[Block] = []
         self.leaps: list[int] = []
-        """Numbers above which the log continued after restores."""
+        """Numbers above which numbering resumed after restores."""
         self._draw = draw
         self._lock = Lock()
 
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
-        """Decide and keep a batch. Returns the verdicts of each request, one per item."""
+        """Decide a batch and store its changes. Returns the verdicts of each request, one per item."""
         with self._lock:
             planned = plan(batch, self.snapshot, now_ms, validate)
             self.save(planned.changes)
         return planned.verdicts
 
     def save(self, changes: Changes) -> None:
-        """Close the blocks of the changes, and keep them.
+        """Seal the changes into blocks and store both.
 
         The changes must have been planned on this log's current state.
         """
         self.keep(seal_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
 
     def keep(self, decided: BatchResult) -> None:
-        """Keep a decided batch with its blocks. The batch must have been decided on this log's current state."""
+        """Store a decided batch and its blocks. The batch must have been decided on this log's current state."""
         self.blocks.extend(decided.sealed.blocks)
         self.records.extend(decided.changes.records)
         self.salts.extend(decided.salts)

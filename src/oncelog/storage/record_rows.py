@@ -1,4 +1,4 @@
-"""Decoding of records and evidence from rows, and the errors that indicate damage."""
+"""Decode records and evidence from rows. Errors indicate damage."""
 
 from collections.abc import Iterable
 from typing import Any, Final

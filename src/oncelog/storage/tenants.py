@@ -56,12 +56,12 @@ def encode_tenants(tenants: Sequence[Tenant]) -> str | None:
 
 @lru_cache(maxsize=8)
 def decode_tenants(text: str | None) -> Tenants | None:
-    """Decode quotas. Equal texts share one object, which caches the tenants that names belong to."""
+    """Decode quotas. Equal strings share one object, which caches the tenants that names belong to."""
     return None if text is None else Tenants(_TENANTS_DECODER.decode(text))
 
 
 def list_tenants(text: str | None) -> list[Tenant]:
-    """Return the tenants that a text describes, ordered by prefix."""
+    """Return the tenants in encoded quotas, ordered by prefix."""
     found = decode_tenants(text)
     return [] if found is None else list(found.by_prefix.values())
 

@@ -403,7 +403,7 @@ def test_compaction_sends_requests_until_everything_is_compacted(tmp_path: Path)
         assert (status, errors) == (0, [])
         assert json.loads(line) == {"compacted": count - 5, "upto": count - 5, "dropped_rows": 0, "held_by": None}
         status, [line], _ = deltas("compact", served.url, "g", "--upto", "100")
-        assert (status, line) == (0, f"0 deltas compacted; no delta up to {count - 5} has a body anymore")
+        assert (status, line) == (0, f"0 deltas compacted; deltas up to {count - 5} no longer have bodies")
         for options in ([], ["--follow"]):
             status, lines, [error] = deltas("pull", served.url, "g", *options)
             assert (status, lines) == (1, [])

@@ -20,10 +20,10 @@ def test_compaction_drops_deleted_rows_and_notifies_readers(tmp_path: Path) -> N
         status, _, errors = deltas("push", served.url, "g", "--client-id", "c", given=change("r0", "DELETE") + "\n")
         assert (status, errors) == (0, [])
         assert deltas("compact", served.url, "g", "--keep", "0")[1] == [
-            "4 deltas compacted; no delta up to 4 has a body anymore"
+            "4 deltas compacted; deltas up to 4 no longer have bodies"
         ]
         assert deltas("compact", served.url, "g", "--keep", "0", "--tombstone-age-days", "0")[1] == [
-            "0 deltas compacted; no delta up to 4 has a body anymore",
+            "0 deltas compacted; deltas up to 4 no longer have bodies",
             "1 deleted rows dropped",
         ]
         for options in ([], ["--since", "1"], ["--since", "1", "--follow"]):

@@ -58,7 +58,7 @@ def compact(
     if tombstone_age_days is not None:
         request["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
     result = asyncio.run(_run_compaction(Gateway(gateway, timeout, remote), request, upto or 0))
-    lines = [f"{result.compacted} deltas compacted; no delta up to {result.upto} has a body anymore"]
+    lines = [f"{result.compacted} deltas compacted; deltas up to {result.upto} no longer have bodies"]
     if result.dropped_rows:
         lines.append(f"{result.dropped_rows} deleted rows dropped")
     if result.held_by is not None:

@@ -1,4 +1,4 @@
-"""Reading of a CSV file as rows of a table. Errors contain the line number."""
+"""Read a CSV file as rows of a table. Errors contain the line number."""
 
 import csv
 import os

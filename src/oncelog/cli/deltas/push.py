@@ -118,7 +118,7 @@ class _DeltaParser:
             return []
 
     def finish(self) -> list[PushItem]:
-        """Return the deltas of a text that spans several lines."""
+        """Return the deltas of JSON text that spans several lines."""
         return self._parse_items(b"\n".join(self._text), "the text") if self._text else []
 
     def _parse_items(self, text: bytes, place: str) -> list[PushItem]:

@@ -125,7 +125,7 @@ class BlockingChatClient(BlockingBaseClient):
 
         `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
         a restart. The file belongs to one device of one user. It stores `device_id`; without one, the client generates
-        an id. `token` is a text, or a function that the client calls for each connection and request.
+        an id. `token` is a string, or a function that the client calls for each connection and request.
         """
         self._client = ChatClient(
             url,

@@ -84,7 +84,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
 
         `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
         a restart. The file belongs to one device of one user. It stores `device_id`; without one, the client generates
-        an id. `token` is a text, or a function that the client calls for each connection and request.
+        an id. `token` is a string, or a function that the client calls for each connection and request.
         """
         self.limits = check_limits(limits, ChatLimits)
         check_token(token)
@@ -276,7 +276,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         # The client chooses the id, so that a repeated request does not create a second chat.
         name = f"chat_{uuid4().hex}" if chat_id is None else chat_id
         check_chat_id(name)
-        if isinstance(members, str):  # a text is an iterable of characters
+        if isinstance(members, str):  # a string is an iterable of characters
             raise CanonicalError("members", f"must be a list of strings, not {members!r}")
         protocol = self._runtime.open_protocol
         details = await self._transport.create(name, members)

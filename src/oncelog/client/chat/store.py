@@ -73,7 +73,7 @@ class ChatStore(OutboxStore):
         refused = [
             (*astuple(entry), *astuple(outcome)) for entry, outcome in changes.settled if isinstance(outcome, Refused)
         ]
-        # A crash loses the other changes only as a whole transaction, and the server sends them again.
+        # A crash can only lose the whole transaction. The server then sends the other changes again.
         is_durable = bool(accepted or withdrawn or refused or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
             connection.executemany(SQL["accept"], map(astuple, accepted))

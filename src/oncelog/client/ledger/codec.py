@@ -1,4 +1,4 @@
-"""Decoding of answers from the ledger's gRPC service."""
+"""Decode answers from the ledger's gRPC service."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -36,7 +36,7 @@ _FILTERS: Final = {
     "stream": (NAME_CHARACTERS_MAX, "Only acts that concern this stream."),
     "target": (TARGET_CHARACTERS_MAX, "Only acts on this target."),
 }
-"""Longest value and description of each parameter that filters acts by a text."""
+"""Longest value and description of each parameter that filters acts by a string."""
 _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The `audit` grant must include the stream, or be `*` if \
 the request has no `stream`. A page can be empty even though more pages follow. Request the next page with `after` set \

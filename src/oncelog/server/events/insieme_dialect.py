@@ -198,7 +198,7 @@ _OTHER_PROJECT: Final = "must be the project of this connection"
 
 
 def _check_id(id_text: str) -> None:
-    """Raise CanonicalError if a text cannot be an id.
+    """Raise CanonicalError if a string cannot be an id.
 
     The fault rejects only this item. If the server refused the whole request, the client would resend its first draft
     forever.

@@ -242,7 +242,7 @@ def check_name(name: str, field: str, characters_max: int) -> str:
 
 
 def check_text(text: str, field: str, characters_max: int) -> str:
-    """Return a text that every store can hold. Raises ApiError for any other text."""
+    """Return a string that every store can hold. Raises ApiError for any other string."""
     if len(text) > characters_max:
         message = f"must have at most {characters_max} characters, not {len(text)}"
         raise field_error(field, message, limit=characters_max)

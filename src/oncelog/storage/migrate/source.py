@@ -118,7 +118,7 @@ class MigrationSource(FileView):
             self.connection.execute("ROLLBACK")
 
     def save_marker(self, marker: MovedMarker) -> None:
-        """Mark the file as moved, so that no process writes to it anymore, and release the lock."""
+        """Mark the file as moved, so that processes stop writing to it, and release the lock."""
         save_marker(self.connection, marker)
         self.connection.execute("COMMIT")
 

@@ -61,7 +61,7 @@ class DatabaseClock:
         return stored[0] is None or mark.elapsed_ms - stored[0] >= self._save_interval_ms
 
     def remember(self, mark: ClockMark) -> None:
-        """Keep the mark of a commit."""
+        """Remember the mark of a commit."""
         self._mark = mark
 
     def create_mark(self, database_ms: int) -> ClockMark:

@@ -55,5 +55,5 @@ async def _fetch(connection: Any, statement: Statement) -> list[Any]:
 
 
 def is_storable(name: str) -> bool:
-    """Return whether PostgreSQL can store a text. It rejects U+0000, so a query for such a name finds nothing."""
+    """Return whether PostgreSQL can store a string. It rejects U+0000, so a query for such a name finds nothing."""
     return "\0" not in name

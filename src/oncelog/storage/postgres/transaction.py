@@ -45,7 +45,7 @@ class TransactionState(msgspec.Struct):
     tenants: Tenants | None
     """None for a log without quotas."""
     leaps: tuple[int, ...] = ()
-    """The numbers above which the log continued after restores."""
+    """Numbers above which numbering resumed after restores."""
 
 
 def build_begin(lanes: Iterable[int]) -> str:

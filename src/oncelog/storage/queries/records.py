@@ -103,7 +103,7 @@ def list_consumers() -> QuerySteps[list[Consumer]]:
 
 
 def load_leaps() -> QuerySteps[tuple[int, ...]]:
-    """Return the numbers above which the log continued after restores."""
+    """Return the numbers above which numbering resumed after restores."""
     return decode_leaps(get_value((yield Statement("leaps"))))
 
 

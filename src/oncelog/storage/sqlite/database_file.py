@@ -49,7 +49,7 @@ CHECKPOINT_PAGES: Final = 4000
 CACHE_KIB: Final = 32_768
 CACHED_STATEMENTS: Final = 256
 _WAL_MODES: Final = ("wal", "memory")
-"""Accepted answers to the switch to WAL mode. An in-memory database keeps its journal in memory."""
+"""Journal modes that are accepted after the switch to WAL mode. An in-memory database keeps its journal in memory."""
 
 _MIGRATION_BATCH_ROWS: Final = 1000 * RUN_KEYS
 """How many rows of an old key table are converted at a time."""

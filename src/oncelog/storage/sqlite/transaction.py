@@ -85,7 +85,7 @@ class TransactionState(msgspec.Struct):
     moved: str | None
     """Marker of a log that has moved (`moved_marker.py`), otherwise None."""
     leaps: tuple[int, ...] = ()
-    """Numbers above which the log continued after restores."""
+    """Numbers above which numbering resumed after restores."""
 
 
 class TransactionOptions(NamedTuple):

@@ -26,7 +26,7 @@ class LogState(Struct, frozen=True):
     settings: Settings
     policies: Mapping[str, Policy]
     leaps: tuple[int, ...] = ()
-    """Numbers above which the log continued after restores."""
+    """Numbers above which numbering resumed after restores."""
     gaps: Mapping[int, LaneGaps] = {}
     """Numbers that these leaps skipped in each lane."""
     heads: Mapping[int, LaneHead] = {}
