@@ -39,10 +39,6 @@ OncelogError
     └── CorruptError              stored data contradicts itself
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
-
 from oncelog.cursor import Cursor
 from oncelog.error_codes import RETRYABLE_CODES
 
@@ -287,21 +283,3 @@ class UpdatesLostError(ClientError):
 
     def __init__(self, limit_name: str, limit: int) -> None:
         super().__init__(f"updates were lost: {limit_name} is {limit}, and more were waiting to be read")
-
-
-def raise_translated(translated: BaseException, error: BaseException) -> NoReturn:
-    """Raise the translation of an error, or the error itself if it has none."""
-    if translated is error:
-        raise error
-    raise translated from error
-
-
-@contextmanager
-def translate_raised(
-    errors: type[Exception] | tuple[type[Exception], ...], translate: Callable[[Any], BaseException]
-) -> Iterator[None]:
-    """Raise the translation of errors of these types that the block raises."""
-    try:
-        yield
-    except errors as error:
-        raise_translated(translate(error), error)

@@ -347,7 +347,7 @@ def test_all_schema_changes_are_listed(copy: Path) -> None:
     change_schema(copy, *(f"CREATE VIEW oncelog_{number:02} AS SELECT 1" for number in range(12)))
     done = RUNNER.invoke(COMMAND, ["verify", str(copy)])
     assert "the view oncelog_00 does not belong to Oncelog; the view oncelog_01 does" in done.output
-    assert done.output.rstrip().endswith("; and 2 more")
+    assert "; and 2 more\n" in done.output
 
 
 def test_schema_of_an_application_in_the_file_is_accepted(copy: Path) -> None:

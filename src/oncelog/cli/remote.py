@@ -38,7 +38,8 @@ from oncelog.client.runtime.http import (
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
 from oncelog.core.canonical import is_unicode
 from oncelog.error_codes import AUTH_FAILED, HISTORY_CHANGED
-from oncelog.errors import LostError, OncelogError, ServerRefusedError, translate_raised
+from oncelog.error_translation import translate_raised
+from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 DEFAULT_URL: Final = "http://127.0.0.1:7171"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name

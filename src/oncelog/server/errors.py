@@ -17,6 +17,7 @@ from oncelog.error_codes import (
     SERVER_BUSY,
     SERVER_ERROR,
 )
+from oncelog.error_translation import translate_raised
 from oncelog.errors import (
     ClockJumpedError,
     ClosedError,
@@ -24,7 +25,6 @@ from oncelog.errors import (
     OncelogError,
     StoreUnavailableError,
     UnstorableError,
-    translate_raised,
 )
 from oncelog.server import logger
 

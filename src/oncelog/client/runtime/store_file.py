@@ -15,6 +15,7 @@ from typing import ClassVar, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from oncelog.error_translation import translate_raised
 from oncelog.errors import (
     CanonicalError,
     CorruptError,
@@ -24,7 +25,6 @@ from oncelog.errors import (
     StoreError,
     StoreInUseError,
     StoreUnavailableError,
-    translate_raised,
 )
 from oncelog.file_modes import create_or_report, open_or_create
 from oncelog.sql_files import parse_statements, run_script

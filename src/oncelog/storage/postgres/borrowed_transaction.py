@@ -15,14 +15,8 @@ import asyncpg
 
 from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Request, Submission
-from oncelog.errors import (
-    ClosedError,
-    InFlightError,
-    SettingsError,
-    StoreUnavailableError,
-    TransactionError,
-    raise_translated,
-)
+from oncelog.error_translation import raise_translated
+from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock
 from oncelog.storage.postgres.connection import WEAK_COMMIT_MODES, Connection, check_replicated
 from oncelog.storage.postgres.database import load_metadata

@@ -13,14 +13,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from oncelog.core.values import Request
-from oncelog.errors import (
-    ClosedError,
-    NotALogError,
-    SettingsError,
-    StoreUnavailableError,
-    TransactionError,
-    raise_translated,
-)
+from oncelog.error_translation import raise_translated
+from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.storage.clock import Clock, SystemClock
 from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries.statement import SharedQuery

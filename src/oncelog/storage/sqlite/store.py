@@ -25,7 +25,8 @@ from oncelog.core.values import (
     Settings,
     Submission,
 )
-from oncelog.errors import ClosedError, raise_translated
+from oncelog.error_translation import raise_translated
+from oncelog.errors import ClosedError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.metadata import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, LogMetadata, Operator
 from oncelog.storage.queries.sql_store import SqlStore

@@ -14,7 +14,8 @@ import msgspec
 from oncelog.core.plan import Validate
 from oncelog.core.read_set import ReadSet
 from oncelog.core.values import KeyIdentity, Remembered, Request, RequestedSettings, Settings
-from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError, raise_translated
+from oncelog.error_translation import raise_translated
+from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.sqlite_files import roll_back, transaction
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.metadata import (

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.proof import HASH_BYTES
-from oncelog.errors import CorruptError, OncelogError, translate_raised
+from oncelog.error_translation import translate_raised
+from oncelog.errors import CorruptError, OncelogError
 
 HASH_DIGITS: Final = 2 * HASH_BYTES
 _DAMAGE_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, struct.error)

@@ -22,7 +22,8 @@ from oncelog.core.read_set import ReadSet, add_effects
 from oncelog.core.replay import drop_conditions, has_effects, rebuild_submission, replay_record
 from oncelog.core.rules.compaction import Fold, FoldedRow, decode_fold
 from oncelog.core.values import Changes, Record, Refused, Replayed, Settings, Snapshot, Submission, client_identity
-from oncelog.errors import StoreUnavailableError, translate_raised
+from oncelog.error_translation import translate_raised
+from oncelog.errors import StoreUnavailableError
 from oncelog.storage.inspect.inspector import RowTuple
 from oncelog.storage.queries.side_state import load_tables
 from oncelog.storage.side_state import TABLES, SideStateTable

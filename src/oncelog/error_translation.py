@@ -1,0 +1,23 @@
+"""Raise the translation of an error of a library or a lower layer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+
+def raise_translated(translated: BaseException, error: BaseException) -> NoReturn:
+    """Raise the translation of an error, or the error itself if it has none."""
+    if translated is error:
+        raise error
+    raise translated from error
+
+
+@contextmanager
+def translate_raised(
+    errors: type[Exception] | tuple[type[Exception], ...], translate: Callable[[Any], BaseException]
+) -> Iterator[None]:
+    """Raise the translation of errors of these types that the block raises."""
+    try:
+        yield
+    except errors as error:
+        raise_translated(translate(error), error)
