@@ -93,7 +93,6 @@ from oncelog.errors import (
     WorkError,
 )
 from oncelog.lazy_names import import_lazily
-from oncelog.storage.memory import MemoryLog
 
 if TYPE_CHECKING:
     from oncelog.engine.blocking import BlockingLog, open_blocking
@@ -112,6 +111,7 @@ if TYPE_CHECKING:
     from oncelog.server.event_validator import NewEvent
     from oncelog.storage.clock import Clock
     from oncelog.storage.store import Consumer
+    from oncelog.testing.memory_log import MemoryLog
 
     open = open_log  # noqa: A001 - `oncelog.open`, as one opens a file
 
@@ -128,6 +128,7 @@ _LAZY_NAMES: Final = {
     "Limits": "oncelog.engine.limits",
     "DiskLimits": "oncelog.engine.write_gate",
     "Log": "oncelog.engine.log",
+    "MemoryLog": "oncelog.testing.memory_log",
     "NewEvent": "oncelog.server.event_validator",
     "Outcome": "oncelog.engine.outcome",
     "Proven": "oncelog.engine.read_results",

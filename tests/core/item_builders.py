@@ -17,8 +17,8 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
-from oncelog.storage.memory import MemoryLog
 from oncelog.testing.contract.assertions import assert_committed, assert_refused, assert_replayed
+from oncelog.testing.memory_log import MemoryLog
 
 __all__ = ["assert_committed", "assert_refused", "assert_replayed"]
 

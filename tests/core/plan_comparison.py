@@ -41,7 +41,7 @@ from oncelog.core.values import (
     Submission,
     Verdict,
 )
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 # --- comparing -------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from oncelog.core.proof import (
 )
 from oncelog.core.values import Claim, Item, Record, Request, SetMember, Settings, Submission
 from oncelog.engine.read_results import Proven
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 NOON_MS = 1_800_000_000_000
 SETTINGS = Settings(lanes=3)

@@ -48,7 +48,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import OncelogError, PolicyError, SettingsError
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -49,7 +49,7 @@ from oncelog.core.proof import (
     verify_inclusion,
 )
 from oncelog.core.values import Record, Request
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 # --- the tree --------------------------------------------------------------------------------------------
 

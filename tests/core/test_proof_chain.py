@@ -28,7 +28,7 @@ from oncelog.core.proof import (
     seal,
 )
 from oncelog.core.values import Record, Request, Snapshot
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 # --- the header ------------------------------------------------------------------------------------------
 

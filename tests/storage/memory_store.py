@@ -37,7 +37,6 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
-from oncelog.storage.memory import MemoryLog
 from oncelog.storage.metadata import (
     NO_OPERATOR,
     PREVIOUS_EPOCHS_MAX,
@@ -89,6 +88,7 @@ from oncelog.storage.tenants import (
     encode_tenants,
     list_tenants,
 )
+from oncelog.testing.memory_log import MemoryLog
 
 
 class MemoryStore:

@@ -21,7 +21,7 @@ from oncelog.core.merge import Op, RowDelta
 from oncelog.core.policy import DELTAS
 from oncelog.core.values import Committed, Mode, Reason, Refused, Request, Submission
 from oncelog.errors import CanonicalError
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 # Written as numbers, because the rule states these numbers.
 DRIFT_LIMIT_MS = 5000

@@ -28,7 +28,7 @@ from oncelog.core.values import (
     Tombstone,
     Verdict,
 )
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 GATEWAY: Final = "deltas/shop"
 START_MS: Final = 1_000_000

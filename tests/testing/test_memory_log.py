@@ -8,7 +8,7 @@ import pytest
 from core.item_builders import event, key
 from oncelog.core.proof import encode_record_header, hash_body, hash_leaf, prove, verify
 from oncelog.core.values import Committed, Request, Settings, Verdict
-from oncelog.storage.memory import MemoryLog
+from oncelog.testing.memory_log import MemoryLog
 
 
 def test_equal_input_gives_equal_hashes() -> None:
