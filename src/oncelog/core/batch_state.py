@@ -100,8 +100,7 @@ class LaneDraft(Struct, gc=False):
         return self.position
 
     def leap(self, above: int) -> None:
-        """Continue position, height, fencing number and revision above the given number, with a record at the next
-        position."""
+        """Skip all numbers of the lane up to `above`. The restore record gets position and height `above + 1`."""
         self.is_touched = True
         self.position = self.height = above + 1
         self.fence = above
@@ -175,7 +174,7 @@ class BatchState:
         self.streams = Overlay(snapshot.streams, self._undo_log)
         self.floors: Overlay[str, int | None] = Overlay(snapshot.floors, self._undo_log)
         self.has_floors = bool(snapshot.floors)
-        """False in nearly all batches, whose writes then skip the floor look-up."""
+        """False in nearly all batches; their writes skip the floor look-up."""
         self.leap_above = 0
         self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._undo_log)
         self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._undo_log)

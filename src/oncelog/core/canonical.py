@@ -88,7 +88,7 @@ def canonical_text(text: bytes | str) -> bytes:
 
     The native decoder silently keeps the last of several equal keys. Each dropped pair has at least one colon. Nothing
     else changes the number of colons, provided that no escape hides one. Equal counts therefore prove that no pair was
-    dropped; all other texts go to the exact encoder.
+    dropped; any other JSON text goes to the exact encoder.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     found = None if b"\\u" in data else canonical_plain(data)
@@ -355,7 +355,7 @@ _Entry = tuple[str | int, str, JsonValue]
 class UnreadableValue(Exception):  # noqa: N818 - also a value
     """A value without a canonical form. `_encode` catches it and adds the path.
 
-    In a parsed text it stands in for an unreadable part until the walk through the value finds its path.
+    In parsed JSON it stands in for an unreadable part until the walk through the value finds its path.
     """
 
     def __init__(self, reason: str, *steps: str) -> None:
@@ -365,7 +365,7 @@ class UnreadableValue(Exception):  # noqa: N818 - also a value
 
 
 class _Form(NamedTuple):
-    """The functions in which the canonical forms differ."""
+    """The functions that differ between the canonical forms."""
 
     scalar: Callable[[JsonValue], str]
     members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]

@@ -69,7 +69,7 @@ class Row(Struct, frozen=True, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no delta was merged."""
+        """Whether no delta has been merged yet."""
         return self.written == NEVER and self.deleted == NEVER
 
     @property

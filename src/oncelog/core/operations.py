@@ -1,6 +1,7 @@
 """Operations on the entities and relationships of a scope, and their conditions.
 
-Operations that cannot have a condition have the same members in JSON (`transactions.OperationJson`).
+Operations that take no condition are encoded in JSON as they are. `transactions.SetEntityJson` stands in for
+`SetEntity`.
 """
 
 from enum import Enum

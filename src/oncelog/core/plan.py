@@ -132,8 +132,10 @@ def _decide_items(request: Request, first: int, state: BatchState, validate: Val
 
 
 def _decide_atomically(request: Request, first: int, state: BatchState, validate: Validate | None) -> list[Verdict]:
-    """Decide a request and undo it on a refusal: on any refusal with `Mode.ALL`, on one by a limit if admitted as a
-    whole."""
+    """Decide a request, and undo it on a refusal.
+
+    With `Mode.ALL` any refusal undoes the request. If it is admitted as a whole, a refusal by a limit does too.
+    """
     state.savepoint()
     admission = state.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, first, state, validate)

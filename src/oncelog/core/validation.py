@@ -389,7 +389,7 @@ def _check_name(field: str, name: str) -> None:
 def _check_texts(field: str, texts: tuple[str, ...], characters_max: int) -> None:
     together = "".join(texts)
     if together.isascii() and len(together) <= characters_max and "\0" not in together:
-        return  # all together are shorter than the limit for one
+        return  # all names together are shorter than the limit for one name
     for text in texts:
         _check_text(field, text, characters_max)
 

@@ -37,7 +37,7 @@ class Rate(Struct, frozen=True, gc=False):
     per_second: int
     """Sustained rate."""
     burst: int
-    """Maximum number of new writes at the same time, after a pause."""
+    """Largest burst of new writes after a pause."""
 
 
 class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
@@ -209,7 +209,7 @@ class FoldRows(Struct, frozen=True, gc=False):
 
 
 class Leap(Struct, frozen=True, gc=False):
-    """Continues all numbers of the log above `above` (core/rules/leaps.py). It must be the only item of its batch."""
+    """Makes all numbers continue above `above` (core/rules/leaps.py). It must be the only item of its batch."""
 
     above: int
     body: bytes = b""
@@ -643,7 +643,7 @@ class Changes(StateTables[None]):
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """Number above which a leap continues, or 0 without a leap. It becomes the floor of all streams of the log."""
+    """Number above which numbers continue after a leap, or 0 without a leap. It becomes the floor of all streams."""
 
     @property
     def is_empty(self) -> bool:

@@ -84,7 +84,7 @@ class AnswerCache(_RetentionCache):
 
     @property
     def is_empty(self) -> bool:
-        """Whether an erasure would have nothing to remove from the cache."""
+        """Whether the cache holds neither answers nor proof data, so that an erasure can leave it alone."""
         return not self.answers and not self._blocks
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:

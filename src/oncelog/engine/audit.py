@@ -31,7 +31,7 @@ SCAN_RECORDS_MAX: Final = 1000
 LOG_ACTOR: Final = "system:log"
 """Actor for acts by the log itself, such as refusing new writes while the disk is full."""
 UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
-"""Errors of a transaction with an audit record that might succeed without the record."""
+"""Errors of a transaction that contains an audit record. Without the record it might succeed."""
 NAMED_TENANTS_MAX: Final = 20
 """Maximum number of tenants listed in the record of a quota change. Its counts include all tenants."""
 NAME_CHARACTERS_SHOWN: Final = 64

@@ -176,7 +176,7 @@ class BlockingStateReader(BlockingObject):
     def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
         """Like `StateReader.members_among`.
 
-        Return the given pairs of stream and name that are memberships, from one snapshot.
+        Return those of the given (stream, name) pairs that are memberships, from one snapshot.
         """
         return self._portal.call(self._state_reader.members_among, identities)
 
@@ -545,7 +545,7 @@ class BlockingLog(BlockingLogBase):
 
         Return a page of the recorded acts in all lanes, by log time.
 
-        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other text, and
+        `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other string, and
         HistoryChangedError for a cursor from a different epoch.
         """
         return self._portal.call(self._log.audit, after, limit, wanted)

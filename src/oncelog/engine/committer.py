@@ -3,7 +3,7 @@
 While one transaction is being made durable, submissions queue for the next batch (`_form_batch`). A single submission
 commits immediately. Equal submissions in flight share one outcome. When the queue is full, the committer refuses new
 writes as busy and still answers retries of known writes. If a batch fails because of one of its submissions, the
-committer bisects it until that submission fails alone. It refuses a write that the store cannot hold permanently.
+committer bisects it until that submission fails alone. It permanently refuses a write that the store cannot hold.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ ERASE_RECORDS = 500
 """Maximum number of records that one transaction erases."""
 SCRUB_ATTEMPTS = 200
 SCRUB_PAUSE_S = 0.05
-"""Pause between attempts to empty the write-ahead log between commits, ten seconds in total."""
+"""Pause between attempts to empty the write-ahead log. All attempts together take about ten seconds."""
 COMPACTION_CONSUMER: Final = "oncelog.compaction"
 """Consumer whose cursor is the sequence up to which a stream is compacted."""
 _PAGE_BYTES_MAX: Final = 8 * 2**20

@@ -141,7 +141,7 @@ class StateReader:
         return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0), role)
 
     async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
-        """Return the given pairs of stream and name that are memberships, from one snapshot."""
+        """Return those of the given (stream, name) pairs that are memberships, from one snapshot."""
         wanted = set(identities)
         read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
         return set((await self._load(read_set)).members)

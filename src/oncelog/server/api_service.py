@@ -50,7 +50,7 @@ async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scop
 async def describe_outcome(
     log: Log, outcome: Outcome, name: str, encode: Callable[[Record], bytes], *, with_proof: bool = True
 ) -> dict[str, Any]:
-    """Return the answer to a look-up: the outcome, the record's content under that name, and its proof."""
+    """Return the answer to a look-up: the outcome, the record's content as the member `name`, and its proof."""
     record = outcome.record
     assert record is not None  # noqa: S101 - callers answer absent records with `unknown_error`
     answer = {"status": outcome.status.value, "reason": outcome.why, name: orjson.Fragment(encode(record))}

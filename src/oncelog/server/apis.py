@@ -88,7 +88,7 @@ class Apis:
         ]
 
     async def wait_for_replies(self) -> None:
-        """Return when the replies to all accepted requests have been handed to the WebSockets."""
+        """Wait until the replies to all accepted requests have been handed to the WebSockets."""
         await asyncio.gather(*(sessions.wait_for_replies() for sessions in self._sessions))
 
     def close_all(self) -> None:

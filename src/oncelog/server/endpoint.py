@@ -161,13 +161,13 @@ def keep(value: Any, _: object) -> Any:
 class Parameter(Field, frozen=True, kw_only=True):
     """One parameter of an endpoint.
 
-    An absent required parameter is decoded as an empty text, so that the error names it. The schema has a description,
-    and is an array if the parameter may be repeated.
+    An absent required parameter is decoded as an empty string, so that the error names it. The schema has a
+    description, and is an array if the parameter may be repeated.
     """
 
     place: Literal["query", "path", "header"] = "query"
     decode: Callable[[Any, str], Any] = keep
-    """Converts the parameter's text, or list of texts. The second argument is its name, for errors."""
+    """Converts the parameter's string, or list of strings. The second argument is its name, for errors."""
     example: Any = None
     """Example value in the OpenAPI document. Required parameters have one."""
 
@@ -323,7 +323,7 @@ def _authorize(endpoint: Endpoint, call: Call) -> None:
 
 
 def _decode_query(call: Call, expected: tuple[Parameter, ...]) -> dict[str, Any]:
-    """Return the texts of all query parameters. Raises ApiError for an unknown or repeated one."""
+    """Return the undecoded values of all query parameters. Raises ApiError for an unknown or repeated one."""
     queries = [one for one in expected if one.place == "query"]
     by_name = {one.name: one for one in queries} | {one.previous_name: one for one in queries if one.previous_name}
     sent: dict[str, Any] = {}

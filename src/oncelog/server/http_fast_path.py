@@ -50,11 +50,11 @@ _OTHER_SAMPLES: Final = (
     ("another method", b"POST ", b"PUT "),
     ("another path", b" HTTP/1.1", b"/other HTTP/1.1"),
     ("HTTP/1.0", b"HTTP/1.1", b"HTTP/1.0"),
-    ("a last request", b"Host:", b"Connection: close\r\nHost:"),
+    ("a request that closes its connection", b"Host:", b"Connection: close\r\nHost:"),
     ("an upgrade", b"Host:", b"Connection: Upgrade\r\nUpgrade: websocket\r\nHost:"),
-    ("a body in chunks", b"Content-Length: 2", b"Transfer-Encoding: chunked"),
+    ("a chunked body", b"Content-Length: 2", b"Transfer-Encoding: chunked"),
     ("a compressed body", b"Host:", b"Content-Encoding: gzip\r\nHost:"),
-    ("a second length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
+    ("a second Content-Length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
     ("an invalid head", b"Host:", b"Host :"),
 )
 """Sample heads that the fast path must leave to aiohttp: a description, the part of the plain head, and its

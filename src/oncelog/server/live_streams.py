@@ -33,7 +33,7 @@ class LiveStream:
         self._task = task
         self._error: ApiError | None = None
         self._is_stopped = False
-        """Whether Whether `stop` has cancelled the task."""
+        """Whether `stop` has cancelled the task."""
         self._is_ending = False
         """Whether `stop` no longer has an effect."""
 

@@ -17,7 +17,7 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 
 VALUE_CHARACTERS_MAX: Final = 8192
-"""Longest value. A longer one is cut, and ends with how many characters are missing."""
+"""Longest value. A longer one is truncated and ends with the number of omitted characters."""
 EXCEPTION_CHARACTERS_MAX: Final = 65_536
 DEPTH_MAX: Final = 4
 """Maximum nesting of lists and objects in a value."""
@@ -140,7 +140,7 @@ def _call_safely(convert: Callable[[Any], Any], value: object, default: Any = No
 
 
 def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
-    """Truncate a string that is too long, and append how many characters are missing."""
+    """Truncate a string that is too long, and append the number of omitted characters."""
     beyond = len(text) - characters_max
     return text if beyond <= 0 else f"{text[:characters_max]}… ({beyond} more characters)"
 

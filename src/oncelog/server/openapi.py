@@ -45,7 +45,7 @@ _ERROR_DESCRIPTIONS: Final[Mapping[int, str]] = {
     412: "A condition of the write is not met. Nothing was written.",
     413: "The body is larger than the server accepts.",
     415: "`Content-Type` is not JSON, or `Content-Encoding` is unknown.",
-    422: "A schema of tables, a limit or the application does not allow the write.",
+    422: "A table schema, a limit or the application's validation does not allow the write.",
     429: "Too many failed authentications, requests or new writes. Try again after `Retry-After`.",
     500: "The server failed, and the outcome of the write is unknown. Send the request again, with the same ids.",
     503: "The server is busy, accepts no new writes, or is stopping. It decided nothing new: send the whole request "

@@ -29,7 +29,7 @@ _HOST_AND_PORT: Final = re.compile(
 
 
 def parse_networks(texts: Sequence[str]) -> Networks:
-    """Parse addresses, or networks such as `10.0.0.0/8`. Raises ValueError for a malformed text."""
+    """Parse addresses, or networks such as `10.0.0.0/8`. Raises ValueError for malformed input."""
     return [ip_network(text) for text in texts]
 
 
@@ -81,7 +81,7 @@ def _is_in(address: Address, networks: Networks) -> bool:
 
 
 def _parse_address(text: str | None) -> Address | None:
-    """Parse an IP address. Returns None for any other text."""
+    """Parse an IP address. Returns None for any other string."""
     try:
         found = ip_address((text or "").partition("%")[0])
     except ValueError:

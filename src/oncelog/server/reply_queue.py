@@ -90,7 +90,7 @@ class ReplyQueue:
             following.is_placed, following.follows = True, False
             following = following.next
         if self._has_gaps:
-            # A later reply must not precede this one. Moving it to the end of the queue makes it overtake no broadcast.
+            # A later reply must not precede this one. At the end of the queue it cannot overtake a broadcast either.
             for later in list(_iterate_placed(following)):
                 self._send_queue.remove_slot(later)
                 self._send_queue.put_slot(later)

@@ -73,7 +73,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     """Whether the log refuses new writes. It still answers known writes and reads. SIGHUP reloads it."""
     tenants: tuple[Tenant, ...] = ()
-    """Quotas: the prefix and limits of each tenant, as tables or texts. The log stores them. SIGHUP reloads them."""
+    """Quotas: the prefix and limits of each tenant, as tables or strings. The log stores them. SIGHUP reloads them."""
     shutdown_ms: int = 10_000
     """How long a stopping server waits for requests in flight. With 0 it does not wait."""
     show_actors: bool = True

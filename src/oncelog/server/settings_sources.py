@@ -113,7 +113,7 @@ class _Form(Struct, frozen=True):
     kind: Any
     """The type that msgspec converts a value to."""
     description: str
-    """What an error message states that the value must be."""
+    """What the value must be, for error messages."""
     parse: Callable[[str], object] = str
     """Converts a string from the environment or the command line."""
     plural: str = ""

@@ -42,7 +42,7 @@ def _wrap(value: Any) -> tuple[Any, ...]:
 class SideStateTable(NamedTuple):
     """Table for one mapping. The fields of snapshot, changes and read set have the same name as the table.
 
-    The defaults suit keys of several texts that begin with the scope, and values that are one number.
+    The defaults suit keys of several text columns that begin with the scope, and values that are one number.
     """
 
     name: str
@@ -62,7 +62,7 @@ class SideStateTable(NamedTuple):
 
     @property
     def has_long_keys(self) -> bool:
-        """Return whether keys have several texts.
+        """Return whether keys have several text columns.
 
         A PostgreSQL index can hold any single name, but not every combination.
         """
@@ -251,7 +251,7 @@ def build_member_change_rows(changes: Changes, lanes: int) -> list[tuple[Any, ..
 
 
 def compute_prefix_end(prefix: str) -> str:
-    """Return the first text, by code points, after all texts that begin with the prefix, or "" if none exists."""
+    """Return the first string, by code points, after all strings that begin with the prefix, or "" if none exists."""
     while prefix:
         last = ord(prefix[-1]) + 1
         if last <= sys.maxunicode:

@@ -1,6 +1,6 @@
-"""Tenants in a store: their quotas are kept as one text in the log's state, their usage in a table.
+"""Tenants in a store: their quotas are stored as one string in the log's state, their usage in a table.
 
-Every transaction reads the row that contains the text anyway, so a log without quotas pays nothing for them. Every
+Every transaction reads the row that contains the string anyway, so a log without quotas pays nothing for them. Every
 commit and every erasure counts usage by the quotas that it finds there, so all servers apply the same quotas.
 """
 
@@ -50,7 +50,7 @@ def encode_partitions(partitions: tuple[str, ...]) -> str:
 
 
 def encode_tenants(tenants: Sequence[Tenant]) -> str | None:
-    """Encode quotas as the text in the log's state. Returns None if `tenants` is empty."""
+    """Encode quotas as the string in the log's state. Returns None if `tenants` is empty."""
     return msgspec.json.encode(sorted(tenants, key=lambda one: one.prefix)).decode() if tenants else None
 
 

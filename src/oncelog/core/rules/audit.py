@@ -177,7 +177,7 @@ def decode_audit_entry(record: Record) -> AuditEntry:
         log_time_ms=record.log_time_ms,
         time_ms=body.time_ms or record.log_time_ms,
         act=RESTORE if is_restore else body.act,
-        # A restore record's actor is a constant; its body has the caller of the command.
+        # A restore record's actor is a constant; its body names the caller of the command.
         actor=body.actor if is_restore and body.actor else record.actor,
         scope=record.scope,
         target=body.target,

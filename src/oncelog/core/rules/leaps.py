@@ -33,7 +33,7 @@ def find_last_commit_ms(heads: Iterable[LaneHead], created_ms: int) -> int:
 
 
 def find_highest_number(heads: Iterable[LaneHead]) -> int:
-    """Return the highest number in any order. Sequences and heights never exceed the position of their lane."""
+    """Return the highest number that any lane has assigned. Sequences and heights never exceed the lane's position."""
     return max((max(head.position, head.fence, head.revision) for head in heads), default=0)
 
 

@@ -40,7 +40,7 @@ _FILTERS: Final = {
 _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The `audit` grant must include the stream, or be `*` if \
 the request has no `stream`. A page can be empty even though more pages follow. Request the next page with `after` set \
-to `next_after`; after the last page, the next one has acts that are recorded later."""
+to `next_after`. With the `next_after` of the last page, the request returns acts that were recorded later."""
 
 
 def list_endpoints(log: Log) -> list[Endpoint]:

@@ -18,7 +18,7 @@ from oncelog.server.errors import raise_first
 from oncelog.server.limits import GRANTS_MAX
 
 WILDCARD: Final = "*"
-"""Matches any text, including an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
+"""Matches any string, including an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
 
 
 class _PartitionSet(Struct, frozen=True):
@@ -97,7 +97,7 @@ def parse_grants(
 ) -> Grants:
     """Parse grants: `orders/1` is one partition, `orders/*` every name that begins with `orders/`, `*` every name.
 
-    Raises CanonicalError with the path of a malformed text.
+    Raises CanonicalError with the path of a malformed entry.
     """
     return Grants(
         _parse_partitions(read, f"{path}.read"),

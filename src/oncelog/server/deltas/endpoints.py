@@ -139,8 +139,8 @@ class DeltasEndpoints:
                 path=f"{PATH}rows/{{table}}",
                 name="getRows",
                 summary="Read the rows of a table",
-                description="A page of the existing rows, merged, in the order of `rowId`. A page may be empty and "
-                "still have a next one.",
+                description="A page of the existing rows, merged, in the order of `rowId`. A page may be empty "
+                "even though more pages follow.",
                 parameters=(
                     _GATEWAY_PARAMETER,
                     path_parameter(

@@ -298,7 +298,7 @@ def _check_push(plain: DecodedPush | None, body: bytes, own_client: str | None) 
     for index, (delta, key) in enumerate(zip(decoded.deltas, decoded.keys, strict=True)):
         if delta.delta_id != key.hex():
             try:
-                to_row_delta(delta, key, "")  # report a malformed delta as such first
+                to_row_delta(delta, key, "")  # a malformed delta gets its own error, not one about its id
                 check_delta_id(delta, key, "")
             except CanonicalError as error:
                 raise _delta_error(error, index) from error

@@ -96,7 +96,7 @@ def _check_name(partition: str, own: str, path: str) -> None:
 
 
 def _parse_canonical_uuid(text: str) -> bytes | None:
-    """Return the bytes of a UUID in lower case. A UUID in any other spelling is an ordinary text id."""
+    """Return the bytes of a UUID in lower case. A UUID in any other spelling is an ordinary string id."""
     try:
         key = parse_uuid(text)
     except CanonicalError:

@@ -235,7 +235,7 @@ def parse_scope(organization: str, vault: str) -> str:
 
 
 def check_name(name: str, field: str, characters_max: int) -> str:
-    """Return a non-empty text that every store can hold. Raises ApiError for any other text."""
+    """Return a non-empty string that every store can hold. Raises ApiError for any other string."""
     if not name:
         raise field_error(field, f"must have 1 to {characters_max} characters, not 0", limit=characters_max)
     return check_text(name, field, characters_max)

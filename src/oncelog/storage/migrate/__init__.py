@@ -1,4 +1,4 @@
 """Migration of a log from a file into a database (`oncelog move`).
 
-The migration uses both stores. The stores see only the marks that it leaves in them.
+The migration depends on both stores. The stores do not depend on it: they only check the markers that it saves.
 """

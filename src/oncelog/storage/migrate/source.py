@@ -104,7 +104,7 @@ class MigrationSource(FileView):
         """Make all commits durable, so that a power failure cannot undo a copied commit."""
         make_durable(self.connection)
 
-    # --- the end, without other writers
+    # --- the last phase, without other writers
 
     def lock(self) -> None:
         """Block other writers until `save_marker` or `unlock`."""

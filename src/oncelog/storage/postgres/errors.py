@@ -77,7 +77,7 @@ _ERRNO_PATTERN: Final = re.compile(r"\[Errno (\d+)\]")
 
 
 def find_errnos(error: OSError) -> set[int]:
-    """Return the error numbers of an OSError. asyncio joins the errors of all addresses of a host in one text."""
+    """Return the error numbers of an OSError. asyncio joins the errors of all addresses of a host into one message."""
     if error.errno is not None:
         return {error.errno}
     return {int(number) for number in _ERRNO_PATTERN.findall(str(error))}

@@ -1,7 +1,7 @@
 """Side state in PostgreSQL: one table for each mapping of a snapshot. A single statement loads or saves all rows of a
 table.
 
-An index row holds at most 2,704 bytes, so keys with long names are indexed by a digest of their texts
+An index row holds at most 2,704 bytes, so keys with long names are indexed by a digest of their text columns
 (`sql/migrations/0005_long_names.sql`). Nearly all keys are short; separate statements handle the long ones.
 """
 
@@ -28,7 +28,7 @@ from oncelog.storage.side_state import (
 )
 
 SHORT_BYTES_MAX: Final = 2000
-"""Maximum total UTF-8 bytes of a short key's texts, below PostgreSQL's limit of 2,704 bytes for an index row."""
+"""Maximum total UTF-8 bytes of a short key's text columns, below PostgreSQL's limit of 2,704 bytes for an index row."""
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
 """A key with at most this many characters is short without counting its bytes: a character has at most four."""
 _DIGEST: Final = {"digest": BYTEA}
@@ -36,7 +36,7 @@ _LANE: Final = {"lane": "integer"}
 
 
 def compute_digest(key: Sequence[Any]) -> bytes | None:
-    """Return the SHA-256 digest of a long key's texts, or None for a short key.
+    """Return the SHA-256 digest of a long key's text columns, or None for a short key.
 
     The separator is U+0000, which no name contains.
     """
@@ -59,7 +59,7 @@ def _get_key_columns(table: SideStateTable, *, is_long: bool) -> dict[str, str]:
 
 
 def _build_condition(table: SideStateTable, *, is_long: bool) -> str:
-    """Return the SQL condition that a row `t` has the key `n`. For long keys, it compares the texts too."""
+    """Return the SQL condition that a row `t` has the key `n`. For long keys, it compares the text columns too."""
     equal = " AND ".join(f"t.{column} = n.{column}" for column in _get_key_columns(table, is_long=is_long))
     if is_long:  # the planner may also choose the index for listings
         texts = (column for column, type_name in table.keys.items() if type_name == TEXT)
@@ -141,7 +141,7 @@ _KEY_TEXT_GETTERS: Final = {
     table.name: [itemgetter(place) for place, name in enumerate(table.keys.values(), 1) if name == TEXT]
     for table in STORED_TABLES
 }
-"""Functions that return the texts in the key of a row."""
+"""Functions that return the text columns of a row's key."""
 _ENCODERS: Final = {table.name: table.encode_value for table in TABLES}
 
 
@@ -210,7 +210,7 @@ def _split_by_length(
 
 
 def _may_be_long(table: SideStateTable, rows: Sequence[tuple[Any, ...]]) -> bool:
-    """Return whether any key may be long, judging only by the longest texts, which are short in most batches."""
+    """Return whether any key may be long, judging only by the longest strings, which are short in most batches."""
     return sum(max(map(len, map(text, rows))) for text in _KEY_TEXT_GETTERS[table.name]) > _SHORT_CHARACTERS_MAX
 
 

@@ -342,7 +342,7 @@ def get_deleted_name(operation: Operation) -> str | None:
 
 
 def join_key(*key: str) -> str:
-    """Join the key of an entity (one part) or of a relationship (three parts) into one text."""
+    """Join the key of an entity (one part) or of a relationship (three parts) into one string."""
     return "\0".join(key)  # no part contains U+0000
 
 

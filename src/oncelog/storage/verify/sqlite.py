@@ -112,7 +112,7 @@ def _check_newest(connection: Any) -> None:
 class FileSource(VerificationSource):
     """See `VerificationSource` for the contract of each method.
 
-    Segments and jobs are taken as the file describes them.
+    Segments and jobs are loaded as they are stored; `check_keys` verifies them.
     """
 
     def __init__(self, view: FileView) -> None:

@@ -1,7 +1,7 @@
 """Verifies a complete log, in one read transaction and in bounded memory.
 
-An attacker with write access to a log can also recompute its hashes, so a rewritten or truncated history is consistent
-in itself. Only a head that was exported earlier and kept elsewhere reveals the change.
+An attacker with write access to a log can also recompute its hashes, so a rewritten or truncated history is
+internally consistent. Only a head that was exported earlier and kept elsewhere reveals the change.
 """
 
 import os

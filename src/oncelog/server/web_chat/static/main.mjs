@@ -85,7 +85,7 @@ const start = async (name, asked) => {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       const isForeign = error.code === "NOT_A_MEMBER";
-      notice(isForeign ? `You are not a member of “${chatId}”. Ask one of them to invite ${name}.` : error.message);
+      notice(isForeign ? `You are not a member of “${chatId}”. Ask an owner to invite ${name}.` : error.message);
     }
   };
   shell.listed = (chats) => {

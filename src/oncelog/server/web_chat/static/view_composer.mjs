@@ -3,7 +3,7 @@ import { byId, setText } from "./dom.mjs";
 
 const BYTES_MAX = 4096; // longest message (CH-10)
 const HEIGHT_PX_MAX = 160;
-const KEYS = "Enter sends, Shift+Enter is a new line";
+const KEYS = "Enter sends, Shift+Enter adds a new line";
 
 export class Composer {
   constructor({ submit }) {

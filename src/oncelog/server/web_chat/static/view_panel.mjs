@@ -51,7 +51,7 @@ export class PanelView {
   draw({ room, me, entries, silent }) {
     const { dropped, doubled, reordered, frames } = this.counts;
     const harm = `dropped ${dropped}, doubled ${doubled} and reordered ${reordered} of ${frames} frames`;
-    setText(byId("harm"), dropped + doubled + reordered ? `The network ${harm}.` : "The network has done no harm yet.");
+    setText(byId("harm"), dropped + doubled + reordered ? `The network ${harm}.` : "The network has not disturbed any frame yet.");
     const committed = entries.filter((entry) => entry.sequence !== null);
     const found = audit(committed.map(messageOf));
     const waiting = entries.length - committed.length;
