@@ -12,9 +12,9 @@ class BackgroundTasks:
     """The set of background tasks that one owner has started."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
-        """With `logger`, errors of tasks are logged at DEBUG, because a caller or the log's state reports them.
+        """With `logger`, task errors are logged at DEBUG, because a caller or the log's state reports them.
 
-        Otherwise asyncio reports the errors of tasks that no caller awaits.
+        Otherwise asyncio reports errors in tasks that no caller awaits.
         """
         self._logger = logger
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -31,7 +31,7 @@ class BackgroundTasks:
         return await asyncio.shield(self.start(work))
 
     async def wait(self) -> None:
-        """Wait until all tasks have finished, also tasks that start while this method waits."""
+        """Wait until all tasks have finished, including tasks that start while this method waits."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

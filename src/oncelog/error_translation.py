@@ -1,4 +1,4 @@
-"""Raise the translation of an error of a library or a lower layer."""
+"""Translate errors of libraries and lower layers into other exceptions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 def raise_translated(translated: BaseException, error: BaseException) -> NoReturn:
-    """Raise the translation of an error, or the error itself if it has none."""
+    """Raise an error's translation, or the error itself if it has none."""
     if translated is error:
         raise error
     raise translated from error
@@ -16,7 +16,7 @@ def raise_translated(translated: BaseException, error: BaseException) -> NoRetur
 def translate_raised(
     errors: type[Exception] | tuple[type[Exception], ...], translate: Callable[[Any], BaseException]
 ) -> Iterator[None]:
-    """Raise the translation of errors of these types that the block raises."""
+    """Translate the errors of these types that the block raises."""
     try:
         yield
     except errors as error:

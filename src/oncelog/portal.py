@@ -137,8 +137,10 @@ class Portal:
 
 
 class _Call(Generic[T]):
-    """A call in the event loop. Its outcome is set after its task has finished; an asyncio future would not wait for
-    that."""
+    """A call in the event loop. Its outcome is set only after its task has finished.
+
+    The future that `asyncio.run_coroutine_threadsafe` returns is done as soon as it is cancelled.
+    """
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
         self.outcome: Future[T] = Future()

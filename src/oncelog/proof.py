@@ -49,7 +49,7 @@ __all__ = [
 DOCUMENT_BYTES_MAX: Final = 64 * 2**20
 """Large enough for a body of 47 MiB in base64."""
 PATH_HASHES_MAX: Final = 64
-"""More levels than any tree has."""
+"""More levels than any Merkle tree has."""
 
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
@@ -82,7 +82,7 @@ class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     # `core.proof`, which hold names from headers.
 
     def __post_init__(self) -> None:
-        """Raise ProofError for values that no log can have."""
+        """Raise ProofError for values that cannot occur in a log."""
         _check_numbers(self, _UINT64_MAX, "position", "sequence", "log_time_ms", "height", "client_sequence")
         _check_numbers(self, _UINT32_MAX, "lane")
         _check_hex("key", self.key, 0, policy.KEY_BYTES_MAX)
@@ -111,7 +111,7 @@ class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     hash: str
 
     def __post_init__(self) -> None:
-        """Raise ProofError for values that no log can have."""
+        """Raise ProofError for values that cannot occur in a log."""
         _check_numbers(self, _UINT64_MAX, "height", "first_position", "timestamp_ms")
         _check_numbers(self, _UINT32_MAX, "lane", "count")
         for name in ("previous_hash", "merkle_root", "hash"):
@@ -135,7 +135,7 @@ class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     block: BlockHeader
 
     def __post_init__(self) -> None:
-        """Raise ProofError for values that no log can have."""
+        """Raise ProofError for values that cannot occur in a log."""
         is_consistent = (self.salt is None) is (self.body is None)
         _check(is_consistent, "salt", "must be null if, and only if, body is null")
         if self.salt is not None:

@@ -26,6 +26,6 @@ def run_script(connection: Any, script: str) -> None:
 
 
 def list_scripts(directory: Traversable) -> list[tuple[int, str]]:
-    """Return the scripts of a directory, each with the number formed by the first four digits of its name."""
+    """Return the scripts in a directory, each with its number: the first four characters of the file name."""
     scripts = [entry for entry in directory.iterdir() if entry.name.endswith(".sql")]
     return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)

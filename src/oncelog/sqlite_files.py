@@ -11,7 +11,7 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 
 
 def get_file_id(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the current file, or None if the file is missing.
+    """Return the device and inode of the current file, or None if the file is missing.
 
     A different identity reveals that an open file was removed or replaced, so that writes to it would be lost.
     """

@@ -121,8 +121,8 @@ def epoch(
 
     With --renew the log gets a new epoch, and readers with cursors of the old one get history_changed. Positions,
     sequences, block heights and fencing numbers continue above every number that the lost history may have assigned.
-    Use it after you restored a database from a dump or to an earlier time, or a file with Litestream or by copying.
-    `oncelog restore` renews the epoch itself.
+    Use it after restoring a database from a dump or to an earlier point in time, or restoring a file with Litestream or
+    from a copy. `oncelog restore` renews the epoch itself.
 
     Example:  oncelog epoch orders.db
 

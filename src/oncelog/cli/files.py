@@ -34,7 +34,7 @@ def open_file(path: str) -> BufferedReader:
 def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]:
     """Open a file, or standard input for `-`. Exit if standard input is closed. Raises OncelogError.
 
-    `content` says what each line contains, for the message to a user at a terminal.
+    `content` names what each line contains in the prompt to a user at a terminal.
     """
     if path != STANDARD_INPUT:
         return open_file(path)

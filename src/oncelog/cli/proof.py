@@ -112,7 +112,7 @@ def proof(  # noqa: PLR0913 - each is an option
 
 
 def _parse_record_id(id: str | None, lane: int | None, position: int | None, options: KeyOptions) -> RecordId:  # noqa: A002
-    """Parse the arguments that identify a record. Raises OncelogError if they identify no record or two."""
+    """Parse the arguments that identify a record. Raises OncelogError unless they identify one record."""
     if (lane is None) is not (position is None):
         raise OncelogError("--lane and --position must be given together.")
     if lane is not None and position is not None:

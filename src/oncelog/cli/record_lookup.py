@@ -207,7 +207,7 @@ class _RecordLookup:
         self._time_ms = status.mark.propose(status.now, JUMP_MS_MAX)[0].time_ms
 
     def find_by_identity(self, identity: KeyIdentity) -> Finding:
-        """Return the outcome of an identity."""
+        """Look up an identity."""
         name = identity[0]
         key_status = self._view.get_key_status(identity)
         if name in INTERNAL_POLICIES and key_status.record is not None:
@@ -216,7 +216,7 @@ class _RecordLookup:
         return self._build_finding(describe_outcome(self.policies[name], key_status), identity)
 
     def find_at(self, lane: int, position: int) -> Finding:
-        """Return the record at a place."""
+        """Look up a place."""
         newest = self._heads[lane].position if lane in self._heads else 0
         if not 1 <= position <= newest:
             return Finding(Outcome(Status.UNKNOWN, self._describe_missing(lane, newest)))
@@ -249,7 +249,7 @@ class _RecordLookup:
         return self._build_finding(Outcome(Status.COMMITTED, why, record), (record.policy, "", "", b""))
 
     def _build_finding(self, outcome: Outcome, identity: KeyIdentity) -> Finding:
-        """Build a finding, with the record's block hash and eviction."""
+        """Build a finding, with the block hash of the record and the record that evicted its key."""
         record = outcome.record
         if record is None:
             return Finding(outcome, identity)

@@ -27,16 +27,16 @@ FORCE_AFTER_S: Final = 1.0
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread waits before it requests the interpreter lock from another thread. With Python's default of 5 ms,
 each durable commit and each row of a read would wait that long while the event loop is busy."""
-# Python triggers a collection by the number of created minus freed objects. A server that caches the newest answers
-# frees an old one for each new one, so the number hardly grows while 100,000 young objects accumulate, and the
-# collection that finally runs stops the server for 50 ms. With the default threshold of 700, collections take 9 % of
-# the time.
+# Python starts a collection when it has created a certain number of objects more than it has freed. A server that
+# caches the newest answers frees an old one for each new one, so this difference hardly grows while 100,000 young
+# objects accumulate, and the collection that finally runs stops the server for 50 ms. With the default threshold of
+# 700, collections take 9 % of the time.
 GC_THRESHOLD_OBJECTS: Final = 50_000
 """Threshold for automatic collections, in case the event loop cannot run the explicit ones."""
 COLLECT_PAUSE_S: Final = 0.1
 GENERATION_1_EVERY: Final = 20
 GENERATION_2_EVERY: Final = 6000
-"""Number of collections after which one includes the second generation, and after which one includes all objects."""
+"""Every 20th collection includes the second generation, and every 6,000th includes all objects."""
 CLOSED_CONNECTIONS_MAX: Final = 500
 """A full collection runs after this many closed connections. Each leaves about 20 KiB in cycles, which are in an old
 generation after a few seconds. Otherwise a client that keeps opening and closing connections would fill the memory
@@ -148,14 +148,14 @@ A chat for your browser; open it in two windows: {url}/chat
 
 In another terminal, try:
 
-  # Submit an event. The same line again gets the same answer, and commits nothing.
+  # Submit an event. If you run the line again, the answer is the same and nothing is committed.
   curl -s '{url}/v1/events' -H 'Content-Type: application/json' -d '{{"events":[{event}]}}'
 
   # Read a page; follow new events.
   curl -s '{url}/v1/events?partition=orders'
   curl -N '{url}/v1/events/stream?partition=orders'
 
-  # A transaction of a ledger; the same line again gets the same answer.{also}
+  # Write a ledger transaction, then read the entity. The write, too, can be repeated.{also}
   curl -s '{url}/v1/ledger/write' -H 'Content-Type: application/json' -d '{write}'
   curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/1'
 
@@ -163,7 +163,7 @@ In another terminal, try:
   echo '{tea}' | {program} deltas push shop{where} --client-id till-1
   curl -s '{url}/v1/sync/shop/rows/products'
 
-  # A chat with two users. The second line again gets the same answer.
+  # Create a chat with two users, send a message, and read it as Bob. The second command, too, can be repeated.
   curl -s '{url}/v1/chats' {ann} -d '{{"chat_id":"general","members":["user:bob"]}}'
   curl -s '{url}/v1/chats/general/messages' {ann} -d '{hello}'
   curl -s '{url}/v1/chats/general/messages' -H 'Authorization: Bearer bob'

@@ -77,7 +77,7 @@ def submit(  # noqa: PLR0913 - each one is an option
     if event == STANDARD_INPUT:
         if id is not None or expected_committed_id is not None:
             raise OncelogError(
-                "--id and --expected-committed-id are for a single event; write them into the lines instead"
+                "--id and --expected-committed-id are for a single event; put them in the input lines instead"
             )
         with open_input(STANDARD_INPUT, "event") as source:
             batches = read_batches(source.fileno(), reader.parse, batch)

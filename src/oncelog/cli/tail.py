@@ -1,4 +1,4 @@
-"""`oncelog tail`: print the stored and the new events of a server."""
+"""`oncelog tail`: print a server's stored events, then new ones."""
 
 import asyncio
 from collections.abc import Sequence

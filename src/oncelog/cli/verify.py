@@ -95,7 +95,7 @@ def format_summary(passed: VerificationSummary) -> str:
 
 
 def format_side_state(passed: VerificationSummary) -> str:
-    """Format the counts of rebuilt entries of side state, and of entries that could not be checked."""
+    """Format how many side-state entries match the records, and how many could not be checked."""
     same = ", ".join(f"{count} {name}" for name, count in passed.same.items() if count)
     unknown = ", ".join(f"{count} {name}" for name, count in passed.not_checkable.items() if count)
     text = f"{same} as the records produce them, " if same else ""

@@ -1,1 +1,1 @@
-"""Idempotency for Python functions, tool runs and HTTP requests, on top of `engine.leases`. `core.plan` decides."""
+"""Idempotency for Python functions, tool runs and HTTP requests, built on `engine.leases` and `core.plan`."""

@@ -255,7 +255,7 @@ class IdempotencyMiddleware:
         try:
             await self._app(scope, receive, answer)
         finally:
-            # Waiting requests must not wait for a response that never comes. A stored response remains stored.
+            # Without a response, waiting requests must not keep waiting for one. A stored response remains stored.
             if not answer.is_settled:
                 await log.leases.release(lease)
 

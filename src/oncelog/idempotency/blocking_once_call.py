@@ -15,7 +15,7 @@ from oncelog.idempotency.share import SharedLog
 def wrap_blocking(
     function: Callable[..., Any], options: OnceOptions, log: AnyLog | Callable[[], AnyLog]
 ) -> Callable[..., Any]:
-    """Return the function that a call runs instead: it returns the stored result, or runs and stores it."""
+    """Wrap a function: a call returns the stored result, or runs the function and stores its result."""
     encoding = options.encoding
 
     @functools.wraps(function)

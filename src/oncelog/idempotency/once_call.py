@@ -59,7 +59,7 @@ def _build_stream_name(name: str, scope: str | None) -> str:
 def wrap_async(
     function: Callable[..., Any], options: OnceOptions, log: AnyLog | Callable[[], AnyLog]
 ) -> Callable[..., Any]:
-    """Return the function that a call runs instead: it returns the stored result, or runs and stores it."""
+    """Wrap a function: a call returns the stored result, or runs the function and stores its result."""
     encoding = options.encoding
 
     @functools.wraps(function)

@@ -25,9 +25,9 @@ _VFS_NUMBERS: Final = count(1)
 
 
 class _Vfs(apsw.VFS):
-    """The disk as one connection uses it.
+    """One connection's view of the disk.
 
-    It is dead after a power loss, which distinguishes it from those of later connections.
+    After a power loss this view is dead, while the views of later connections work.
     """
 
     def __init__(self, drive: Drive) -> None:

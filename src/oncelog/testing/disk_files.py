@@ -22,8 +22,8 @@ class Fault(Enum):
     """Counted by `Disk.operations`: every open, read, write, truncate, sync, delete and file size."""
 
     FULL = "database or disk is full"
-    """Counted by `Disk.allocations`: every write, every truncate that extends a file, every sync. This includes writes
-    over existing data, as on file systems that never write in place."""
+    """Counted by `Disk.allocations`: every write, every sync, and every truncate that extends a file. This includes
+    writes over existing data, as on file systems that never write in place."""
 
 
 class Operation(IntEnum):

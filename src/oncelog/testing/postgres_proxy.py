@@ -34,7 +34,7 @@ _COMMIT: Final = b"COMMIT"
 _SIMPLE_QUERY: Final = ord("Q")
 _READY: Final = ord("Z")
 _REQUEST_ENDS: Final = b"QSHdcf"
-"""Messages after which a client may pause for long, because a request is complete (Sync, Flush, part of a COPY)."""
+"""Messages that complete a request, so the client may then pause for a long time (Sync, Flush, part of a COPY)."""
 
 
 class CommitFault(StrEnum):
@@ -166,7 +166,7 @@ class PostgresProxy:
         return message
 
     def stall_all(self) -> None:
-        """Drop all server answers to the current connections, but keep these open."""
+        """Drop all server answers to the current connections, but keep the connections open."""
         for link in self._connections:
             link.is_stalled = True
 

@@ -1,4 +1,4 @@
-"""Runs programs of other projects, installed from wheels, for tests: without root, and with reliable termination."""
+"""Runs third-party programs from wheels for tests: without root, and with reliable termination."""
 
 import os
 import pwd

@@ -76,7 +76,7 @@ class FaultyProxy:
 
     @property
     def seed(self) -> int:
-        """Return the seed of all faults."""
+        """Return the seed that determines all faults."""
         return self._fault_state.seed
 
     @property

@@ -27,7 +27,7 @@ class Incident(StrEnum):
     UNREACHABLE = "unreachable"
     """A connection was closed because the target did not accept it, which is not a fault of the proxy."""
     CUT_IN_HEAD = "cut_in_head"
-    """Cut before the end of a head of the HTTP upgrade."""
+    """Cut before the end of the head of an HTTP upgrade."""
     CUT_IN_FRAME = "cut_in_frame"
     """Cut before the end of a frame, possibly before its first byte."""
     CUT_AFTER_FRAME = "cut_after_frame"

@@ -30,7 +30,7 @@ from oncelog.errors import CanonicalError, OncelogError
 FAULTS_SHOWN_MAX: Final = 20
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CSV_ERRORS: Final = {
-    "new-line character": "a carriage return is not followed by a line feed, with which lines must end",
+    "new-line character": "a carriage return is not followed by a line feed; every line must end with a line feed",
     "unexpected end of data": 'a quoted field has no closing "',
     "field larger": f'a field is longer than {ROW_BYTES_MAX} characters; perhaps a " is missing',
 }
@@ -201,7 +201,7 @@ class _CsvHeader:
         self._names = [csv_format.renames.get(cell, cell) for cell in cells]
         self._check_names(cells)
         self.places = {name: place for place, name in enumerate(self._names) if place != self.row_id}
-        """Places of the columns with values."""
+        """Indexes of the columns that contain values."""
         _check_columns("--types", csv_format.types, [*self.places])
 
     def _check_names(self, cells: Sequence[str]) -> None:

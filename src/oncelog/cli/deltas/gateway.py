@@ -46,7 +46,7 @@ class PushTooLargeError(OncelogError):
 
 
 class Gateway(AbstractAsyncContextManager["Gateway"]):
-    """A gateway of a server. `async with` closes its connections on exit."""
+    """A gateway on a server. `async with` closes its connections on exit."""
 
     def __init__(self, name: str, timeout_s: float, remote: Remote) -> None:
         """`name` is the GATEWAY argument of a command. Raises OncelogError if it is malformed."""

@@ -66,7 +66,7 @@ def import_(  # noqa: PLR0913 - each one is an option
         typer.Option(metavar="OLD=NEW", help="New name for a column; may be repeated."),
     ] = None,
     empty_null: Annotated[bool, typer.Option("--empty-null", help="An empty cell is null in all columns.")] = False,
-    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="Separator of fields; \\t is a tab.")] = ",",
+    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="Field separator; \\t is a tab.")] = ",",
     at: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Clock of all rows, such as 2026-01-31T12:00:00Z; default now."),

@@ -1,4 +1,4 @@
-"""`oncelog deltas pull`: print the stored and the new deltas of a gateway."""
+"""`oncelog deltas pull`: print a gateway's stored deltas and, with --follow, new ones."""
 
 import asyncio
 from typing import Annotated, Final

@@ -149,8 +149,8 @@ class BlockingChatClient(BlockingBaseClient):
         Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
         Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if a
-        different message waits under this id, and StoreError if the file cannot be written: the message is then not in
-        the outbox. After a ClosedError the message may be on disk; if so, the client sends it when it is reopened.
+        different message with this id is pending, and StoreError if the file cannot be written: the message is then not
+        in the outbox. After a ClosedError the message may be on disk; if so, the client sends it when it is reopened.
         """
         portal = self._portal
         return BlockingPending(
@@ -163,7 +163,7 @@ class BlockingChatClient(BlockingBaseClient):
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
         """Like `ChatClient.pending`.
 
-        Return the messages without an outcome, in order, of one chat or of all, including earlier runs.
+        Return the messages without an outcome, of one chat or of all, in order. Includes those of earlier runs.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending, chat_id)]
@@ -246,7 +246,7 @@ class BlockingChatClient(BlockingBaseClient):
     def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
         """Like `ChatClient.create`.
 
-        Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
+        Create a chat with the user as its owner, or add members to a chat that the user owns.
 
         Like all HTTP calls, it raises LostError if the server does not answer, and ServerRefusedError if it refuses.
         After a LostError the call can be repeated with the same `chat_id`.

@@ -3,7 +3,7 @@
 All messages up to `complete_to` have arrived, so readers may see them. The next message raises `complete_to` by one.
 The last page of a sync raises it to the end of the page: sequences that the page lacks do not exist, so a gap does not
 hold messages back. Messages beyond the next one are stored (`ahead`) and show that a message is missing. If the missing
-message does not arrive soon, the client syncs the chat, so that it does not miss a live message that is lost or late.
+message does not arrive soon, the client syncs the chat, because the live message may be lost.
 
 While a sync has further pages, `complete_to` does not change, so readers never see part of a sync.
 """
@@ -23,7 +23,7 @@ class QueuedMessage(Struct):
 
     entry: OutboxMessage
     attempts: int = 0
-    """How often the message was sent without being answered."""
+    """How many times the message was sent without an answer."""
 
 
 class SavedChat(NamedTuple):
@@ -35,7 +35,7 @@ class SavedChat(NamedTuple):
     fetched_to: int
     received_to: int
     generation: int
-    """How often the history was reset since the client was opened. Not stored in the file."""
+    """How many times the history has been reset since the client was opened. Not stored in the file."""
 
 
 class ChatState:
@@ -60,7 +60,7 @@ class ChatState:
         self.received_to = received_to
         """The application has received all messages up to this sequence."""
         self.generation = 0
-        """How often the history was reset since the client was opened."""
+        """How many times the history has been reset since the client was opened."""
         self.heard_to = complete_to
         """Highest sequence that the server has reported."""
         self.asked_heard_to = 0

@@ -8,7 +8,7 @@
             print(message.sequence, message.sender_id, message.content)
 
 Two tasks do the work: the `connector` keeps the client connected, and the `outbox` saves outgoing and incoming
-messages. The `protocol` decides without I/O, and the `store` reads and writes the file.
+messages. The `protocol` makes the decisions without I/O, and the `store` accesses the file.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ LINES_DEFAULT: Final = 50
 
 
 class ChatClient(ConnectedClient[ChatRuntime, Status]):
-    """A chat client for one device of one user, with a separate file. `async with` opens and closes it."""
+    """A chat client for one device of one user, with its own file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
@@ -139,15 +139,15 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         """Add a message to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
         Raises CanonicalError for a malformed message, LimitExceededError if the outbox is full, IdReusedError if a
-        different message waits under this id, and StoreError if the file cannot be written: the message is then not in
-        the outbox. After a ClosedError the message may be on disk; if so, the client sends it when it is reopened.
+        different message with this id is pending, and StoreError if the file cannot be written: the message is then not
+        in the outbox. After a ClosedError the message may be on disk; if so, the client sends it when it is reopened.
         """
         self._runtime.check_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())
         return (await self._outbox.submit([draft]))[0]
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
-        """Return the messages without an outcome, in order, of one chat or of all, including earlier runs."""
+        """Return the messages without an outcome, of one chat or of all, in order. Includes those of earlier runs."""
         return [message for message in self._outbox.pending.values() if chat_id in (None, message.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
@@ -220,7 +220,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             runtime.store.load_messages_before, chat_id, INTEGER_MAX if before is None else before, complete_to,
             user_id, count,
         )  # fmt: skip
-        self._delivery_counts.schedule(chat_id)  # the marks of the user's messages depend on them
+        self._delivery_counts.schedule(chat_id)  # later marks depend on the watermarks
         lines = [
             _to_line(message, message.sender_id, get_mark(message, user_id, watermarks), message) for message in found
         ]
@@ -268,7 +268,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     # --- over HTTP
 
     async def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
-        """Create a chat with the user as its owner, or add members to a chat of which the user is an owner.
+        """Create a chat with the user as its owner, or add members to a chat that the user owns.
 
         Like all HTTP calls, it raises LostError if the server does not answer, and ServerRefusedError if it refuses.
         After a LostError the call can be repeated with the same `chat_id`.

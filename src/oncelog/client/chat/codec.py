@@ -28,7 +28,7 @@ class Frame(Struct, frozen=True, gc=False):
 
 
 class Connected(Struct, frozen=True):
-    """A `connected`: the server has admitted the client."""
+    """A `connected` frame: the server has admitted the client."""
 
     user_id: str
     epoch: str
@@ -72,12 +72,12 @@ class MembershipFrame(Struct, frozen=True, gc=False):
     user_id: str
     present: bool
     last_acked_sequence: int = 0
-    """Acknowledged sequence of a member that is present. A member that rejoins keeps its earlier one."""
+    """Acknowledged sequence of a current member. A member that rejoins keeps its earlier one."""
     role: str | None = None
 
 
 class ServerError(Struct, frozen=True):
-    """An `error`."""
+    """An `error` frame."""
 
     code: str
     message: str = ""

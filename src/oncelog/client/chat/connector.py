@@ -31,7 +31,7 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         self._timer_wakeup = asyncio.Event()
         self._list_wakeup = asyncio.Event()
         self.connection_count = 0
-        """How many connections were admitted. HTTP answers from before the latest one may be out of date."""
+        """How many connections the server has admitted. HTTP answers from before the latest one may be out of date."""
 
     @property
     def is_connected(self) -> bool:
@@ -39,7 +39,7 @@ class ChatConnector(BaseConnector[ChatRuntime, ChatProtocol]):
         return self._protocol.phase in (ChatPhase.LISTING, ChatPhase.READY)
 
     def wake_all(self) -> None:
-        """Wake waiting callers and all tasks that have work after the protocol changed.
+        """After a protocol change, wake waiting callers and all tasks that now have work.
 
         The protocol may have changes to save, frames to send or a new due time, or it may need the list of chats.
         """

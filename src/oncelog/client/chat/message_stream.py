@@ -13,8 +13,8 @@ PAGE_MESSAGES: Final = 100
 class MessageStream:
     """Yields messages: `async for message in stream`. A message counts as received when the loop requests the next one.
 
-    If the loop is left instead, the message does not count, because the loop's body may have raised an error. The
-    stream reads from the file, so messages for a slow reader do not pile up in memory.
+    If the loop exits instead, the message does not count, because the loop's body may have raised an error. The stream
+    reads from the file, so messages for a slow reader do not pile up in memory.
     """
 
     def __init__(self, runtime: ChatRuntime, chat_id: str | None, after: int | None) -> None:
@@ -27,7 +27,7 @@ class MessageStream:
         self._unacknowledged: Message | None = None
         self._is_over = False
         if chat_id is None or chat_id in runtime.progress:
-            self._find_readable()  # fixes the start: the stream begins after the messages that are received now
+            self._find_readable()  # fixes the start: after the messages received so far
 
     def __aiter__(self) -> "MessageStream":
         return self

@@ -189,7 +189,7 @@ class Outbox(BaseOutbox[ChatRuntime, OutboxMessage, Pending, ChangeSet]):
         """Refused messages by number."""
 
     async def wait_for_capacity(self) -> None:
-        """Wait until fewer messages wait to be saved, if there are too many."""
+        """If too many messages are waiting to be saved, wait until there are fewer."""
         while len(self._runtime.protocol.changes.messages) > self._runtime.limits.frames_max:
             self._capacity_event.clear()
             self.wake()

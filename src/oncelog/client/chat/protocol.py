@@ -203,7 +203,7 @@ class ChatProtocol(ChatSender):
             self._settle(chat, message.client_message_id, sent)
 
     def _report_progress(self, chat: ChatState, before: int, now_ms: int) -> None:
-        """Save up to where the chat is complete, report new messages, and schedule a sync for missing ones."""
+        """Save how far the chat is complete, report new messages, and schedule a sync for missing ones."""
         if chat.complete_to > before:
             self.changes.save_chat(chat)
             self.changes.updates.append(Arrived(chat.chat_id, chat.complete_to))
@@ -248,8 +248,8 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def _reset_chat(self, chat: ChatState) -> None:
-        """Reload a chat from the start, because the server has lost messages of it without a change of epoch."""
-        logger.warning("the server has lost messages of %s: they are loaded again", chat.chat_id)
+        """Reload a chat from the start, because the server has lost some of its messages without a change of epoch."""
+        logger.warning("the server has lost messages of the chat %s: the client loads the chat again", chat.chat_id)
         self.changes.updates.append(HistoryChange(self.epoch, self.epoch, chat.chat_id))
         self.changes.reset_chat(chat)
         self._schedule_sync(chat.chat_id)

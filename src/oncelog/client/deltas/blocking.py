@@ -180,7 +180,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def history_changes(self) -> Iterator[HistoryChange]:
         """Like `DeltasClient.history_changes`.
 
-        Yield each change of the gateway's history, once the rows of the new history have replaced the local ones.
+        Yield each change to the gateway's history, once the rows of the new history have replaced the local ones.
 
         If the history changes several times in quick succession, only the last change may be reported.
         """

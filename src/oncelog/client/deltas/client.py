@@ -52,7 +52,7 @@ UNLIMITED: Final = 2**62
 
 
 class DeltasClient(BaseClient[DeltasRuntime, Status]):
-    """A client for one gateway, with a separate file. `async with` opens and closes it."""
+    """A client for one gateway, with its own file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
@@ -267,7 +267,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
         return self._iterate_values(lambda status: status.refusal, None)
 
     def history_changes(self) -> AsyncIterator[HistoryChange]:
-        """Yield each change of the gateway's history, once the rows of the new history have replaced the local ones.
+        """Yield each change to the gateway's history, once the rows of the new history have replaced the local ones.
 
         If the history changes several times in quick succession, only the last change may be reported.
         """

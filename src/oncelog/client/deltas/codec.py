@@ -18,7 +18,7 @@ from oncelog.errors import CanonicalError, ClientError, ProtocolError, ServerRef
 
 DeltaT = TypeVar("DeltaT")
 GATEWAY: Final = "gateway"
-"""What errors call the server."""
+"""Name of the server in error messages."""
 
 
 class GatewayRefusedError(ServerRefusedError):

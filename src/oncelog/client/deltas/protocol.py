@@ -64,7 +64,7 @@ class PushProtocol:
         self.last_error: str | None = None
         self.is_authorized = True
         self.discards = 0
-        """How many withdrawals there were. A push sent before a withdrawal may have failed because of a withdrawn
+        """Number of withdrawals so far. A push sent before a withdrawal may have failed because of a withdrawn
         delta."""
 
     def release(self) -> None:
@@ -182,7 +182,8 @@ class RestartSnapshot(Struct, frozen=True):
 
 
 PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | RestartSnapshot
-"""A page is merged into the rows. Deltas, and the last page of a snapshot, also move the cursor."""
+"""The effect of a page itself is a merge into the rows. Deltas, and the last page of a snapshot, also move the
+cursor."""
 
 
 _NO_PAGE: Final = SnapshotPage((), 0, "", "")
@@ -203,7 +204,7 @@ class PullProtocol:
         """Last received page of the snapshot that is being read, or None if no snapshot is being read."""
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
-        """Return the next request. `is_reset_wanted` is the file's flag that all rows are to be replaced."""
+        """Return the next request. `is_reset_wanted` is the flag in the file that requests replacing all rows."""
         if is_reset_wanted and not self.is_resetting:
             self.is_resetting = True
             self._snapshot = _NO_PAGE
@@ -218,8 +219,8 @@ class PullProtocol:
     def on_acknowledged(self, epoch: str) -> None:
         """Process the epoch of an acknowledged push.
 
-        Before the first page arrives, this epoch becomes the one to read, as in the file. If a restore before the first
-        page changes the epoch, the gateway may have lost the push, and all rows are replaced.
+        Before the first page arrives, the client adopts this epoch, here and in the file. If a restore then changes the
+        epoch, all rows are replaced when the first page arrives, because the gateway may have lost the push.
         """
         self.epoch = self.epoch or epoch
 
@@ -248,7 +249,7 @@ class PullProtocol:
                 self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, not effect.has_more
             case SnapshotPage():
                 self._advance_snapshot(effect)
-                # The file now has rows of this history, which rows of a different history must replace.
+                # The file now has rows of this history. Rows of a different history replace them and are not merged.
                 self.epoch = effect.epoch
             case StageRows():
                 self._advance_snapshot(effect.page)

@@ -167,8 +167,8 @@ class DeltasStore(BaseStore):
         """Remove the deltas up to this number. If a different history acknowledged them, return False without a change.
 
         A late answer may come from a history that a restore has replaced, and the restore may have lost the deltas. The
-        answer's history must therefore be the one that the client knows, or continue it. A replaced history never
-        continues its replacement. During a reset, `replace` decides instead.
+        answer's history must therefore be the one that the client knows, or a continuation of it. A replaced history
+        never continues its replacement. During a reset, `replace` decides instead.
         """
         epoch = answer.epoch
         if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
@@ -247,7 +247,7 @@ class DeltasStore(BaseStore):
                 with self._file.translate_damage():
                     delta = decode_delta(body)
                 staged = self._load_state(connection, delta.table, delta.row_id, "staged_row")
-                if staged.is_empty:  # the gateway may have dropped the row, so deltas below the horizon have lost there
+                if staged.is_empty:  # the gateway may have dropped the row; deltas below the horizon then lose
                     staged = build_row_without_state(horizon, delta.table, delta.row_id)
                 _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
             replaced = self._compute_replacement(connection, changes_max)
@@ -261,8 +261,8 @@ class DeltasStore(BaseStore):
     def _compute_clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
         """Return the clock after a reset: if the outbox is empty, the highest clock reading in the rows.
 
-        This corrects a clock that was far ahead once its deltas are withdrawn. The clock is never below the tombstone
-        horizon, because an edit below it would lose.
+        If the clock was far ahead, this corrects it once its deltas have been withdrawn. The clock is never below the
+        tombstone horizon, because an edit below it would lose.
         """
         pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
         if pending:

@@ -138,7 +138,7 @@ class Puller(SyncTask):
         self._rounds_requested = 0
         self._rounds_done = 0
         self._snapshot_restarts = 0
-        """How often the snapshot was restarted in a row."""
+        """How many times in a row the snapshot was restarted."""
         self._lost_history: tuple[str, int] | None = None
         """Epoch and cursor of a history that the gateway no longer has."""
         sync_state = runtime.store.sync_state
@@ -274,7 +274,7 @@ class Puller(SyncTask):
         self._lost_history = None
 
     def _publish_replacement(self, changes: list[Change] | None) -> None:
-        """Pass the changes of a reset to all readers. If there were too many (None), end the readers with an error."""
+        """Pass the changes of a reset to all streams. If there were too many (None), end the streams with an error."""
         for stream in list(self._runtime.streams) if changes is None else ():
             stream.overflow("changes_max", self._runtime.limits.changes_max)
         self._runtime.publish(changes or ())

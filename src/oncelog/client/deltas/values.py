@@ -93,7 +93,7 @@ class DeltaRefusedError(ClientError):
 
 
 class HistoryChange(Struct, frozen=True):
-    """The gateway's history differs from the one that the client followed: a backup was restored, or the log was cut.
+    """The gateway's history differs from the one that the client followed: a backup was restored or the log truncated.
 
     The gateway's rows, with the outbox applied to them, have replaced the local rows. Changes that the gateway has lost
     are lost here too.

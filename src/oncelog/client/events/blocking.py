@@ -143,8 +143,8 @@ class BlockingClient(BlockingEventsBase):
         Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
         Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
-        different event waits under this id, and StoreError if the store cannot be written: the event is then not in the
-        outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
+        different event with this id is pending, and StoreError if the store cannot be written: the event is then not in
+        the outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
         """
         portal = self._portal
         return BlockingPending(
@@ -214,7 +214,7 @@ class BlockingClient(BlockingEventsBase):
 
         Iterate over the events after the cursor, in order.
 
-        An event counts as delivered when the loop requests the next one. If the loop is left early or its body raises
+        An event counts as delivered when the loop requests the next one. If the loop exits early or its body raises
         an error, the next loop receives the last event again.
         """
         return self._iterate(self._client.events())

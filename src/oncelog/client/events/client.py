@@ -6,8 +6,8 @@
             print(event.committed_id, event.event)
 
 Independent tasks do the work: the `connector` keeps the client connected, the `outbox` saves submissions, the
-`deliverer` passes events to the application, and one task reports status changes. The `protocol` decides without I/O,
-and the `store` reads and writes the file.
+`deliverer` passes events to the application, and one task reports status changes. The `protocol` makes the decisions
+without I/O, and the `store` accesses the file.
 """
 
 import os
@@ -51,7 +51,7 @@ _STATE_BY_PHASE: Final = {
 
 
 class Client(ConnectedClient[EventsRuntime, Status]):
-    """An events client for one server, with a separate file. `async with` opens and closes it."""
+    """An events client for one server, with its own file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
@@ -118,7 +118,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         self._runtime.finish_streams()
 
     def _wake_tasks(self) -> None:
-        """Wake waiting callers and the tasks that have work after the protocol changed."""
+        """After a protocol change, wake waiting callers and the tasks that now have work."""
         self._connector.wake_writer()
         if self._runtime.protocol.settled:
             self._outbox.wake()
@@ -144,8 +144,8 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         """Add an event to the outbox. On return it is on disk, and the client retries it until it has an outcome.
 
         Raises CanonicalError for a malformed event, LimitExceededError if the outbox is full, IdReusedError if a
-        different event waits under this id, and StoreError if the store cannot be written: the event is then not in the
-        outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
+        different event with this id is pending, and StoreError if the store cannot be written: the event is then not in
+        the outbox. After a ClosedError the event may be on disk; if so, the client sends it when it is reopened.
         """
         return (await self.submit_many([Draft(event, partitions, id, expected_committed_id)]))[0]
 
@@ -208,7 +208,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
     async def events(self) -> AsyncIterator[Event]:
         """Iterate over the events after the cursor, in order.
 
-        An event counts as delivered when the loop requests the next one. If the loop is left early or its body raises
+        An event counts as delivered when the loop requests the next one. If the loop exits early or its body raises
         an error, the next loop receives the last event again.
         """
         self._runtime.check_open()
@@ -276,7 +276,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
         protocol, connector = self._runtime.protocol, self._connector
         state = _STATE_BY_PHASE[protocol.phase]
         if protocol.phase is EventsPhase.ASIDE and not self._deliverer.has_handlers:
-            state = ConnectionState.LIVE  # the client only submits, and is ready to
+            state = ConnectionState.LIVE  # a client that only submits is ready
         is_refused = not connector.is_admitted and state in (ConnectionState.OFFLINE, ConnectionState.CONNECTING)
         return ConnectionState.REFUSED if is_refused or protocol.read_error is not None else state
 

@@ -36,7 +36,7 @@ class EventHandlers:
         return bool(self._handlers or self._streams)
 
     def add(self, handler: EventHandler, name: str) -> None:
-        """Add a handler. Its name identifies its failed events after a restart. Raises ValueError for a used name."""
+        """Add a handler. Its name identifies its failed events after a restart. Raises ValueError for a taken name."""
         if name in self._handlers:
             raise ValueError(f"another handler has the name {name!r}: give this handler another name")
         self._handlers[name] = handler
@@ -44,7 +44,7 @@ class EventHandlers:
     async def deliver(self, event: Event) -> tuple[list[SetAside], bool]:
         """Deliver an event to all handlers and loops. If one of them fails, the others still receive it.
 
-        Return the failed deliveries, and whether anything received the event: a loop may be left just before delivery.
+        Return the failed deliveries, and whether anything received the event: a loop may exit just before delivery.
         """
         failed: list[SetAside] = []
         is_taken = bool(self._handlers)
@@ -83,7 +83,7 @@ class EventHandlers:
 class EventStream(BoundedStream[Event]):
     """A loop over a client's events. An event counts as delivered when the loop requests the next one.
 
-    If the loop is left instead, the event does not count, because the loop's body may have raised an error.
+    If the loop exits instead, the event does not count, because the loop's body may have raised an error.
     """
 
     def __init__(self, streams: list[Any]) -> None:
@@ -100,7 +100,7 @@ class EventStream(BoundedStream[Event]):
         return event
 
     def deliver(self, event: Event) -> "asyncio.Future[bool]":
-        """Pass the next event to the loop. The result is False if the loop is left before it requests the one after."""
+        """Pass the next event to the loop. The result is False if the loop exits before it requests the one after."""
         self._handled = asyncio.get_running_loop().create_future()
         if self._is_over:
             self._handled.set_result(False)
@@ -109,7 +109,7 @@ class EventStream(BoundedStream[Event]):
         return self._handled
 
     def finish(self, error: OncelogError | None = None) -> None:
-        """End the stream and drop its undelivered event, because the client is closed or the loop was left."""
+        """End the stream and drop its undelivered event, because the client is closed or the loop has exited."""
         self._end(error)
         self._settle(was_handled=False)
 
@@ -226,12 +226,12 @@ class Deliverer:
         began = time.monotonic()
         try:
             for event in events if self.handlers else ():
-                if not self.has_handlers:  # the only loop was left
+                if not self.has_handlers:  # the only loop has exited
                     break
                 if taken and time.monotonic() - began > DELIVERY_S:
                     break  # save the cursor first
                 not_taken, is_taken = await self.handlers.deliver(event)
-                if not is_taken and self._apply is None:  # the only loop was left before it received the event
+                if not is_taken and self._apply is None:  # the only loop exited before it received the event
                     break
                 failed += not_taken
                 taken += 1

@@ -33,7 +33,7 @@ class Draft(NamedTuple):
 def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> OutboxEntry:
     """Validate a draft and convert it to an entry without a number. `partitions` are the client's partitions.
 
-    Raises CanonicalError for a malformed or too large event, and ValueError if the draft has no partitions and the
+    Raises CanonicalError for a malformed or oversized event, and ValueError if the draft has no partitions and the
     client does not follow exactly one.
     """
     expected = draft.expected_committed_id

@@ -48,7 +48,7 @@ logger: Final = logging.getLogger("oncelog.client")
 
 PAGE_EVENTS: Final = 1000
 READY_EVENTS_MAX: Final = 5000
-"""With this many undelivered events the protocol stops requesting pages."""
+"""At this number of undelivered events the protocol stops requesting pages."""
 REQUEST_EVENTS_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """Largest size of a request with more than one event."""
@@ -109,7 +109,7 @@ class EventsProtocol(BaseProtocol):
         self.wants_events = True
         """Whether the application consumes events. If not, the client requests none until `want_events` is called."""
         self.page_count = 0
-        """How many pages were requested. If it does not grow while `is_page_due`, the application takes no events."""
+        """How many pages were requested. If it stays the same while `is_page_due`, the application takes no events."""
         self._scope = frozenset(partitions)
         self._cursor = cursor
         """All events of the partitions up to this committed id have arrived."""
@@ -185,7 +185,7 @@ class EventsProtocol(BaseProtocol):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether too many events wait in memory. The connection must be closed; the next one begins in phase ASIDE."""
+        """Whether too many events wait in memory. If so, close the connection; the next one begins in phase ASIDE."""
         held_count = 0 if self._request is None else len(self._request.held_broadcasts)
         return self.phase is EventsPhase.LIVE and len(self.ready) + held_count > 2 * READY_EVENTS_MAX
 

@@ -107,7 +107,7 @@ class Status(BaseStatus, frozen=True, kw_only=True):
 
 
 class HistoryChange(Struct, frozen=True):
-    """The server's history differs from the one that the client followed: a backup was restored, or the log was cut.
+    """The server's history differs from the one that the client followed: a backup was restored or the log truncated.
 
     The new history may lack events up to `cursor` that the client has delivered, or have different events at their ids.
     """

@@ -32,7 +32,7 @@ _GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
 class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
-    """A client of one ledger, with a separate file. `async with` opens and closes it."""
+    """A client of one ledger, with its own file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,

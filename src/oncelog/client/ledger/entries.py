@@ -22,7 +22,7 @@ class QueuedWrite(BaseEntry, frozen=False, eq=False, gc=True):  # type: ignore[m
     saved_sequence: int = 0
     """Sequence in the file, or 0 until the write is saved."""
     sent_sequence: int = 0
-    """Sequence under which the write may have been sent, as long as it still has that sequence."""
+    """Equal to `sequence` if the write may have been sent under its current sequence."""
     highest_sequence: int = 0
     """Highest sequence under which the write was sent, or 0. A delayed copy of the request may carry it."""
     lowest_unknown: int | None = None

@@ -57,7 +57,7 @@ class LedgerProtocol:
         self.is_refused = False
         """Whether the protocol is paused because the server denies access."""
         self.was_adopted = False
-        """Whether the server had evicted the client without a risk that a write is executed twice."""
+        """Whether the server had evicted the client, but no write could be executed twice."""
         self._queue: dict[int, QueuedWrite] = {}
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
@@ -210,8 +210,8 @@ class LedgerProtocol:
             return  # the application withdrew it
         match answer:
             case Written(tx_id=None) if entry.is_certain:
-                # No earlier call can have committed this write, so a different one has this sequence. The server has
-                # evicted which one.
+                # No earlier call can have committed this write, so a different one has this sequence. The server no
+                # longer knows which one.
                 self._handle_taken(call, call.sequence)
                 self._wants_state = True
             case Written(sequence=sequence):
@@ -226,7 +226,7 @@ class LedgerProtocol:
                 self._mark_used(sequence)
                 self._renumber()
             case Refused(code):
-                if code in CONDITION_CODES:  # the server checks the conditions only of the next write in sequence
+                if code in CONDITION_CODES:  # the server checks conditions only for the next write in sequence
                     self._advance(call.sequence - 1)
                 # Every write behind it was sent for nothing. If refusals are frequent, send fewer writes ahead.
                 self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
@@ -330,7 +330,7 @@ class LedgerProtocol:
             last == 0 and any(self._is_old(entry, now_ms) for entry in self._queue.values())
         ):
             if last == 0 and not any(entry.highest_sequence for entry in self._queue.values()):
-                self.was_adopted = True  # no write was sent that could be executed twice
+                self.was_adopted = True  # no pending write was sent, so none can be executed twice
                 self._adopt_sequence(last)
             else:
                 self.forgotten = ForgottenClient(self.last, last)

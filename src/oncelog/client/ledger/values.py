@@ -87,14 +87,14 @@ class Written(Struct, frozen=True):
     """The transaction is committed, exactly once."""
 
     tx_id: str | None
-    """None if the server has evicted its answer. Only the sequence is known then."""
+    """None if the server has evicted its answer. Then only the sequence is known."""
     sequence: int
     """Client sequence of the transaction."""
     version: int | None = None
     """Version of every entity that the transaction set.
 
     The server does not report `version`, `height` and `timestamp_ms` if it restarted before it answered and the client
-    may write but not read. They are then None."""
+    may write but not read. In that case they are None."""
     height: int | None = None
     timestamp_ms: int | None = None
     is_replay: bool = False

@@ -353,8 +353,8 @@ class WriteStream(RetryTask[LedgerRuntime]):
     async def _wait(self, pause: RetryPause) -> None:
         """Wait until the next attempt. The pause ends early when a lost connection is re-established.
 
-        It lasts at least until the next attempt to connect. Otherwise the client would call a server that closes every
-        connection without any pause.
+        It lasts at least until the next attempt to connect. Otherwise, if the server closes every connection, the
+        client would call it without any pause.
         """
         loop, backoff, reconnect_ms_max = asyncio.get_running_loop(), self._backoff, self._limits.reconnect_ms_max
         pause_s = poll_s = backoff.next_pause_s(pause)

@@ -21,7 +21,7 @@ class RetryPause(Struct, frozen=True):
 
     least_ms: int = 0
     is_long: bool = False
-    """Whether only a person can resolve the reason, at the client or at the server."""
+    """Whether only a person can fix the problem, on the client or the server."""
 
 
 STORE_PAUSE: Final = RetryPause(500)

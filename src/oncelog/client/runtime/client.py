@@ -229,7 +229,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     def wake_waiters(self) -> None:
         """Make the callers of `wait_until` check their conditions again."""
-        self._change_event.set()  # wakes the tasks that wait now; `clear` does not affect them
+        self._change_event.set()  # wakes the tasks that are waiting now; `clear` does not affect them
         self._change_event.clear()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -254,7 +254,7 @@ class ProtocolRuntime(ClientRuntime[StoreType, LimitsType], Generic[StoreType, L
     loaded_protocol: ProtocolType | None = None
     """The protocol, or None until the store is open."""
     wake_tasks: Callable[[], None]
-    """Wakes waiting callers and the tasks that have work after the protocol changed. The client sets it."""
+    """Called after a protocol change, to wake waiting callers and the tasks that now have work. The client sets it."""
 
     @property
     def protocol(self) -> ProtocolType:
@@ -300,7 +300,7 @@ class StatusSource(ABC, Generic[Runtime, StatusType]):
 
 
 class BaseClient(StatusSource[Runtime, StatusType]):
-    """A client with a separate file. `async with` opens and closes it."""
+    """A client with its own file. `async with` opens and closes it."""
 
     _close_task: "asyncio.Task[None] | None" = None
 

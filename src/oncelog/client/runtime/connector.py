@@ -26,7 +26,7 @@ ACCESS_DENIED_CODES: Final = frozenset(
         "invalid_request",
     }
 )
-"""Error codes that deny access until a person resolves the reason."""
+"""Error codes that deny access until a person fixes the cause."""
 
 ConnectionPart = Callable[[Socket], Awaitable[None]]
 """One of the loops that serve a connection. The connection is closed when any of them finishes."""
@@ -113,7 +113,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         super()._record_error(error)
 
     def _process_changes(self) -> None:
-        """Wake the tasks that have work after a frame or a connection change."""
+        """Wake the tasks that have work because of a frame or a connection change."""
         if self._protocol.is_submitting:
             self._was_admitted = self.is_admitted = True
             self.last_error = None

@@ -220,7 +220,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
             submissions, self._pending_accepts = self._pending_accepts, []
             self._unsaved = self._take_changes()
         else:
-            self._wakeup.set()  # later changes are next
+            self._wakeup.set()  # later changes go into the next transaction
         # If this task is cancelled, the transaction still runs to completion and reports what it saved.
         self._save_task = asyncio.create_task(self._save(submissions, self._unsaved))
         try:

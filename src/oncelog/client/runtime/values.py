@@ -33,7 +33,7 @@ class BaseLimits(Struct, frozen=True, kw_only=True):
     """Pause before the second attempt. Each later pause is twice as long as the one before."""
     pause_ms_max: int = 30_000
     refused_pause_ms_min: int = 5000
-    """Like `pause_ms_min`, after the server denied access or refused for a reason that only a person can resolve."""
+    """Like `pause_ms_min`, after the server denied access or refused for a reason that requires human action."""
     refused_pause_ms_max: int = 300_000
     retry_after_ms_max: int = 300_000
     """Longest server-requested pause that the client honours."""
@@ -106,7 +106,7 @@ class ConnectionState(Enum):
     CATCHING_UP = "catching_up"
     """Connected, and reading what other clients have written."""
     LIVE = "live"
-    """The client has received everything on the server. New writes of others arrive as the server commits them."""
+    """The client has received everything on the server. New writes by others arrive as the server commits them."""
     REFUSED = "refused"
     """The server denies access because of a token, a grant or an address. The client retries, with longer pauses."""
     HISTORY_CHANGED = "history_changed"

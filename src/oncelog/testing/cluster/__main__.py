@@ -46,7 +46,7 @@ def start(
         ),
     ] = FIRST_PORT,
     ttl: Annotated[int, typer.Option(min=20, help="Seconds after which a silent primary is replaced.")] = 20,
-    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds between the checks of each Patroni.")] = 1,
+    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds between two checks of the cluster by a Patroni.")] = 1,
     retry_timeout: Annotated[int, typer.Option(min=3, help="Seconds that Patroni tries to reach etcd.")] = 3,
 ) -> None:
     """Start a cluster, show how to use it, and supervise it until Ctrl-C, SIGTERM or `stop`.
@@ -70,7 +70,7 @@ def start(
         hint = "; choose another --port (0: any), or CLUSTER_PORT of `make cluster`"
         _fail(f"{error}{hint if isinstance(error, PortError) else ''}")
     try:
-        typer.echo("Starting three etcd, three Patroni and three PostgreSQL, which takes about 20 seconds …")
+        typer.echo("Starting three etcd, three Patroni and three PostgreSQL servers, which takes about 20 seconds …")
         cluster.start(is_ended.is_set)
         if not is_ended.is_set():
             typer.echo(_format_instructions(cluster, directory))
@@ -87,7 +87,7 @@ def start(
 
 @app.command()
 def state(directory: Directory = DEFAULT_DIRECTORY) -> None:
-    """Show the primary, the standbys, and the synchronous ones. Exits with status 1 if the cluster is not healthy.
+    """Show the primary and the standbys, with the synchronous one. Exits with status 1 if the cluster is not healthy.
 
     Example: watch -n1 python -m oncelog.testing.cluster state
     """
@@ -155,10 +155,10 @@ def _format_instructions(cluster: Cluster, directory: Path) -> str:
 Servers, each in a separate terminal:
   .venv/bin/oncelog serve --development --port 7171 --store {cluster.address}
   .venv/bin/oncelog serve --development --port 7172 --store {cluster.address}
-Load on both, and a reader:
+Put load on one server, and read from the other:
   .venv/bin/oncelog load --seconds 60 --url http://127.0.0.1:7171
   .venv/bin/oncelog tail --partition load/0 --url http://127.0.0.1:7172
-State of the cluster, and a kill of the primary:
+Show the state of the cluster, and kill the primary:
   {command} state{options}
   {command} kill{options}
 Logs are in {directory}. Ctrl-C stops the cluster.

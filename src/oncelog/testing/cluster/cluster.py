@@ -51,7 +51,7 @@ class ClusterError(RuntimeError):
 
 
 class Cluster:
-    """Three PostgreSQL servers with Patroni, and three members of etcd."""
+    """Three PostgreSQL servers with Patroni, and three etcd members."""
 
     def __init__(
         self,

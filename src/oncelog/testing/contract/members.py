@@ -172,7 +172,7 @@ class MembersContract(Contract):
             assert_committed(log(message(4, "x", "user:bob", "chat/2", **rates)))
             log.clock.advance(334)
             log.reopen()
-            # A refusal by one rate takes no token from the other.
+            # A request that one rate limit refuses takes no token from the other.
             first, second = log.commit_items(
                 message(4, actor="user:bob", **rates), message(5, actor="user:bob", **rates)
             )
