@@ -48,8 +48,8 @@ SEND_AS_STRING: Final = "; send it as a string"
 
 _SHORT_TEXT_CHARACTERS: Final = 64
 _LONG_RUN_CHARACTERS: Final = 32
-"""Run length from which `unicodedata` sorts combining marks too slowly. Real text has a few marks in a row; Unicode's
-stream-safe format allows 30."""
+"""Length at which a run of combining marks is too slow for `unicodedata` to sort. Real text has a few marks in a row;
+Unicode's stream-safe format allows 30."""
 _COMBINING_MARKS: Final = (0x300, 0x1E94B)
 """Range of code points that includes all combining marks. A test checks the code points outside it."""
 _COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"

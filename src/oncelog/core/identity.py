@@ -45,7 +45,7 @@ def frame(label: bytes, value: bytes) -> bytes:
 
 
 def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> tuple[str, ...]:
-    """Return partitions in normal form, which is used to compare, store, grant and read them.
+    """Return partitions in the normal form in which they are compared, stored, granted and read.
 
     The normal form is in NFC, without duplicates, and sorted by UTF-16 code units.
     """

@@ -52,8 +52,8 @@ microseconds."""
 TENANTS_MAX: Final = 10_000
 """Maximum number of tenants in one log."""
 WHOLE_REQUEST_ITEMS_MAX: Final = 10_000
-"""Maximum number of items in a request that is admitted as a whole, and therefore the most by which it can overdraw a
-bucket."""
+"""Maximum number of items in a request that is admitted as a whole, and therefore the largest possible overdraft of
+a bucket."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
 """Delay before retrying a write that exceeds a quota. An operator must free space or raise the quota first."""
 ACT_CHARACTERS_MAX: Final = 64
@@ -66,7 +66,7 @@ ACT_DETAILS_BYTES_MAX: Final = 8192
 """Maximum size of the details of an administrative act, in canonical form, which keeps a page of audit
 records small."""
 LEAP_ABOVE_MAX: Final = 2**47
-"""Positions have 48 bits on disk. After the highest leap, half of them are left."""
+"""Positions have 48 bits on disk. Half of them are still free after the highest leap."""
 REQUESTED_ABOVE_MAX: Final = 2**46
 """Highest number that an operator can request for a leap, which leaves higher numbers for later restores."""
 STORED_INTEGER_MAX: Final = 2**63 - 1

@@ -289,7 +289,7 @@ def _check_content(submission: Submission, lane: LaneDraft, validate: Validate |
 
 def _check_limits(submission: Submission, state: BatchState, growth: int = 0) -> Refused | None:
     """Check the limits on new writes. `growth` is how many bytes the write adds to its stream's side state."""
-    if submission.known_only and not submission.fence:  # work under a lease: its claim was checked
+    if submission.known_only and not submission.fence:  # completing leased work is exempt: the claim was checked
         return NOT_KNOWN
     refused = None if state.tenants is None else check_quota(submission, state, growth)
     if refused is not None or (submission.rate is None and submission.stream_rate is None):

@@ -45,7 +45,7 @@ class KeyedItem(Struct, frozen=True, gc=False, kw_only=True):
 
     policy: Policy
     scope: str
-    """Name space in which the key is unique. With Order.STREAM it is also the name of the stream."""
+    """Namespace in which the key is unique. With Order.STREAM it is also the name of the stream."""
     key: bytes
 
 

@@ -55,7 +55,7 @@ class LeaseGroup:
 
     @property
     def late_s(self) -> float:
-        """Time from which the event loop counts as blocked."""
+        """Time after which the event loop counts as blocked."""
         return self.renewed_s + max(LATE_ROUNDS * self.round_s, LATE_S_MIN)
 
     def add(self, lease: HeldLease) -> None:

@@ -43,8 +43,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     clock_jump_ms_max: int = 600_000
     """How far the wall clock may run ahead of the monotonic clock between two commits."""
     tombstone_age_ms: int = 30 * 86_400_000
-    """Age of a DELETE from which compaction drops the deleted row. A client that was offline for longer may lose its
-    earlier edits."""
+    """Minimum age of a DELETE before compaction drops the deleted row. A client that was offline for longer may lose
+    its earlier edits."""
     postgres_connect_ms: int = 5_000
     """Timeout for opening a database session."""
     postgres_lane_ms: int = 5_000

@@ -144,7 +144,7 @@ class MemberTailer(LaneReader):
                 place = changes[-1].cursor
             if len(changes) < PAGE_CHANGES:
                 break
-        # A full page may end within a revision; the last page completes its revisions.
+        # A full page may end within a revision. The loop ends at a page that is not full, so no revision is incomplete.
         if self.revision == start_revision:  # not reset in the meantime
             self.revision = max(newest, place[0] - (0 if changes else 1))
         return True

@@ -35,13 +35,13 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
     """Minimum free bytes of a log file's file system, minus the size of its -wal. Below this the log refuses new
     writes."""
     free_again_bytes_min: int = 0
-    """Free bytes from which the log accepts new writes again, at least `free_bytes_min`. 0 means a tenth more than
-    `free_bytes_min`."""
+    """The log accepts new writes again once this many bytes are free. At least `free_bytes_min`; 0 means a tenth more
+    than `free_bytes_min`."""
     store_bytes_max: int = 0
     """Maximum size of the database or file. Above this the log refuses new writes."""
     store_again_bytes_max: int = 0
-    """Size up to which the log accepts new writes again, at most `store_bytes_max`. 0 means a tenth less than
-    `store_bytes_max`."""
+    """The log accepts new writes again once its size is down to this. At most `store_bytes_max`; 0 means a tenth less
+    than `store_bytes_max`."""
     look_ms: int = 1000
     """Interval between measurements of the free bytes, and minimum interval between probes of a full disk."""
     store_look_ms: int = 10_000
@@ -53,13 +53,13 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def free_again_bytes(self) -> int:
-        """Free bytes from which the log accepts new writes again."""
+        """Free bytes at which the log accepts new writes again."""
         margin = self.free_bytes_min * HYSTERESIS_PERCENT // 100
         return max(self.free_again_bytes_min or self.free_bytes_min + margin, self.free_bytes_min)
 
     @property
     def store_again_bytes(self) -> int:
-        """Store size up to which the log accepts new writes again."""
+        """Store size at which the log accepts new writes again."""
         margin = self.store_bytes_max * HYSTERESIS_PERCENT // 100
         return min(self.store_again_bytes_max or self.store_bytes_max - margin, self.store_bytes_max)
 

@@ -258,7 +258,7 @@ class Server:
         await asyncio.wait([replied], timeout=REPLIES_TIMEOUT_S)
 
     async def _linger(self, until_s: float) -> None:
-        """Wait until all connections are closed, but no longer than `until_s`. New requests are refused meanwhile."""
+        """Wait until all connections are closed, but no longer than `until_s`. Meanwhile, new requests are refused."""
         loop = asyncio.get_running_loop()
         while loop.time() < until_s and not self._limiter.are_all_closed():  # noqa: ASYNC110 - once
             await asyncio.sleep(STOP_POLL_S)

@@ -148,7 +148,7 @@ class Connection(Caller):
         self.is_closing: Callable[[], bool] = bool
 
     def attach(self, transport: Transport) -> None:
-        """Set the transport, which exists after the TLS handshake. Aborts it if the connection was closed meanwhile."""
+        """Set the transport, which exists after the TLS handshake. Aborts it if the connection was closed by then."""
         if self.counted_address is None:
             transport.abort()
             return

@@ -218,7 +218,7 @@ class HttpFastPath:
 
 
 class _FastConnection(asyncio.Protocol):
-    """One connection. It serves one request at a time and buffers bytes that arrive meanwhile."""
+    """One connection. It serves one request at a time and buffers bytes that arrive in the meantime."""
 
     def __init__(
         self, fast_path: HttpFastPath, new_fallback: Callable[[], asyncio.Protocol], limiter: PreauthLimiter

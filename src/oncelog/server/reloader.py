@@ -83,7 +83,7 @@ class Reloader:
         self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
 
     async def _update_tenants(self) -> None:
-        """Set the most recently requested quotas. Counting usage is slow, and a reload may request others meanwhile."""
+        """Set the most recently requested quotas. Another reload may request new ones during the slow count."""
         try:
             # Set them even if this server already has the same quotas, because a different server may have changed
             # them.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from oncelog.errors import ClockJumpedError
 
 JUMP_MS_MAX: Final = 600_000
-"""Largest amount by which the wall clock may run ahead of the monotonic clock between two commits."""
+"""How far the wall clock may run ahead of the monotonic clock between two commits."""
 
 
 class Clock(Protocol):

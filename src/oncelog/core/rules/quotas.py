@@ -45,7 +45,7 @@ _OPEN_RATE_SCOPE_PREFIX: Final = "oncelog.opened/"
 _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
 CLOCK_BACK_US_MAX: Final = 60 * _SECOND_US
-"""Clock difference up to which a process's clock counts as slightly behind."""
+"""Largest clock difference at which a process's clock is treated as only slightly behind."""
 FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 """Longest time that a bucket needs to fill, at the slowest rate with the largest burst."""
 

@@ -28,8 +28,8 @@ def check_client_sequence(submission: Submission, lane: LaneDraft, state: BatchS
 def _answer_old_sequence(submission: Submission, last: int, state: BatchState) -> Replayed | Refused:
     """Answer an old number, which is never committed again. Equal content is a retry, different content an error."""
     identity = (*client_identity(submission), submission.client_sequence)
-    # The record decides, even if the client's entry was evicted. If there are several records, the newest applies,
-    # because an evicted client starts again at 1.
+    # Compare with the record, because the client's entry may have been evicted. Of several records, use the newest:
+    # an evicted client starts again at 1.
     remembered = state.sequences.get(identity)
     if remembered is None:
         return Replayed(None)  # It was committed, because a later number was, but its record is gone.

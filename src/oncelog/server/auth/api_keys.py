@@ -63,7 +63,7 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     created_ms: int
     revoked_ms: int | None = None
     expires_ms: int | None = None
-    """Time from which the key is refused. None means that it does not expire."""
+    """Time at which the key expires, or None if it does not expire."""
 
     def find_end(self, now_ms: int) -> "_KeyEnd | None":
         """Return how and when the key became invalid, or None for a valid key."""

@@ -51,9 +51,9 @@ CALLS_MAX: Final = 1000
 IDLE_MS: Final = 60_000
 """Timeout of a connection without calls. gRPC does not reveal which connections are authenticated."""
 METADATA_BYTES_MAX: Final = 32 * 1024
-"""Enough for the longest token that the server accepts."""
+"""Large enough for the longest token that the server accepts."""
 STOP_NOTICE_S: Final = 0.2
-"""Time in which health watchers and new callers receive the notice that the server is stopping."""
+"""How long health watchers and new callers have to learn that the server is stopping."""
 QUIET_S: Final = 0.03
 """The server assumes that no more calls are on their way after this long without a new one."""
 MESSAGE_TIMEOUT_S: Final = 60

@@ -25,7 +25,7 @@ RATE_WINDOW_S: Final = 0.02
 BATCH_WRITES_MAX: Final = 32
 """The batch is submitted immediately at this many held writes."""
 BATCH_WAIT_S: Final = 0.003
-"""Longest time that a write is held. An answer to an earlier write also releases it, because the next commit begins."""
+"""Maximum time that a write is held. An answer to an earlier write also releases it, because the next commit begins."""
 
 DecodeWrite = Callable[[Any], Write]
 """Decodes a message. Raises ApiError if it is invalid."""

@@ -147,8 +147,8 @@ def checkpoint_and_close(path: Path) -> None:
         with closing(connect(driver, str(path))) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except (NotALogError, sqlite3.DatabaseError, UnicodeError):
-        return  # the file is too damaged to be recognised, and is moved with its side files
-    if Path(f"{path}-wal").exists():  # the last connection to close deletes it
+        return  # too damaged to read; a restore moves the file with its side files
+    if Path(f"{path}-wal").exists():  # closing the last connection deletes the -wal
         raise StoreError(f"{path} is open in another process. Stop the programs that use it first.")
 
 

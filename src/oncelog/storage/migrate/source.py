@@ -147,7 +147,7 @@ class MigrationSource(FileView):
         return RecordSlice(records, partitions, blocks)
 
     def _to_target_row(self, row: RowTuple) -> RowTuple:
-        """Return a record's columns in the database: lane and position, and the hashes by which the record is found."""
+        """Return a record's columns in the database: lane and position, and the hashes for looking up the record."""
         place, sequence, log_time_ms, height, number, policy, scope, client, key, *others = row
         secret = self.metadata.index_secret
         return (

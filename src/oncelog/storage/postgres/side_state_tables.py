@@ -54,7 +54,7 @@ def _build_unnest(columns: Mapping[str, str]) -> str:
 
 
 def _get_key_columns(table: SideStateTable, *, is_long: bool) -> dict[str, str]:
-    """Return the columns by which a row is found, with their types."""
+    """Return the columns that identify a row, with their types."""
     return {**_LANE, **table.keys, **(_DIGEST if is_long else {})}
 
 

@@ -165,7 +165,7 @@ class StoreTransaction:
         return found
 
     def hash_identity(self, identity: KeyIdentity | SequenceIdentity) -> int:
-        """Return the hash by which an identity's records are found."""
+        """Return the hash under which an identity's records are indexed."""
         return hash_identity(self.metadata.index_secret, identity)
 
     async def _save(self, connection: Any, result: BatchResult) -> None:

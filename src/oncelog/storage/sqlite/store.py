@@ -54,8 +54,8 @@ LOOP_WAIT_S_MAX: Final = 0.1
 OFF_LOOP_S: Final = 5.0
 """How long the writer thread writes all batches after one has blocked the event loop for over LOOP_WAIT_S_MAX."""
 IMMEDIATE_COMMIT_RECORDS: Final = 64
-"""Number of records from which COMMIT starts immediately, in parallel with the event loop. For fewer records, the
-thread switch, for which the loop waits, costs more than it saves."""
+"""Minimum records for which COMMIT starts immediately, in parallel with the event loop. For fewer records, the thread
+switch, for which the loop waits, costs more than it saves."""
 CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
 """After CHECKPOINT_RECORDS records, a checkpoint moves the write-ahead log into the file, followed by this pause. With

@@ -52,7 +52,7 @@ class VerificationSummary(Struct):
     erased: int = 0
     epoch: str = ""
     keys: int = 0
-    """Keys and client sequences, by which records are found."""
+    """Keys and client sequences, which are used to look up records."""
     sealed_keys: int = 0
     """Keys in the segments of a file. The newest keys are not sealed yet, and a database has no segments."""
     segments: int = 0

@@ -160,7 +160,7 @@ def _raise_difference(source: VerificationSource, table: str, label: str) -> Non
 
 
 def list_identities(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
-    """Yield the identities by which a record is found: its key, and the sequence of its client."""
+    """Yield the identities that lead to a record: its key, and the sequence of its client."""
     if record.key:
         yield record.identity
     if record.client_sequence:

@@ -1,4 +1,4 @@
-"""Verification of a log in a PostgreSQL database: the schema, and the columns by which records are found."""
+"""Verification of a log in a PostgreSQL database: the schema, and the columns used to look up records."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -102,7 +102,7 @@ class DatabaseSource(VerificationSource):
             yield tuple(row)
 
     def iterate_evidence(self) -> Iterator[RowTuple]:
-        """See `VerificationSource`. Also compares the columns by which a record is found."""
+        """See `VerificationSource`. Also compares the columns used to look up a record."""
         rows = self.view.iterate_pages(SQL["all_evidence"], SHORT_BODY_BYTES_MAX)
         for *columns, body_bytes, key_hash, sequence_hash in rows:
             if body_bytes is not None and body_bytes > SHORT_BODY_BYTES_MAX:
