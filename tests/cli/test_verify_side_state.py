@@ -373,4 +373,4 @@ def test_temporary_file_is_private_and_has_no_name(template: Path, tmp_path: Pat
 
 def test_summary_has_the_rebuilt_entries(template: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["verify", str(template), "--quiet"])
-    assert "4 clients, 14 entities, 11 relationships, 6 rows as the records produce them" in done.stdout
+    assert "4 clients, 14 entities, 11 relationships, 6 rows match the records" in done.stdout

@@ -52,8 +52,8 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
     act: Annotated[str, typer.Option(help="Only this act, such as erase or member_removed.")] = "",
     stream: Annotated[str, typer.Option(help="Only acts that concern this stream.")] = "",
     target: Annotated[str, typer.Option(help="Only acts on this target: a partition, member or key id.")] = "",
-    since: Annotated[str, typer.Option(metavar="TIME", help="From this time on: 2026-11-18T12:00, or 24h ago.")] = "",
-    until: Annotated[str, typer.Option(metavar="TIME", help="Before this time.")] = "",
+    since: Annotated[str, typer.Option(metavar="TIME", help="Start time: 2026-11-18T12:00, or 24h before now.")] = "",
+    until: Annotated[str, typer.Option(metavar="TIME", help="End time, exclusive.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further acts, until interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     url: Annotated[

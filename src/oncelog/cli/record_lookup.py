@@ -48,7 +48,7 @@ AsText = Annotated[
     bool | None,
     typer.Option(
         "--text/--hex",
-        help="Read ID only as the text of a key, or only as a UUID or hex. Without either, search for both.",
+        help="Interpret ID only as the text of a key, or only as a UUID or hex. Default: both.",
         show_default=False,
     ),
 ]

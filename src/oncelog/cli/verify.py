@@ -98,7 +98,7 @@ def format_side_state(passed: VerificationSummary) -> str:
     """Format how many side-state entries match the records, and how many could not be checked."""
     same = ", ".join(f"{count} {name}" for name, count in passed.same.items() if count)
     unknown = ", ".join(f"{count} {name}" for name, count in passed.not_checkable.items() if count)
-    text = f"{same} as the records produce them, " if same else ""
+    text = f"{same} match the records, " if same else ""
     return text + (f"not checkable because records are erased or compacted: {unknown}, " if unknown else "")
 
 

@@ -64,7 +64,7 @@ STORED_STATUSES: Final = frozenset(STATUSES) - {401, 403, 408, 425, 429} - froze
 """Statuses that are stored by default. Other responses depend on credentials, timing or faults, so a retry may
 succeed."""
 RETRY_AFTER_MS: Final = 1000
-"""Retry delay while another request with the key runs. The expiry of its lease says little, because the lease is
+"""Retry delay while another request with the key is running. The expiry of its lease is no guide, because the lease is
 renewed."""
 _MIB: Final = 2**20
 _BYPASS_EXTENSIONS: Final = frozenset(
@@ -92,7 +92,7 @@ _REFUSALS: Final[Mapping[type[OncelogError], tuple[int, str, str, int | None]]] 
     InFlightError: (409, "in-flight", "A request with this Idempotency-Key is still being processed.", RETRY_AFTER_MS),
     ResultErasedError: (410, "answer-erased", "The request was processed; its response has been erased since.", None),
 }
-"""The problem response for each error with which the log refuses a request."""
+"""The problem response for each error that the log raises when it refuses a request."""
 _BUSY_RESPONSES: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
     "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
@@ -255,7 +255,7 @@ class IdempotencyMiddleware:
         try:
             await self._app(scope, receive, answer)
         finally:
-            # Without a response, waiting requests must not keep waiting for one. A stored response remains stored.
+            # Without a response, release the lease, so that waiting requests stop waiting.
             if not answer.is_settled:
                 await log.leases.release(lease)
 

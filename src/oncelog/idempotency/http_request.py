@@ -1,4 +1,4 @@
-"""HTTP requests with an `Idempotency-Key`, and the fingerprints by which they are compared."""
+"""HTTP requests with an `Idempotency-Key`, and the fingerprints used to compare them."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping

@@ -63,7 +63,7 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     users.
 
     Exceptions in `remember` are stored like results. After any other exception the next call runs the function again.
-    While another call runs, a call waits for at most `wait_s`, or with `in_flight="raise"` raises InFlightError.
+    While another call is running, a call waits for at most `wait_s`, or with `in_flight="raise"` raises InFlightError.
     `lease_s` is how long other processes wait after the running process has died. The lease is renewed while the
     function runs, for at most `run_s_max`. `name` replaces the function's name; under a new name, earlier results are
     not found.
@@ -118,7 +118,7 @@ def _choose_wrapper(function: Callable[..., Any], log: object) -> Callable[..., 
 
 
 def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
-    """Return the work that a call of a decorated function stands for, with its scope and key for `Log.lookup` and
+    """Return the work that a call of a decorated function represents, with its scope and key for `Log.lookup` and
     `Log.erase`."""
     calls = getattr(function, "__oncelog__", None)
     if not isinstance(calls, OnceOptions):

@@ -33,7 +33,7 @@ class OnceOptions(Struct, frozen=True, kw_only=True):
     wait_options: WaitOptions
 
     def build_work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
-        """Return the work that a call with these arguments stands for."""
+        """Return the work that a call with these arguments represents."""
         arguments_hash = sha256(self.arguments.encode(args, kwargs)).digest()
         return Work(
             policy=self.policy,

@@ -311,7 +311,7 @@ def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProce
         ):
             status, _, [error] = run_import(url, arguments[0], file, *arguments[1:], "--timeout", "0.1")
             assert status == 2
-            assert f"differs in: {names}. " in error
+            assert f"differs from this one in: {names}. " in error
         assert f"{kept} is the state of an interrupted import" in run_import(server.url, "g", file)[2][0]
         write_many(file, 11)
         status, _, [error] = run_import(url, "g", file)

@@ -243,7 +243,7 @@ def _check_same(path: Path, state: _ImportState, target: _Target, shape: CsvForm
     if differing:
         names = ", ".join(name.replace("_", " ") for name in differing)
         raise OncelogError(
-            f"{path} is the state of an interrupted import, from which this one differs in: {names}. Finish that "
+            f"{path} is the state of an interrupted import that differs from this one in: {names}. Finish that "
             "import, or remove the file to start a new one, which writes all rows again"
         )
 
@@ -277,7 +277,7 @@ class _Import:
         self._state_path = path = Path(self._csv.path + STATE_SUFFIX)
         saved_state = _load_state(path)
         if saved_state is None:
-            # The saved state decides. If two imports start at the same time, one continues with the state of the other.
+            # If two imports start together, one of them saves its state first, and the other continues with that state.
             content = _check_file(self._csv)
             self._state = _ImportState(self._target, self._shape, content, SystemClock().wall_ms() << COUNTER_BITS)
             if _save_state(path, self._state):

@@ -51,7 +51,7 @@ def rows(
 ) -> None:
     """Print the merged rows of a table, ordered by id.
 
-    The exit status is 1 if the row of --row does not exist.
+    The exit status is 1 if the row given with --row does not exist.
 
     Examples:
 

@@ -239,7 +239,7 @@ class BlockingChatClient(BlockingBaseClient):
     def chats(self) -> list[ChatSummary]:
         """Like `ChatClient.chats`.
 
-        Return the chats that the client knows, ordered by id.
+        Return all known chats, ordered by id.
         """
         return self._portal.run(self._client.chats)
 

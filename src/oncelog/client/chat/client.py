@@ -248,7 +248,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return BoundedStream(self._runtime.streams, count_max=("updates_max", self.limits.updates_max))
 
     def chats(self) -> list[ChatSummary]:
-        """Return the chats that the client knows, ordered by id."""
+        """Return all known chats, ordered by id."""
         shown = self._runtime.progress
         found = [
             ChatSummary(

@@ -1,4 +1,4 @@
-"""The outbox of a chat client: messages that wait for their outcomes, and the state that the client's tasks share."""
+"""The outbox of a chat client: messages waiting for their outcomes, and the state that the client's tasks share."""
 
 import asyncio
 import random

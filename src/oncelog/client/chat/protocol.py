@@ -236,7 +236,7 @@ class ChatProtocol(ChatSender):
             self._reset_chat(chat)
         else:
             before = chat.complete_to
-            chat.is_member = True  # the server answers only members
+            chat.is_member = True  # only members get an answer
             for message in chat.apply_page(batch):
                 self._save_message(chat, message)
             self.changes.save_chat(chat)

@@ -111,7 +111,7 @@ class ChatSender(BaseProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the client waits for an answer from the server."""
+        """Whether the client is waiting for an answer from the server."""
         return self.phase is ChatPhase.CONNECTING or bool(self._syncs or self._sends)
 
     @property

@@ -73,7 +73,7 @@ class ChatStore(OutboxStore):
         refused = [
             (*astuple(entry), *astuple(outcome)) for entry, outcome in changes.settled if isinstance(outcome, Refused)
         ]
-        # A crash can only lose the whole transaction. The server then sends the other changes again.
+        # Losing any other transaction in a crash is harmless, because the server sends its changes again.
         is_durable = bool(accepted or withdrawn or refused or changes.reset_chats)
         with self._file.transaction(is_durable=is_durable) as connection:
             connection.executemany(SQL["accept"], map(astuple, accepted))
@@ -92,7 +92,7 @@ class ChatStore(OutboxStore):
     @staticmethod
     def _save_watermarks(connection: sqlite3.Connection, changes: ChangeSet) -> None:
         for chat_id, members in changes.members.items():
-            # `save_watermark` does not lower a watermark, because a later frame may have raised it.
+            # `save_watermark` never lowers a watermark, because a later frame may have raised it.
             present = {member.user_id for member in members}
             known = connection.execute(SQL["watermarks"], (chat_id,)).fetchall()
             removed = [(chat_id, user_id) for user_id, _ in known if user_id not in present]

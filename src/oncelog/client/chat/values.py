@@ -41,9 +41,9 @@ class ChatLimits(ConnectionLimits, frozen=True, kw_only=True):
     check_ms: int = 60_000
     """Interval at which a live client compares its state with the server's list of chats."""
     updates_max: int = 10_000
-    """Updates that wait for one reader of `updates`. If there are more, the reader gets UpdatesLostError."""
+    """Updates queued for one reader of `updates`. If there are more, the reader gets UpdatesLostError."""
     frames_max: int = 1000
-    """Messages that wait to be saved. Above this the client stops reading, and the server may close the connection."""
+    """Messages waiting to be saved. Above this the client stops reading, and the server may close the connection."""
     message_bytes_max: int = 16 * MIB
     """Largest answer or frame that the client accepts from the server."""
     close_timeout_ms: int = 1000
@@ -177,7 +177,7 @@ class ChatSummary(Struct, frozen=True):
     received_to: int
     """The application has received all messages up to this sequence."""
     pending: int
-    """How many messages wait in the outbox."""
+    """Number of messages in the outbox."""
     role: str | None = None
     """The user's role, `OWNER` or `MEMBER`. None until the server lists the chat, or if the server has no roles."""
 

@@ -213,7 +213,7 @@ class PullProtocol:
         return ReadDeltas(self.cursor, self.epoch, self.is_caught_up)
 
     def pull_again(self) -> None:
-        """Request a page next, although the live connection delivers all deltas."""
+        """Request a page next, even though the live connection delivers all deltas."""
         self.is_caught_up = False
 
     def on_acknowledged(self, epoch: str) -> None:

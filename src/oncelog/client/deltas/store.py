@@ -213,7 +213,7 @@ class DeltasStore(BaseStore):
         epoch: str,
     ) -> list[Change]:
         """Merge deltas or rows of a snapshot and move the cursor, in one transaction. Return the visible changes."""
-        # A crash can only lose the whole transaction. The gateway then sends the data again.
+        # Losing the transaction in a crash is harmless, because the gateway sends the data again.
         rows: dict[RowKey, tuple[Row, Row]] = {}
         with self._transaction(is_durable=False) as connection:
             for part in received:

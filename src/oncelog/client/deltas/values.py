@@ -13,7 +13,7 @@ from oncelog.errors import ClientError
 
 
 class Deletion(Enum):
-    """Result with which a function passed to `edit` deletes the row."""
+    """Returned by a function passed to `edit` to delete the row."""
 
     DELETE = "delete"
 

@@ -278,7 +278,7 @@ class BlockingClient(BlockingEventsBase):
     def history_change(self) -> HistoryChange | None:
         """Like `Client.history_change`.
 
-        How the server's history has changed, while the client waits for `start_over`; otherwise None.
+        How the server's history has changed, while the client is waiting for `start_over`; otherwise None.
         """
         return self._client.history_change
 

@@ -292,7 +292,7 @@ class Client(ConnectedClient[EventsRuntime, Status]):
 
     @property
     def history_change(self) -> HistoryChange | None:
-        """How the server's history has changed, while the client waits for `start_over`; otherwise None."""
+        """How the server's history has changed, while the client is waiting for `start_over`; otherwise None."""
         return self._runtime.protocol.history_change
 
     async def start_over(self, since: int = 0, *, reset: Reset | None = None) -> None:

@@ -146,7 +146,7 @@ class Deliverer:
 
     @property
     def has_undelivered(self) -> bool:
-        """Whether events wait for delivery, or the cursor has moved without events."""
+        """Whether events are waiting for delivery, or the cursor has moved without events."""
         protocol = self._runtime.protocol
         is_other_history = protocol.phase is EventsPhase.HISTORY_CHANGED
         return bool(protocol.ready) or (

@@ -6,13 +6,13 @@ Frames go in (`receive`). Frames to send (`outgoing`), events in order (`take_ev
 The client sends one request at a time. Submissions that arrive in the meantime go into the next request. The server
 therefore commits submissions in the application's order, and many submissions cost little more than one.
 
-Order of this client's events among those of others: the server does not broadcast an event to the connection that
-submitted it. Instead, its answer contains the committed id of the event, and arrives after the broadcasts of lower ids
-and before the broadcasts of higher ids (EV-14). For a request with one event, the order of arrival is therefore the
-order of committed ids. For a request with several events, this is guaranteed only for the highest id: an earlier
-connection of this client may have sent the other events, and their ids may be lower than those of earlier broadcasts.
-The protocol therefore holds broadcasts back while such a request is in flight, and sorts them together with the events
-from the answer.
+How this client's events are ordered relative to those of others: the server does not broadcast an event to the
+connection that submitted it. Instead, its answer contains the committed id of the event, and arrives after the
+broadcasts of lower ids and before the broadcasts of higher ids (EV-14). For a request with one event, the order of
+arrival is therefore the order of committed ids. For a request with several events, this is guaranteed only for the
+highest id: an earlier connection of this client may have sent the other events, and their ids may be lower than those
+of earlier broadcasts. The protocol therefore holds broadcasts back while such a request is in flight, and sorts them
+together with the events from the answer.
 
 The protocol also holds broadcasts back when a busy server turns a request away, until the request is answered. An
 earlier connection or another client may have sent the same ids, and the server may have committed them while it held
@@ -82,7 +82,7 @@ class _Request(Struct, gc=False):
     cursor: int
     """The client's cursor when the request was built or, if later, when broadcasts were first held back."""
     holds_broadcasts: bool
-    """Whether broadcasts wait for the answer."""
+    """Whether broadcasts are held back until the answer arrives."""
     held_broadcasts: list[Event]
     msg_id: str = ""
     is_under_way: bool = False
@@ -152,7 +152,7 @@ class EventsProtocol(BaseProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the client waits for an answer from the server."""
+        """Whether the client is waiting for an answer from the server."""
         is_request_under_way = self._request is not None and self._request.is_under_way
         return self.phase is EventsPhase.CONNECTING or self._page_request_id is not None or is_request_under_way
 
@@ -163,7 +163,7 @@ class EventsProtocol(BaseProtocol):
         return request.cursor if request is not None and request.holds_broadcasts else self._cursor
 
     def start_over(self, since: int, epoch: str) -> None:
-        """Continue from the cursor `since` in the history `epoch`. Drop the events that wait in memory."""
+        """Continue from the cursor `since` in the history `epoch`. Drop the events waiting in memory."""
         self.disconnect()
         self.ready.clear()
         self._cursor = since
@@ -185,7 +185,7 @@ class EventsProtocol(BaseProtocol):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether too many events wait in memory. If so, close the connection; the next one begins in phase ASIDE."""
+        """Whether too many events are in memory. If so, close the connection; the next one begins in phase ASIDE."""
         held_count = 0 if self._request is None else len(self._request.held_broadcasts)
         return self.phase is EventsPhase.LIVE and len(self.ready) + held_count > 2 * READY_EVENTS_MAX
 

@@ -120,7 +120,7 @@ class ClientStore(OutboxStore):
 
         Return -1 if that number has not changed.
         """
-        # A crash can only lose the whole transaction. The server then sends the events again.
+        # Losing the transaction in a crash is harmless, because the server sends the events again.
         with self._file.transaction(is_durable=False) as connection:
             if apply is not None and events:
                 failed = [*failed, *_apply_events(connection, apply, events)]

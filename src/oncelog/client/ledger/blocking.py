@@ -103,7 +103,7 @@ class BlockingLedgerScope(BlockingStatusSource):
         Stop sending a pending write, so that later writes of the scope can proceed. Return once that is saved.
 
         Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
-        copy of it may still commit: read the ledger to find out. Callers that wait for the write get a ClientError.
+        copy of it may still commit: read the ledger to find out. Callers waiting for the write get a ClientError.
         Raises ClientError if no pending write has this key.
         """
         return self._portal.call(self._scope.withdraw, key)

@@ -93,7 +93,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
         """Stop sending a pending write, so that later writes of the scope can proceed. Return once that is saved.
 
         Returns True if the write was not committed and never will be. Returns False if an earlier attempt or a delayed
-        copy of it may still commit: read the ledger to find out. Callers that wait for the write get a ClientError.
+        copy of it may still commit: read the ledger to find out. Callers waiting for the write get a ClientError.
         Raises ClientError if no pending write has this key.
         """
         return await (await self._get_stream()).withdraw(_encode_key(key))

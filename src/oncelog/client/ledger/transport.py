@@ -37,7 +37,7 @@ _REFUSED_STATUSES: Final = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
-"""Statuses with which the server rejects a call unprocessed. After any other status the effect of a call is unknown."""
+"""Statuses of calls that the server rejects unprocessed. After any other status the effect of a call is unknown."""
 TOO_LARGE: Final = "too_large"
 UNREADABLE_CODES: Final = frozenset({error_codes.FORBIDDEN, error_codes.NOT_FOUND})
 

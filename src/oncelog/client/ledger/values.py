@@ -266,7 +266,7 @@ class LedgerLimits(BaseLimits, frozen=True, kw_only=True):
     value_bytes_max: int = MIB
     """Size of an entity's value. The server's default limit is the same."""
     in_flight_max: int = 64
-    """Writes per scope that wait for an answer at the same time."""
+    """Writes per scope that may be in flight at the same time."""
     close_timeout_ms: int = 5000
     """How long `close` waits for the answers to sent writes."""
     idle_ms: int = 3_600_000

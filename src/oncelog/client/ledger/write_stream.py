@@ -46,7 +46,7 @@ class LedgerRuntime(ClientRuntime[LedgerStore, LedgerLimits]):
 
 
 class Pending(BasePending[QueuedWrite, Outcome]):
-    """A write with the callers that wait for its outcome."""
+    """A write with the callers waiting for its outcome."""
 
     __slots__ = ()
 
@@ -122,7 +122,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
                 self._settle(entry, outcome or withdrawn)
 
     def fail_callers(self, entry: QueuedWrite, error: Exception) -> None:
-        """Raise an error in the callers that wait for a write. The write remains pending and can have new callers."""
+        """Raise an error in the callers waiting for a write. The write remains pending, and others can wait for it."""
         if entry.number not in self._superseded:
             self._settle(entry, error)
             self.load([entry])

@@ -140,7 +140,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
 
     @property
     def is_own_task(self) -> bool:
-        """Whether the caller runs in a task of this client, for example in a handler."""
+        """Whether the caller is running in a task of this client, for example in a handler."""
         return asyncio.current_task() in self._tasks
 
     def start_task(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

@@ -21,7 +21,7 @@ OutcomeType = TypeVar("OutcomeType")
 
 
 class BasePending(Generic[Entry, OutcomeType]):
-    """A write in the outbox, with the callers that wait for its outcome."""
+    """A write in the outbox, with the callers waiting for its outcome."""
 
     __slots__ = ("_entry", "_outcome", "_waiter")
 
@@ -81,7 +81,7 @@ Limit = tuple[str, int]
 
 
 class _Submission(NamedTuple, Generic[Entry]):
-    """Drafts that wait to be saved."""
+    """Drafts waiting to be saved."""
 
     drafts: Sequence[Entry]
     withdrawn: Sequence[Any]
@@ -136,7 +136,7 @@ class BaseOutbox(ABC, Generic[Runtime, Entry, Pending, Changes]):
 
     @property
     def unsaved_submissions(self) -> "list[asyncio.Future[None]]":
-        """Futures of the submissions that wait for a transaction."""
+        """Futures of the submissions waiting for a transaction."""
         return [submission.saved for submission in self._pending_accepts]
 
     def load(self, entries: Iterable[Entry]) -> None:

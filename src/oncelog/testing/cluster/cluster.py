@@ -80,7 +80,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Return the address for clients. It lists all servers, and the client chooses the writable one."""
+        """Return the address for clients. It lists all servers, and the client picks the writable one."""
         return self.layout.address
 
     # --- start and end

@@ -72,7 +72,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """Address for clients: all servers, of which the client chooses the writable one."""
+        """Address for clients: all servers, from which the client picks the writable one."""
         hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
         return f"postgresql://postgres@{hosts}/postgres"
 
