@@ -59,7 +59,7 @@ class Walkthrough:
         elif language == "sh":
             self.outputs.append(self._run(text))
         elif language == "text":
-            assert self.outputs[-1] == text
+            assert self.outputs[-1] == text, f"the page shows:\n{text}\nthe command printed:\n{self.outputs[-1]}"
 
     def _run(self, commands: str) -> str:
         # These commands use the default port unless the page specifies a server.

@@ -34,7 +34,7 @@ async def test_only_the_write_that_the_store_rejects_is_refused(tmp_path: Path) 
         verdicts = await asyncio.gather(*map(log.submit, writes))
         for write, verdict in zip(writes, verdicts, strict=True):
             if write.key == bad(5).key:
-                assert "sending it again does not help" in assert_refused(verdict, Reason.UNSTORABLE).message
+                assert "retrying does not help" in assert_refused(verdict, Reason.UNSTORABLE).message
             else:
                 assert_committed(verdict)
         assert_refused(await log.submit(bad(5)), Reason.UNSTORABLE)
@@ -96,7 +96,7 @@ async def test_ledger_write_that_the_store_rejects_is_an_invalid_argument(tmp_pa
             await ledger.write(1, {"set_entity": {"key": MARK, "value": b"1"}}, key=key(1))
         assert caught.value.status == "INVALID_ARGUMENT"
         assert caught.value.retry_after_ms is None
-        assert "sending it again does not help" in caught.value.message
+        assert "retrying does not help" in caught.value.message
         # No sequence is consumed, and the key remains free.
         answer = await ledger.write(1, {"set_entity": {"key": "a", "value": b"1"}}, key=key(1))
         assert answer["assigned_sequence"] == 1
@@ -131,5 +131,5 @@ async def test_rejected_push_of_several_deltas_blames_no_single_delta(tmp_path: 
         assert "the store cannot hold one of these 2 deltas; nothing was written" in answer.json["error"]
         answer = await gateway.push(bad)
         assert (answer.status, answer.json["code"], answer.json["index"]) == (400, "BAD_REQUEST", 0)
-        assert "sending it again does not help" in answer.json["error"]
+        assert "retrying does not help" in answer.json["error"]
         assert await gateway.push_accepted(good) == [(1, False)]

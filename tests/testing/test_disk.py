@@ -291,7 +291,7 @@ def test_operation_numbers_start_at_one(disk: Disk) -> None:
         disk.fail_at(0, Fault.FULL)
     with pytest.raises(ValueError, match="number 1"):
         disk.lose_power_at_sync(0)
-    with pytest.raises(ValueError, match="directories"):
+    with pytest.raises(ValueError, match="directory"):
         disk.connect("directory/log.db")
 
 
