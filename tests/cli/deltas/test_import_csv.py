@@ -315,7 +315,7 @@ def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProce
         assert f"{kept} is the state of an interrupted import" in run_import(server.url, "g", file)[2][0]
         write_many(file, 11)
         status, _, [error] = run_import(url, "g", file)
-        assert "differs in: content of the CSV file. " in error
+        assert "differs from this one in: content of the CSV file. " in error
         write_many(file, 10)
         assert kept.read_bytes() == begun
         kept.write_bytes(begun[:20])
