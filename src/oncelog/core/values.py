@@ -471,7 +471,7 @@ class Settings(Struct, frozen=True):
 
 
 class RequestedSettings(Struct, frozen=True):
-    """Settings for a new log, or expectations of an existing one. None stands for the default, or for any value."""
+    """Settings for a new log, or required settings of an existing one. None stands for the default or any value."""
 
     lanes: int | None = None
     eviction_interval: int | None = None
@@ -643,7 +643,7 @@ class Changes(StateTables[None]):
     records: list[Record] = field(default_factory=list)
     heads: dict[int, LaneHead] = field(default_factory=dict)
     leap: int = 0
-    """Number above which numbers continue after a leap, or 0 without a leap. It becomes the floor of all streams."""
+    """Number above which a leap resumes all numbers, or 0 without a leap. It becomes the floor of all streams."""
 
     @property
     def is_empty(self) -> bool:

@@ -167,8 +167,8 @@ class ApiLimits(Struct, frozen=True, kw_only=True):
     user_chats_burst_max: int = 1000
     """New chats that one user may create in one burst after a pause. At most 1,000,000."""
     live_chats_max: int = 10_000
-    """Chats that the server keeps in memory for one connected user. Messages of further chats are delivered by a
-    look-up."""
+    """Chats that the server keeps in memory for one connected user. Messages of other chats are delivered by
+    look-ups."""
     delivery_ms: int = 50
     """How long the server collects acknowledgements before it sends them to the members of their chat."""
 

@@ -67,7 +67,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     deltas_schemas: str | None = None
     """JSON file that defines the tables of each gateway: `{gateway: {table: {column: type}}}`."""
     origins: tuple[str, ...] = ()
-    """Further web origins whose pages may connect: `https://app.example.org`."""
+    """Additional web origins whose pages may connect: `https://app.example.org`."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` the server trusts."""
     read_only: bool = False

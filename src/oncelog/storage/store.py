@@ -159,7 +159,7 @@ class Query(Struct, frozen=True, kw_only=True):
     after: int = 0
     """Cursor. The page begins after this number."""
     upto: int | None = None
-    """Last number that the page may contain; None for the newest."""
+    """Last number that the page may contain, or None for the newest."""
     limit: int = 500
     bytes_max: int = 8 * 2**20
     """Total size of bodies at which a page ends. A page has at least one record if any record matches."""

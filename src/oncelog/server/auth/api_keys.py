@@ -46,8 +46,8 @@ KEY_PREFIX: Final = "olk_"
 """Distinguishes keys from tokens, and helps scanners find leaked keys."""
 FILE_VERSION: Final = 1
 FILE_VERSION_WITH_EXPIRY: Final = 2
-"""File version used as soon as one key expires. Versions of Oncelog that do not support expiry refuse such a file; they
-read version 1."""
+"""File version of a file that contains a key with an expiry time. Versions of Oncelog that do not support expiry read
+only version 1."""
 # The last character carries only four bits. The pattern allows only canonical last characters, so that each secret has
 # exactly one spelling.
 _KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)

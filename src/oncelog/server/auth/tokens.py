@@ -266,7 +266,7 @@ def issue_token(
 ) -> str:
     """Create a token that `Tokens` accepts, for development and tests. Raises CanonicalError for invalid claims.
 
-    Further claims are `iss` and `aud`. Claims with the value None are omitted.
+    `further_claims` accepts `iss` and `aud`. Claims with the value None are omitted.
     """
     to_actor("user", subject, "$.sub")
     if client_id is not None:

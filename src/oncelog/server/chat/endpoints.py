@@ -198,7 +198,7 @@ class ChatEndpoints:
             read(
                 path=f"{_CHAT}/messages/{{message_id}}",
                 name="getMessage",
-                summary="Look a message up by its id",
+                summary="Look up a message by its id",
                 description="Returns whether the message with this `message_id` or `client_message_id` is in the "
                 "chat, and whether a retry still gets the first answer. Includes the proof of the record.",
                 parameters=(

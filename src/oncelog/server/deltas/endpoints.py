@@ -164,7 +164,7 @@ class DeltasEndpoints:
             read(
                 path=f"{PATH}deltas/{{deltaId}}",
                 name="getDelta",
-                summary="Look a delta up by its id",
+                summary="Look up a delta by its id",
                 description="Returns whether the delta was committed, and its sequence. Includes the record's proof.",
                 parameters=(
                     _GATEWAY_PARAMETER,

@@ -97,7 +97,7 @@ class EventsEndpoints:
                 path="/v1/events/{id}",
                 api="events",
                 name="getEvent",
-                summary="Look an event up by its id",
+                summary="Look up an event by its id",
                 description=(
                     "Returns whether the event was committed, its position, and whether the log still remembers "
                     "its id. Includes the proof of the record unless `show_actors` is off. An event of other "

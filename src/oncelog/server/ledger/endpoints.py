@@ -174,7 +174,7 @@ class LedgerEndpoints:
             declare(
                 reads.RELATIONSHIP,
                 "relationship",
-                "Look a relationship up",
+                "Look up a relationship",
                 ("RelationshipFound", "Returns whether the relationship exists."),
                 members,
             ),
@@ -189,7 +189,7 @@ class LedgerEndpoints:
             declare(
                 reads.OUTCOME,
                 "outcome",
-                "Look a transaction up by its id or key",
+                "Look up a transaction by its id or key",
                 (
                     "TransactionOutcome",
                     (
