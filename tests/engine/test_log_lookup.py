@@ -153,7 +153,7 @@ async def test_lookup_reports_leases_and_how_they_ended(open_log: Open) -> None:
         clock.advance(400)
         assert await look(1) == (
             Status.LEASED,
-            "no record yet: the work runs under lease 1, which lasts 600 ms more",
+            "no record yet: the work runs under lease 1, which expires in 600 ms",
         )
         await log.submit(Release(policy=RUNS, scope=CAMPAIGN, key=key(2), holder="ann", fence=2, failure=b"boom"))
         await log.submit(Release(policy=RUNS, scope=CAMPAIGN, key=key(3), holder="ann", fence=3))

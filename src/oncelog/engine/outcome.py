@@ -98,5 +98,5 @@ def _describe_lease(lease: Lease, log_time_ms: int) -> str:
         return f"no record: the work under lease {lease.fence} {failed}, and no caller has taken it over yet"
     left_ms = lease.until_ms - log_time_ms
     if left_ms > 0:
-        return f"no record yet: the work runs under lease {lease.fence}, which lasts {left_ms} ms more"
+        return f"no record yet: the work runs under lease {lease.fence}, which expires in {left_ms} ms"
     return f"no record: lease {lease.fence} expired {-left_ms} ms ago, and no caller has taken it over yet"
