@@ -17,7 +17,6 @@ from oncelog.cli.remote import (
     TokenFile,
     build_remote,
     open_client,
-    request,
     translate_decode_errors,
 )
 from oncelog.cli.terminal import (
@@ -140,7 +139,7 @@ async def _print_remote(remote: Remote, wanted: AuditFilter, follow: bool, show:
     async with open_client(remote) as client:
 
         async def fetch_page() -> _ActPage:
-            answer = await request(client, "GET", "/v1/audit", query)
+            answer = await client.send("GET", "/v1/audit", query)
             with translate_decode_errors(remote):
                 return msgspec.json.decode(answer, type=_ActPage)
 

@@ -9,7 +9,7 @@ import os
 import random
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import wraps
 from importlib.util import find_spec
@@ -32,7 +32,6 @@ from oncelog.client.runtime.http import (
     HttpClient,
     WebSocket,
     normalize_url,
-    status_error,
     translate_errors,
 )
 from oncelog.client.runtime.values import LIMIT_MAX, MIB, BaseLimits, ConnectionLimits
@@ -207,19 +206,6 @@ async def open_client(remote: Remote, answer_timeout_s: float = 60.0) -> AsyncIt
         yield client
     finally:
         await client.close()
-
-
-async def request(
-    client: HttpClient, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None
-) -> bytes:
-    """Send a request and return the body of the answer. Raises LostError or ServerRefusedError."""
-    response = await client.request(method, path, query, body)
-    if response.status == 200:
-        return response.body
-    try:
-        raise decode_refusal(msgspec.json.decode(response.body, type=dict[str, Raw])["error"])
-    except (KeyError, msgspec.MsgspecError):
-        raise status_error(response.status) from None
 
 
 class EventsConnection:

@@ -26,7 +26,6 @@ from oncelog.cli.remote import (
     decode_results,
     open_client,
     report_early_end,
-    request,
     uses_server,
 )
 from oncelog.cli.terminal import EXIT_FOUND_NOTHING, AsJson, ProgressMeter, print_message
@@ -167,7 +166,7 @@ async def _submit_all(
                 body = b'{%b"events":[%b]}' % (prefix, b",".join(item.body for item in items))
                 try:
                     with report_early_end(partial(_report_unknown, items)):
-                        answer = await retrier.run(partial(request, client, "POST", EVENTS_PATH, body=body))
+                        answer = await retrier.run(partial(client.send, "POST", EVENTS_PATH, body=body))
                 except ServerRefusedError as error:
                     place = f" (the request began with {items[0].location})" if items[0].location else ""
                     raise OncelogError(f"{error}{place}") from error

@@ -10,7 +10,7 @@ from oncelog.client.deltas.codec import (
     GatewayRefusedError,
     OutboxEntry,
     PushReply,
-    SnapshotPage,
+    RowPage,
     decode_delta_page,
     decode_deltas,
     decode_error,
@@ -55,7 +55,7 @@ class ModelWire(DeltasTransport):
     async def pull(self, since: int, epoch: str, limit: int) -> DeltaPage[RowDelta]:
         return await self._exchange("pull", lambda: self.gateway.pull(since, epoch, limit), decode_delta_page)  # type: ignore[no-any-return]
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage:
+    async def snapshot(self, page: str, limit: int) -> RowPage:
         return await self._exchange("snapshot", lambda: self.gateway.snapshot(page, limit), decode_snapshot_page)  # type: ignore[no-any-return]
 
     async def follow(self, since: int, epoch: str) -> LiveStream:

@@ -10,6 +10,7 @@ from oncelog.client.deltas.codec import (
     GatewayRefusedError,
     OutboxEntry,
     PushReply,
+    RowPage,
     SnapshotPage,
     decode_connected,
     decode_delta_page,
@@ -322,7 +323,7 @@ def test_requested_reset_interrupts_a_snapshot() -> None:
     pulling.confirm(RestartSnapshot())
     pulling.confirm(SnapshotPage((), 9, "next", EPOCH))
     assert request_of(pulling, is_reset_wanted=True) == ReadSnapshot("")
-    last = SnapshotPage((), 9, "", EPOCH)
+    last = RowPage((), 9, "", EPOCH)
     assert pulling.handle_answer(ReadSnapshot(""), last) == StageRows(last, is_first=True)
 
 

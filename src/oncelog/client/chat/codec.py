@@ -6,7 +6,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from oncelog.client.chat.values import Message, OutboxMessage
+from oncelog.client.chat.values import Delivery, Membership, Message, OutboxMessage, Sent
 from oncelog.client.runtime.values import Number
 from oncelog.errors import ProtocolError
 
@@ -34,16 +34,12 @@ class Connected(Struct, frozen=True):
     epoch: str
 
 
-class SendAck(Struct, frozen=True, gc=False):
-    """A `send_message_ack`."""
+class SendAck(Sent, frozen=True, gc=False, kw_only=True):
+    """A `send_message_ack`: the outcome of a message, with its identity."""
 
     client_message_id: str
     chat_id: str
-    message_id: str
     sequence: Number
-    created_at: str
-    duplicate: bool = False
-    content_mismatch: bool = False
     erased: bool = False
 
 
@@ -57,23 +53,17 @@ class MessageBatch(Struct, frozen=True):
     cursor_ahead: bool = False
 
 
-class DeliveryFrame(Struct, frozen=True, gc=False):
+class DeliveryFrame(Delivery, frozen=True, gc=False):
     """A `delivery`."""
 
-    chat_id: str
-    user_id: str
     last_acked_sequence: Number
 
 
-class MembershipFrame(Struct, frozen=True, gc=False):
-    """A `membership`."""
+class MembershipFrame(Membership, frozen=True, gc=False):
+    """A `membership`, with the member's watermark."""
 
-    chat_id: str
-    user_id: str
-    present: bool
     last_acked_sequence: int = 0
     """Acknowledged sequence of a current member. A member that rejoins keeps its earlier one."""
-    role: str | None = None
 
 
 class ServerError(Struct, frozen=True):

@@ -1,31 +1,19 @@
 """HTTP client for chats, members, history and delivery. Raises LostError, ServerRefusedError or ProtocolError."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-import msgspec
 import orjson
 from msgspec import Struct
 
 from oncelog.client.chat.codec import PATH
 from oncelog.client.chat.values import ChatDetails, ListedChat, Member, Message
-from oncelog.client.runtime.http import DECODE_ERRORS, HttpClient, HttpResponse, Socket, decode_answer, status_error
-from oncelog.errors import LostError, ProtocolError, ServerRefusedError
+from oncelog.client.runtime.http import HttpClient, Socket, decode_answer
+from oncelog.errors import ProtocolError
 
 T = TypeVar("T")
 Page = TypeVar("Page", bound="_Page")
-
-
-class _ErrorBody(Struct):
-    code: str
-    message: str = ""
-    retry_after_ms: int = 0
-    details: dict[str, Any] = {}
-
-
-class _ErrorResponse(Struct):
-    error: _ErrorBody
 
 
 class _Page(Struct, kw_only=True):
@@ -86,11 +74,11 @@ class ChatHttpClient(HttpClient):
     async def add_member(self, chat_id: str, user_id: str, role: str | None, *, only_if_member: bool = False) -> None:
         """Add a member or set its role. Only owners may do so."""
         body = None if role is None else orjson.dumps({"role": role, "only_if_member": only_if_member})
-        await self._send("PUT", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
+        await self.send("PUT", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
         """Remove a member. Only owners may remove other members."""
-        await self._send("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
+        await self.send("DELETE", f"{_to_path(chat_id)}/members/{quote(user_id, safe='')}")
 
     async def get_history(self, chat_id: str, after: int | None, before: int | None, limit: int) -> list[Message]:
         """Return messages from the server, in order."""
@@ -120,27 +108,7 @@ class ChatHttpClient(HttpClient):
     async def _request_json(
         self, method: str, path: str, kind: type[T], query: dict[str, str] | None = None, body: bytes | None = None
     ) -> T:
-        return decode_answer((await self._send(method, path, query, body)).body, kind)
-
-    async def _send(
-        self, method: str, path: str, query: dict[str, str] | None = None, body: bytes | None = None
-    ) -> HttpResponse:
-        answer = await self.request(method, path, query, body)
-        if not 200 <= answer.status < 300:
-            raise _to_error(answer)
-        return answer
-
-
-def _to_error(response: HttpResponse) -> ServerRefusedError | LostError:
-    try:
-        body = msgspec.json.decode(response.body, type=_ErrorResponse).error
-    except DECODE_ERRORS:
-        return status_error(response.status)
-    retry_after_ms = body.details.get("retry_after_ms", 0)
-    retry_after_ms = retry_after_ms if type(retry_after_ms) is int else 0
-    return ServerRefusedError(
-        body.code, body.message, max(body.retry_after_ms, retry_after_ms, response.retry_after_ms)
-    )
+        return decode_answer(await self.send(method, path, query, body), kind)
 
 
 def _to_details(pages: Sequence[_ChatPage]) -> ChatDetails:

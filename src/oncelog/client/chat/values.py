@@ -5,7 +5,15 @@ from typing import ClassVar, Final
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Number, Settled
+from oncelog.client.runtime.values import (
+    MIB,
+    BaseEntry,
+    BaseHistoryChange,
+    BaseStatus,
+    ConnectionLimits,
+    Number,
+    Settled,
+)
 
 EXPIRED: Final = "EXPIRED"
 """Client-side refusal code for a message that was in the outbox for longer than a server remembers ids."""
@@ -252,14 +260,12 @@ class Membership(Struct, frozen=True):
     """New role. None for a member that has left, or if the server has no roles."""
 
 
-class HistoryChange(Struct, frozen=True):
+class HistoryChange(BaseHistoryChange, frozen=True):
     """The server has a different history, for example after a restore. The client has removed the old messages.
 
     It reloads all chats from their first message, or only the chat `chat_id` if that is not None.
     """
 
-    known_epoch: str
-    epoch: str
     chat_id: str | None = None
 
 

@@ -17,6 +17,8 @@ from oncelog.error_codes import CLOCK_DRIFT, TOO_LARGE
 from oncelog.errors import CanonicalError, ClientError, ProtocolError, ServerRefusedError
 
 DeltaT = TypeVar("DeltaT")
+RowT = TypeVar("RowT")
+HlcT = TypeVar("HlcT")
 GATEWAY: Final = "gateway"
 """Name of the server in error messages."""
 
@@ -103,16 +105,19 @@ class SnapshotRow(Struct, frozen=True):
     row: Row
 
 
-class SnapshotPage(Struct, frozen=True):
+class SnapshotPage(Struct, Generic[RowT, HlcT], frozen=True):
     """A page of the gateway's rows."""
 
-    rows: tuple[SnapshotRow, ...]
-    cursor: int
+    rows: tuple[RowT, ...]
+    cursor: Number
     next: str
     """Token of the next page. Empty on the last page."""
     epoch: str
-    horizon: int | None = None
+    horizon: HlcT | None = None
     """Tombstone horizon of the gateway if it has dropped deleted rows. A row that no page contains is then deleted."""
+
+
+RowPage = SnapshotPage[SnapshotRow, int]
 
 
 # --- messages as JSON --------------------------------------------------------------------------------
@@ -144,14 +149,6 @@ class _RowJson(Struct, rename="camel"):
         written = NEVER if self.written is None else self.written.to_stamp()
         deleted = NEVER if self.deleted is None else self.deleted.to_stamp()
         return SnapshotRow(self.table, self.row_id, Row(columns, written, deleted))
-
-
-class _SnapshotJson(Struct):
-    rows: list[_RowJson]
-    cursor: Number
-    next: str
-    epoch: str
-    horizon: str | None = None
 
 
 class _ErrorJson(Struct, rename="camel"):
@@ -198,9 +195,9 @@ def decode_deltas(page: DeltaPage[Raw]) -> DeltaPage[RowDelta]:
     return DeltaPage(deltas, page.cursor, page.has_more, page.epoch, page.is_compacted)
 
 
-def decode_snapshot_page(body: bytes) -> SnapshotPage:
+def decode_snapshot_page(body: bytes) -> RowPage:
     """Decode a page of a snapshot. Raises ProtocolError."""
-    page = decode_answer(body, _SnapshotJson, GATEWAY)
+    page = decode_answer(body, SnapshotPage[_RowJson, str], GATEWAY)
     try:
         rows = tuple(row.to_snapshot_row() for row in page.rows)
         horizon = None if page.horizon is None else parse_hlc(page.horizon)

@@ -19,6 +19,7 @@ from oncelog.client.deltas.codec import (
     GatewayRefusedError,
     OutboxEntry,
     PushReply,
+    RowPage,
     SnapshotPage,
     describe_failure,
 )
@@ -165,7 +166,7 @@ PullRequest = ReadDeltas | ReadSnapshot
 class StageRows(Struct, frozen=True):
     """Stage the rows of a page. After the last page they replace all rows, and the cursor moves."""
 
-    page: SnapshotPage
+    page: RowPage
     is_first: bool
 
 
@@ -181,12 +182,12 @@ class RestartSnapshot(Struct, frozen=True):
     """Restart reading the snapshot at its first page. The file does not change."""
 
 
-PullEffect = DeltaPage[RowDelta] | SnapshotPage | StageRows | ResetRows | RestartSnapshot
+PullEffect = DeltaPage[RowDelta] | RowPage | StageRows | ResetRows | RestartSnapshot
 """The effect of a page itself is a merge into the rows. Deltas, and the last page of a snapshot, also move the
 cursor."""
 
 
-_NO_PAGE: Final = SnapshotPage((), 0, "", "")
+_NO_PAGE: Final = RowPage((), 0, "", "")
 """Placeholder for the last page of a snapshot before its first page has arrived."""
 
 
@@ -200,7 +201,7 @@ class PullProtocol:
         self.is_caught_up = False
         self.is_authorized = True
         self.last_error: str | None = None
-        self._snapshot: SnapshotPage | None = None
+        self._snapshot: RowPage | None = None
         """Last received page of the snapshot that is being read, or None if no snapshot is being read."""
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
@@ -225,7 +226,7 @@ class PullProtocol:
         self.epoch = self.epoch or epoch
 
     def handle_answer(
-        self, request: PullRequest, answer: DeltaPage[RowDelta] | SnapshotPage | ClientError
+        self, request: PullRequest, answer: DeltaPage[RowDelta] | RowPage | ClientError
     ) -> PullEffect | RetryPause:
         """Return the effect of an answer on the file, or the pause before the next request. Raises ProtocolError."""
         match answer:
@@ -269,7 +270,7 @@ class PullProtocol:
             raise ProtocolError(f"the gateway sent an empty page but reports more deltas after {page.cursor}")
         return replace(page, cursor=max(page.cursor, self.cursor))  # an earlier pull may have moved the cursor further
 
-    def _handle_snapshot_page(self, page: SnapshotPage) -> PullEffect:
+    def _handle_snapshot_page(self, page: RowPage) -> PullEffect:
         snapshot = self._snapshot
         if snapshot is None:
             raise ProtocolError("the gateway sent a snapshot that the client did not request")
@@ -284,7 +285,7 @@ class PullProtocol:
             return ResetRows("its snapshot lacks deleted rows", is_compacted=True)
         return page
 
-    def _advance_snapshot(self, page: SnapshotPage) -> None:
+    def _advance_snapshot(self, page: RowPage) -> None:
         if page.next:
             self._snapshot = page
             return

@@ -12,6 +12,7 @@ from oncelog.client.deltas.codec import (
     GatewayRefusedError,
     OutboxEntry,
     PushReply,
+    RowPage,
     SnapshotPage,
     describe_failure,
 )
@@ -178,7 +179,7 @@ class Puller(SyncTask):
         if rounds_requested > self._rounds_done:
             protocol.pull_again()
         request = protocol.next_request(is_reset_wanted=self._runtime.store.sync_state.is_reset_wanted)
-        answer: DeltaPage[RowDelta] | SnapshotPage | ClientError | None
+        answer: DeltaPage[RowDelta] | RowPage | ClientError | None
         try:
             answer = await self._send_request(request)
         except (LostError, ProtocolError, GatewayRefusedError) as error:
@@ -203,7 +204,7 @@ class Puller(SyncTask):
                 self._rounds_done = rounds_requested
         return None
 
-    async def _send_request(self, request: PullRequest) -> DeltaPage[RowDelta] | SnapshotPage | None:
+    async def _send_request(self, request: PullRequest) -> DeltaPage[RowDelta] | RowPage | None:
         """Send a request and return the answer, or None if `skip_pause` interrupted the wait for a live message."""
         limits = self._runtime.limits
         if isinstance(request, ReadSnapshot):
@@ -254,7 +255,7 @@ class Puller(SyncTask):
                 await runtime.call_store(store.request_reset)
         protocol.confirm(effect)
 
-    async def _replace(self, page: SnapshotPage) -> None:
+    async def _replace(self, page: RowPage) -> None:
         runtime, protocol = self._runtime, self.protocol
         changes_max = runtime.limits.changes_max if runtime.streams else 0
         await runtime.call_store(

@@ -17,7 +17,7 @@ from oncelog.client.deltas.codec import (
     GatewayRefusedError,
     OutboxEntry,
     PushReply,
-    SnapshotPage,
+    RowPage,
     decode_connected,
     decode_delta_page,
     decode_deltas,
@@ -90,7 +90,7 @@ class DeltasTransport(HttpClient):
         query = {"since": str(since), "limit": str(limit), **({"epoch": epoch} if epoch else {})}
         return await self.call("pull", query, decode_delta_page)
 
-    async def snapshot(self, page: str, limit: int) -> SnapshotPage:
+    async def snapshot(self, page: str, limit: int) -> RowPage:
         """Read a page of all rows."""
         query = {"limit": str(limit), **({"page": page} if page else {})}
         return await self.call("snapshot", query, decode_snapshot_page)

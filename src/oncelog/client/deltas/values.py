@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import MIB, BaseStatus, ConnectionLimits
+from oncelog.client.runtime.values import MIB, BaseHistoryChange, BaseStatus, ConnectionLimits
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.core.deltas import PUSH_DELTAS_MAX
 from oncelog.errors import ClientError
@@ -92,15 +92,13 @@ class DeltaRefusedError(ClientError):
         self.refusal = refusal
 
 
-class HistoryChange(Struct, frozen=True):
+class HistoryChange(BaseHistoryChange, frozen=True):
     """The gateway's history differs from the one that the client followed: a backup was restored or the log truncated.
 
     The gateway's rows, with the outbox applied to them, have replaced the local rows. Changes that the gateway has lost
     are lost here too.
     """
 
-    known_epoch: str
-    epoch: str
     known_cursor: int
     cursor: int
 

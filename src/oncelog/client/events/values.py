@@ -4,7 +4,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from oncelog.client.runtime.values import MIB, BaseEntry, BaseStatus, ConnectionLimits, Number, Settled
+from oncelog.client.runtime.values import (
+    MIB,
+    BaseEntry,
+    BaseHistoryChange,
+    BaseStatus,
+    ConnectionLimits,
+    Number,
+    Settled,
+)
 from oncelog.deprecation import alias_property
 
 
@@ -106,14 +114,12 @@ class Status(BaseStatus, frozen=True, kw_only=True):
     rejected = alias_property("Status.rejected", "refused")
 
 
-class HistoryChange(Struct, frozen=True):
+class HistoryChange(BaseHistoryChange, frozen=True):
     """The server's history differs from the one that the client followed: a backup was restored or the log truncated.
 
     The new history may lack events up to `cursor` that the client has delivered, or have different events at their ids.
     """
 
-    known_epoch: str
-    epoch: str
     cursor: int
     server_last_committed_id: int
     message: str

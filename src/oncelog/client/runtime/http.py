@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -170,6 +170,17 @@ class HttpResponse(Struct, frozen=True):
     """Value of the `Retry-After` header, or 0 if the response has none."""
 
 
+class _ErrorBody(Struct):
+    code: str
+    message: str = ""
+    retry_after_ms: int = 0
+    details: dict[str, Any] = {}
+
+
+class _ErrorResponse(Struct):
+    error: _ErrorBody
+
+
 class HttpClient:
     """An HTTP session with one server. It does not follow redirects, which could leak the token to another server."""
 
@@ -212,6 +223,15 @@ class HttpClient:
             ):
                 answer = await self._read_body(response)
         return HttpResponse(response.status, answer, _parse_retry_after_ms(response.headers.get("Retry-After", "")))
+
+    async def send(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> bytes:
+        """Send a request and return the body of the answer. Raises ServerRefusedError and the errors of `request`."""
+        response = await self.request(method, path, query, body)
+        if not 200 <= response.status < 300:
+            raise _decode_refusal(response)
+        return response.body
 
     async def open_websocket(self, path: str) -> WebSocket:
         """Open a WebSocket. Raises LostError or ServerRefusedError."""
@@ -284,6 +304,18 @@ def decode_answer(body: bytes, kind: type[T], sender: str = "server") -> T:
         return msgspec.json.decode(body, type=kind)
     except DECODE_ERRORS as error:
         raise ProtocolError(f"malformed answer from the {sender}: {error}") from error
+
+
+def _decode_refusal(response: HttpResponse) -> ServerRefusedError:
+    try:
+        body = msgspec.json.decode(response.body, type=_ErrorResponse).error
+    except DECODE_ERRORS:
+        return status_error(response.status)
+    retry_after_ms = body.details.get("retry_after_ms", 0)
+    retry_after_ms = retry_after_ms if type(retry_after_ms) is int else 0
+    return ServerRefusedError(
+        body.code, body.message, max(body.retry_after_ms, retry_after_ms, response.retry_after_ms)
+    )
 
 
 def _parse_retry_after_ms(text: str) -> int:

@@ -116,6 +116,13 @@ class ConnectionState(Enum):
     """Deprecated: use REFUSED."""
 
 
+class BaseHistoryChange(Struct, frozen=True):
+    """The server has a different history: its epoch is `epoch`, and the client followed `known_epoch`."""
+
+    known_epoch: str
+    epoch: str
+
+
 class BaseStatus(Struct, frozen=True, kw_only=True):
     """Client status for a user interface: the fields that all clients share."""
 
