@@ -246,3 +246,34 @@ def test_translated_function_has_the_steps_of_the_async_function(
     assert generate_reader(READER_NAMES).endswith(BLOCKING_READER)
     with pytest.raises(GenerationError, match=r"has no \['Shelf'\]"):
         generate_reader({**READER_NAMES, "Shelf": "books:Shelf"})
+
+
+LIBRARY = '''
+class Library:
+    """Books. Each call is awaited."""
+
+    async def count(self) -> int:
+        """Count the books."""
+        return await self.book.count_pages()
+'''
+BLOCKING_LIBRARY = '''
+class BlockingLibrary:
+    """Books. Each call blocks."""
+
+    def count(self) -> int:
+        """Count the books."""
+        return self.book.count_pages()
+'''
+
+
+def generate_library(texts: dict[str, str]) -> str:
+    translation = Translation(source="library:Library", names={"Library": "BlockingLibrary"}, texts=texts)
+    return generate(Module(name="blocking_library", docstring="A library.\n", translations=(translation,)))
+
+
+def test_translated_class_has_the_steps_of_the_async_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "library.py").write_text(LIBRARY)
+    monkeypatch.setattr(source, "SOURCE", tmp_path)
+    assert generate_library({"is awaited": "blocks"}).endswith(BLOCKING_LIBRARY)
+    with pytest.raises(GenerationError, match=r"has no \['is lent'\]"):
+        generate_library({"is lent": ""})

@@ -104,9 +104,10 @@ if TYPE_CHECKING:
     from oncelog.engine.subscription import Subscription
     from oncelog.engine.write_gate import DiskLimits
     from oncelog.idempotency.asgi import STORED_STATUSES, IdempotencyMiddleware
+    from oncelog.idempotency.blocking_runs import BlockingRuns
     from oncelog.idempotency.http_request import HttpRequest
     from oncelog.idempotency.once import once, work_of
-    from oncelog.idempotency.runs import BlockingRuns, Run, RunCounters, RunEvent, Runs, Shadow
+    from oncelog.idempotency.runs import Run, RunCounters, RunEvent, Runs, Shadow
     from oncelog.idempotency.share import SharedLog, share
     from oncelog.server.event_validator import NewEvent
     from oncelog.storage.clock import Clock
@@ -117,7 +118,7 @@ if TYPE_CHECKING:
 
 _LAZY_NAMES: Final = {
     "BlockingLog": "oncelog.engine.blocking",
-    "BlockingRuns": "oncelog.idempotency.runs",
+    "BlockingRuns": "oncelog.idempotency.blocking_runs",
     "Clock": "oncelog.storage.clock",
     "Consumer": "oncelog.storage.store",
     "Cursor": "oncelog.engine.read_results",

@@ -8,8 +8,8 @@ the async method through a portal (`src/oncelog/portal.py`):
 - an async iterator becomes an iterator;
 - a result whose class has a blocking twin (`Pending`) is wrapped in it.
 
-The calls of functions that `once` decorates run in the caller's thread, without a portal. `translation.py` removes
-`async` and `await` from the code for async functions.
+`BlockingRuns` and the calls of functions that `once` decorates run in the caller's thread, without a portal.
+`translation.py` removes `async` and `await` from the async code.
 
 What the generator cannot derive from the async class is in `table.py` and in handwritten base classes
 (`blocking_base.py` in each package). The generator rejects table entries that match nothing, so the table cannot become

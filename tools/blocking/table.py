@@ -60,12 +60,14 @@ class Twin:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation:
-    """A function to generate that runs the steps of an async one in the caller's thread."""
+    """A function or class to generate that runs the steps of an async one in the caller's thread."""
 
     source: str
-    """Module and name of the async function."""
+    """Module and name of the async function or class."""
     names: Mapping[str, str]
     """Names to replace, each with the module and the name of its replacement, or with a name of the new module."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Parts of docstrings to replace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,24 @@ Any number of threads may share one log; one group commit can contain the writes
                     "Log": "oncelog.engine.blocking:BlockingLog",
                     "AsyncSharedLog": "oncelog.idempotency.share:SharedLog",
                     "AbstractAsyncContextManager": "contextlib:AbstractContextManager",
+                },
+            ),
+        ),
+    ),
+    Module(
+        name="oncelog.idempotency.blocking_runs",
+        docstring="The runs of a log, for code without an event loop.",
+        translations=(
+            Translation(
+                source="oncelog.idempotency.runs:Runs",
+                names={
+                    "Runs": "BlockingRuns",
+                    "Log": "oncelog.engine.blocking:BlockingLog",
+                    "prepare_tool": "oncelog.idempotency.runs:prepare_blocking_tool",
+                },
+                texts={
+                    """A sync tool runs in a thread and cannot be cancelled: if its caller is cancelled,
+        the tool continues and its result is stored.""": "The tool runs in the caller's thread and must not be async.",
                 },
             ),
         ),

@@ -1,7 +1,7 @@
-"""Functions without `await`, from the async ones.
+"""Functions and classes without `await`, from the async ones.
 
-A class in `table.py` calls its async object through a portal. A translated function runs the same steps in the caller's
-thread instead: `await` is removed, and the names in `Translation.names` are replaced.
+A `Twin` in `table.py` calls its async object through a portal. A translated function or class runs the same steps in
+the caller's thread instead: `await` is removed, and the names and texts in `Translation` are replaced.
 """
 
 import ast
@@ -12,15 +12,16 @@ from tools.blocking.table import Translation
 
 
 def translate(translation: Translation) -> tuple[str, Iterator[str]]:
-    """Return the code of a translated function, and the names that it uses."""
+    """Return the code of a translated function or class, and the names that it uses."""
     module, _, name = translation.source.partition(":")
     source = SourceModule(module)
-    found = next((node for node in source.tree.body if isinstance(node, Function) and node.name == name), None)
+    definitions = (node for node in source.tree.body if isinstance(node, Function | ast.ClassDef))
+    found = next((node for node in definitions if node.name == name), None)
     if found is None:
-        raise GenerationError(f"found no function {translation.source}")
-    translator = _AwaitRemover(translation.names)
+        raise GenerationError(f"found no function or class {translation.source}")
+    translator = _AwaitRemover(translation.names, translation.texts)
     node = translator.visit(found)
-    unused = translation.names.keys() - translator.replaced
+    unused = {*translation.names, *translation.texts} - translator.replaced
     if unused:
         raise GenerationError(f"{translation.source} has no {sorted(unused)}, which tools/blocking/table.py names")
     statements = (source.find_import(part.id) for part in ast.walk(node) if isinstance(part, ast.Name))
@@ -28,10 +29,11 @@ def translate(translation: Translation) -> tuple[str, Iterator[str]]:
 
 
 class _AwaitRemover(ast.NodeTransformer):
-    """Removes `async` and `await`, and replaces names."""
+    """Removes `async` and `await`, and replaces names and parts of docstrings."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], texts: Mapping[str, str]) -> None:
         self._names = names
+        self._texts = texts
         self.replaced: set[str] = set()
 
     def _replace(self, name: str) -> str:
@@ -59,6 +61,20 @@ class _AwaitRemover(ast.NodeTransformer):
         """Return the function without `async`."""
         self.generic_visit(node)
         return ast.FunctionDef(self._replace(node.name), node.args, node.body, node.decorator_list, node.returns)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Replace the class's name."""
+        self.generic_visit(node)
+        node.name = self._replace(node.name)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        """Replace parts of a docstring."""
+        for old, new in self._texts.items():
+            if isinstance(node.value, str) and old in node.value:
+                self.replaced.add(old)
+                node.value = node.value.replace(old, new)
+        return node
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         """Replace a name."""

@@ -16,7 +16,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -28,8 +28,9 @@ from oncelog.core.identity import RUN_KEY_BYTES, check_object, run_key, run_key_
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
 from oncelog.engine.answer_cache import WorkResult
-from oncelog.engine.blocking import BlockingLog
+from oncelog.engine.blocking import BlockingLeaseManager
 from oncelog.engine.held_lease import HeldLease, Work
+from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
@@ -95,7 +96,7 @@ class RunCounters(Struct, frozen=True):
     """Reused runs that would have been executed again under their key from before v2."""
 
 
-class _BaseRuns:
+class BaseRuns:
     """Base of `Runs` and `BlockingRuns` that counts outcomes."""
 
     def __init__(self) -> None:
@@ -130,13 +131,12 @@ class _BaseRuns:
         return Run(event, reused)
 
 
-class Runs(_BaseRuns):
+class Runs(BaseRuns):
     """The runs of a log. Create one object per process and keep it, because it counts calls."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
-        self._lease_manager = log.leases
 
     async def execute(  # noqa: PLR0913 - the six fields of the key, the tool and options
         self,
@@ -163,87 +163,56 @@ class Runs(_BaseRuns):
         Before the tool runs, raises CanonicalError for fields that cannot be part of a key, and LimitExceededError for
         arguments that are too large for the log.
         """
-        given = _check_args(args)
-        event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
-        work = _build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
-        result_or_lease = self._lease_manager.recall(work) or await self._lease_manager.begin(work)
+        leases = self._log.leases
+        call_tool, wait = prepare_tool(tool, leases)
+        given = check_args(args)
+        event = build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
+        work = build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
+        result_or_lease = leases.recall(work) or await leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
             return self._finish(event, result_or_lease, reused=True)
-        running = self._run_tool(event, tool, given, result_or_lease)
-        return await (running if inspect.iscoroutinefunction(tool) else self._lease_manager.shield(running))
+        return await wait(self._run_tool(event, call_tool, given, result_or_lease))
 
     async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
         """Return the event of the run with this key (v2, as 16 bytes or in hex), or None for an unknown run.
 
         Raises ResultErasedError if the event's body has been erased.
         """
-        raw = _parse_key(key)
-        return _decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
+        raw = parse_key(key)
+        return decode_outcome(raw, await self._log.lookup(raw, policy=RUNS, scope=build_scope(campaign_id)))
 
-    async def _run_tool(self, event: RunEvent, tool: Tool, args: Mapping[str, Any], lease: HeldLease) -> Run:
+    async def _run_tool(self, event: RunEvent, call_tool: Tool, args: Mapping[str, Any], lease: HeldLease) -> Run:
         async def call() -> tuple[bytes, None]:
-            inputs = _encode_inputs(event, self._log.limits.body_bytes_max)
-            if inspect.iscoroutinefunction(tool):
-                output = await tool(**args)
-            else:
-                output, error = await asyncio.to_thread(_try_tool, tool, args)
-                if error is not None:
-                    raise error
-                if inspect.isawaitable(output):
-                    output = await output
-            return _encode_body(inputs, output), None
+            inputs = encode_inputs(event, self._log.limits.body_bytes_max)
+            return encode_body(inputs, await call_tool(**args)), None
 
         with self._count_failures():
-            result, _ = await self._lease_manager.run(lease, call)
+            result, _ = await self._log.leases.run(lease, call)
         return self._finish(event, result, reused=False)
 
 
-class BlockingRuns(_BaseRuns):
-    """The blocking twin of `Runs`. The tool runs in the caller's thread."""
+def prepare_tool(tool: Tool, leases: LeaseManager) -> tuple[Tool, Callable[[Coroutine[Any, Any, Run]], Awaitable[Run]]]:
+    """Return an async function that calls the tool, and a function that waits for the run.
 
-    def __init__(self, log: BlockingLog) -> None:
-        super().__init__()
-        self._log = log
+    A sync tool runs in a thread, and its run continues if its caller is cancelled.
+    """
+    if inspect.iscoroutinefunction(tool):
+        return tool, lambda running: running
 
-    def execute(  # noqa: PLR0913 - as `Runs.execute`
-        self,
-        *,
-        plan_id: str | None,
-        campaign_id: int,
-        event_type: str,
-        tool_name: str | None,
-        ruleset_version: str | None,
-        args: Mapping[str, Any] | None,
-        tool: Tool,
-        shadow: Shadow | None = None,
-        in_flight: InFlight = "wait",
-        wait_s: float | None = None,
-        lease_s: float = 30,
-        run_s_max: float = RUN_S_MAX,
-    ) -> Run:
-        """Like `Runs.execute`."""
-        if inspect.iscoroutinefunction(tool):
-            raise TypeError(f"{tool!r} is async: use Runs with a log opened with `oncelog.open`")
-        given = _check_args(args)
-        event = _build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
-        work = _build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
-        leases = self._log.leases
-        result_or_lease = leases.recall(work) or leases.begin(work)
-        if not isinstance(result_or_lease, HeldLease):
-            return self._finish(event, result_or_lease, reused=True)
+    async def call_in_thread(**args: Any) -> Any:
+        output, error = await asyncio.to_thread(_try_tool, tool, args)
+        if error is not None:
+            raise error
+        return await output if inspect.isawaitable(output) else output
 
-        def call() -> tuple[bytes, None]:
-            inputs = _encode_inputs(event, self._log.limits.body_bytes_max)
-            return _encode_body(inputs, tool(**given)), None
+    return call_in_thread, leases.shield
 
-        with self._count_failures():
-            result, _ = leases.run(result_or_lease, call)
-        return self._finish(event, result, reused=False)
 
-    def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
-        """Like `Runs.look_up`."""
-        raw = _parse_key(key)
-        return _decode_outcome(raw, self._log.lookup(raw, policy=RUNS, scope=_build_scope(campaign_id)))
+def prepare_blocking_tool(tool: Tool, _: BlockingLeaseManager) -> tuple[Tool, Callable[[Run], Run]]:
+    """Return the tool, which runs in the caller's thread, and a function that returns its run."""
+    if inspect.iscoroutinefunction(tool):
+        raise TypeError(f"{tool!r} is async: use Runs with a log opened with `oncelog.open`")
+    return tool, lambda run: run
 
 
 def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
@@ -257,7 +226,7 @@ def _try_tool(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | Non
 # --- requests ----------------------------------------------------------------------------------------
 
 
-def _build_event(
+def build_event(
     plan_id: str | None,
     campaign_id: int,
     event_type: str,
@@ -288,12 +257,13 @@ def _build_event(
     )
 
 
-def _build_work(event: RunEvent, options: WaitOptions) -> Work:
+def build_work(event: RunEvent, options: WaitOptions) -> Work:
+    """Return the work that a run stands for."""
     key = bytes.fromhex(event.key)
-    return Work(policy=RUNS, scope=_build_scope(event.campaign_id), key=key, fingerprint=key, **options)
+    return Work(policy=RUNS, scope=build_scope(event.campaign_id), key=key, fingerprint=key, **options)
 
 
-def _check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments to pass to the tool. Raises CanonicalError if they are not an object."""
     if args is None:
         return {}
@@ -301,13 +271,15 @@ def _check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(check_object(plain_args, "$.args_json"))
 
 
-def _build_scope(campaign_id: int) -> str:
+def build_scope(campaign_id: int) -> str:
+    """Return the stream of a campaign. Raises CanonicalError if its number is not an integer."""
     if type(campaign_id) is not int:
         raise CanonicalError("$.campaign_id", f"must be an integer, not {type(campaign_id).__name__}")
     return scope_of("runs", campaign_id)
 
 
-def _parse_key(key: bytes | str) -> bytes:
+def parse_key(key: bytes | str) -> bytes:
+    """Return the bytes of a key. Raises ValueError if it is malformed."""
     try:
         raw = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError:
@@ -327,7 +299,7 @@ def _is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
 # --- stored events -----------------------------------------------------------------------------------
 
 
-def _encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
+def encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
     """Encode the stored members other than the output. Called before the tool runs, because the tool may change its
     arguments.
 
@@ -355,7 +327,7 @@ def _encode_inputs(event: RunEvent, bytes_max: int) -> dict[str, Any]:
     return members
 
 
-def _encode_body(inputs: dict[str, Any], output: Any) -> bytes:
+def encode_body(inputs: dict[str, Any], output: Any) -> bytes:
     """Encode the body of the event. The output may include 64-bit integers."""
     try:
         plain = to_json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
@@ -370,7 +342,8 @@ def _decode_event(key: str, receipt: Receipt, body: bytes) -> RunEvent:
     return msgspec.structs.replace(event, key=key, ordinal=receipt.sequence, receipt=receipt)
 
 
-def _decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
+def decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
+    """Return the event of a looked-up run, or None for an unknown run. Raises ResultErasedError."""
     record = outcome.record
     if record is None:
         return None
