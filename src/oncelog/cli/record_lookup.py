@@ -277,7 +277,7 @@ class _RecordLookup:
         return find_eviction_record(numbers[first]) if first < len(numbers) else None
 
     def find_of_policy(self, place: Place, policy: Policy, kind: str) -> Finding:
-        """Return the record at a place if it has the policy. `kind` is the users' name for a record of the policy."""
+        """Return the record at a place if it has the policy. `kind` is what users call such a record."""
         finding = self.find_at(*place)
         record = finding.outcome.record
         if record is None or record.policy == policy.name:
@@ -312,7 +312,7 @@ def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
 
 
 def format_choices(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
-    """Return the options that select each of several writes. The last of several keys is the one encoded as text."""
+    """Return the options that select each of several writes. `keys[-1]` is the ID encoded as text."""
     are_of_both = len({key for *_, key in identities}) > 1
     lines = []
     for policy, scope, client, key in identities[:MATCHES_MAX]:

@@ -145,7 +145,7 @@ class LedgerProtocol:
         self._unsaved_removals -= sum(not isinstance(settled.outcome, Written) for settled in changes.settled)
 
     def revert_unsaved(self, changes: StoreChanges) -> None:
-        """Keep changes that could not be saved for the next save, but remove new writes from the queue."""
+        """After a failed save, keep the changes for the next one, but remove new writes from the queue."""
         for entry, _, _ in changes.entries:
             if entry.saved_sequence == 0:
                 self._queue.pop(entry.number, None)
@@ -168,7 +168,7 @@ class LedgerProtocol:
     # --- sending
 
     def next_calls(self, now_ms: int) -> list[WriteCall]:
-        """Return the calls to make now, in this order. Pass the answer of each to `handle_answer`."""
+        """Return the calls to make now, in order. Pass the answer of each to `handle_answer`."""
         if self.is_paused or self.needs_state or self.forgotten is not None or self._unsaved_removals:
             return []
         calls: list[WriteCall] = []

@@ -303,7 +303,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
             case LostError() | ServerRefusedError(is_transient=True):
                 self._record_no_answer(answer)
             case SequenceGap() if self.last_error is not None:
-                pass  # the server temporarily refuses an earlier write, so the writes behind it find a gap
+                pass  # follows from the refusal of an earlier write, which leaves a gap
             case _:
                 self._record_answer()
         self._protocol.handle_answer(call, answer)

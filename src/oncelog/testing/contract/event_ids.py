@@ -49,7 +49,7 @@ class EventIdsContract(Contract):
             assert late.retry_after_ms > 0
             assert ACME in late.message
             assert assert_replayed(log(event(1, "a", partitions=("acme/x",)))).receipt == receipt
-            # Events of other tenants, or of several, are unique in the whole log.
+            # Ids of events of a tenant without own ids, or of several tenants, are unique in the whole log.
             assert_committed(log(event(3, "c", partitions=("third",))))
             assert_committed(log(event(4, "d", partitions=("acme/x", "other/x"))))
             assert_refused(log(event(5, "e", partitions=("acme/x", "third"))), Reason.WRONG_SCOPE)
@@ -89,7 +89,7 @@ class EventIdsContract(Contract):
             own = assert_committed(log(event(1, "own", scope=ACME, partitions=("acme/x",))))
             assert_committed(log(event(2, "after", scope=ACME, partitions=("acme/x",))))
             log.reopen()
-            # A writer with outdated tenants submits these. Its scope contains the id of the other tenant's event.
+            # A writer with outdated tenants submits these in the scope "", where id 1 is the other tenant's event.
             assert assert_replayed(log(event(1, "own", partitions=("acme/x",)))).receipt == own
             assert_refused(log(event(1, "new", partitions=("acme/x",))), Reason.WRONG_SCOPE)
             assert assert_replayed(log(event(1, "of another tenant", partitions=("other/x",)))).receipt == squatted

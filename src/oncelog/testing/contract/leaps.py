@@ -63,7 +63,7 @@ class LeapContract(Contract):
             log.reopen()
             assert assert_committed(log(message(1, scope="chat/new"))).sequence == 1
             assert assert_committed(log(message(2, scope="chat/new"))).sequence == 2
-            # An opened stream may have had messages in the lost history.
+            # A stream from before the restore may have had messages in the lost history.
             assert assert_committed(log(message(1, scope="chat/empty"))).sequence == ABOVE + 1
 
     def test_client_sequences_and_known_keys_survive_a_leap(self, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ class LeapContract(Contract):
             assert_committed(log(transaction(1, 1)))
             log.clock.advance(2 * DAY_MS)
             _renew_epoch(log, 95)
-            assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)  # remembered: the client is at 1
+            assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)  # the client is remembered, at sequence 1
             log.commit_items(*[transaction(number, number, client="other") for number in range(1, 4)])
             assert log.heads()[1].position == 99
             assert_refused(log(transaction(2, 3)), Reason.SEQUENCE_GAP)

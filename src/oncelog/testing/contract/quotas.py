@@ -130,7 +130,7 @@ class QuotasContract(Contract):
             assert (late.tenant, late.current) == ("acme", 0), "current excludes the request"
             assert late.message == "records_max of the tenant 'acme' is 3; it uses 0, and this request adds more than 3"
             assert get_usage(log) == {"acme": (0, 0), "acme/a": (0, 0)}
-            # Three writes at the same time exceed the burst; the bucket refills from the debt.
+            # Three writes at once exceed the burst and leave the bucket in debt.
             assert [
                 assert_committed(commit_item).position
                 for commit_item in log.commit_items(*events[:3], is_admitted_whole=True)

@@ -86,7 +86,7 @@ class RolesContract(Contract):
 
     def test_oldest_member_inherits_when_the_last_owner_leaves(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as log:
-            # The order of joining is neither the order of names nor that of the removals.
+            # Members join in an order that is neither alphabetical nor the order of removal.
             joining = ("user:m", "user:c", "user:x", "user:a", "user:b")
             log.commit_items(*[SetMember(CHANNEL, name) for name in joining], message(1, actor="user:x"))
             log.commit_items(Acknowledge(CHANNEL, "user:x", 1), SetMember(CHANNEL, "user:c", present=False))

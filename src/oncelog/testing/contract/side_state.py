@@ -199,7 +199,7 @@ class SideStateContract(Contract):
             assert log.heads() == before
             assert assert_replayed(log.commit_items(*events[:2], is_admitted_whole=True)[0]).receipt == first
             before = log.heads()
-            # The request exceeds the burst, so it is admitted only when the bucket is full; the bucket refills from the
+            # The request exceeds the burst, so it is admitted only when the bucket is full, and leaves the bucket in
             # debt.
             verdicts = log.commit_items(*events[2:], mode=Mode.UNTIL_REFUSED, is_admitted_whole=True)
             assert assert_refused(verdicts[2], Reason.RATE_LIMITED).retry_after_ms == 1000

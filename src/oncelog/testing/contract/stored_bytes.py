@@ -101,7 +101,7 @@ class StoredBytesContract(Contract):
             add = SetMember(CHANNEL, "user:bob", actor="user:ann")
             remove = SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")
             for _ in range(3):
-                # The member is counted once, and each addition and removal as an audit record.
+                # The member counts once, and each addition or removal counts as an audit record.
                 assert log(add) == Applied(changed=True)
                 assert log(remove) == Applied(changed=True)
             assert get_usage(log)["chat"][1] == 9
@@ -123,7 +123,7 @@ class StoredBytesContract(Contract):
                     assert assert_refused(log(item), Reason.QUOTA_EXCEEDED).tenant == "chat"
                 assert get_usage(log) == {"chat": (used, records)}
                 assert log(SetMember(CHANNEL, "user:bob", actor="user:ann")) == Applied(changed=False)
-            # A member and its audit record must fit together.
+            # There must be room for both the member and its audit record.
             set_tenants(log, Tenant("chat", records_max=records + 1))
             assert_refused(log(SetMember(CHANNEL, "user:cyd", actor="user:ann")), Reason.QUOTA_EXCEEDED)
             assert log(SetMember(CHANNEL, "user:bob", role=Role.OWNER)) == Applied(changed=True), (
