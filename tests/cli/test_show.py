@@ -201,7 +201,7 @@ def test_show_reports_leases(place: Path | str) -> None:
     sample_log.append(place, failed, result(4, scope="campaign/9"), now_ms=now_ms)
     status, output = show(place, key(1).hex(), "--scope", "campaign/9")
     assert status == 1
-    assert output.startswith("leased: no record yet: the work runs under lease 1, which lasts ")
+    assert output.startswith("leased: no record yet: the work runs under lease 1, which expires in ")
     assert "\nlease:          worker, fence 1, until " in output
     status, output = show(place, key(2).hex(), "--scope", "campaign/9")
     assert status == 1
