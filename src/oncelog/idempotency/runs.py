@@ -258,7 +258,7 @@ def build_event(
 
 
 def build_work(event: RunEvent, options: WaitOptions) -> Work:
-    """Return the work that a run stands for."""
+    """Return the work that a run represents."""
     key = bytes.fromhex(event.key)
     return Work(policy=RUNS, scope=build_scope(event.campaign_id), key=key, fingerprint=key, **options)
 

@@ -35,7 +35,7 @@ class Connected(Struct, frozen=True):
 
 
 class SendAck(Sent, frozen=True, gc=False, kw_only=True):
-    """A `send_message_ack`: the outcome of a message, with its identity."""
+    """A `send_message_ack` frame: the outcome of a message, with its identity."""
 
     client_message_id: str
     chat_id: str
@@ -60,7 +60,7 @@ class DeliveryFrame(Delivery, frozen=True, gc=False):
 
 
 class MembershipFrame(Membership, frozen=True, gc=False):
-    """A `membership`, with the member's watermark."""
+    """A `membership` frame, with the member's watermark."""
 
     last_acked_sequence: int = 0
     """Acknowledged sequence of a current member. A member that rejoins keeps its earlier one."""
