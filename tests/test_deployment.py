@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from cli.server_process import reserve_port, serving
+from cli.server_process import oncelog, reserve_port, serving
 from oncelog.server.limits import ApiLimits
 from oncelog.server.settings import load
 
@@ -41,6 +41,30 @@ DOCKERFILE: Final = read_dockerfile()
 
 def last(instruction: str) -> str:
     return [arguments for name, arguments in DOCKERFILE if name == instruction][-1]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "docs/guides/deployment.md",
+        *(
+            f"deploy/{name}"
+            for name in (
+                "docker/compose.yaml",
+                "docker/oncelog.toml",
+                "kubernetes/oncelog.yaml",
+                "kubernetes/oncelog-postgres.yaml",
+            )
+        ),
+    ],
+)
+def test_commands_that_create_keys_work(file: str, tmp_path: Path) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    commands = re.findall(r"apikey create (\S+) (--.*)$", text, re.MULTILINE)
+    assert commands
+    for number, (_, options) in enumerate(commands):
+        created = oncelog("apikey", "create", str(tmp_path / f"keys-{number}.json"), *shlex.split(options))
+        assert created.returncode == 0, created.stderr
 
 
 # --- the image
