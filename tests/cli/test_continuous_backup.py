@@ -223,6 +223,21 @@ def test_backup_has_all_commits_of_several_processes(log: Path, target: str, tmp
     assert records_of(tmp_path / "restored.db") == records_of(log)
 
 
+def test_running_backup_prevents_restarts_of_the_write_ahead_log(log: Path, target: str) -> None:
+    """Litestream ends its read transaction after some requests, and could then read overwritten frames."""
+    write(log, 0, 1)
+    with Backup(log, target) as running:
+        running.wait_for("all 1 records are in")
+        checkpointer = sqlite3.connect(log, isolation_level=None, timeout=0)
+        with oncelog.open_blocking(log) as opened, closing(checkpointer) as connection:
+            submit(opened, 1, 1)
+            running.wait_for("all 2 records are in")
+            submit(opened, 2, 1)
+            running.wait_for("all 3 records are in")
+            (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert is_busy
+
+
 def test_killed_backup_leaves_no_program_behind(log: Path, target: str) -> None:
     write(log, 0, 1)
     with Backup(log, target) as running:

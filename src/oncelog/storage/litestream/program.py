@@ -115,7 +115,7 @@ def start(*arguments: str | Path, **options: Any) -> "subprocess.Popen[bytes]":
 
 
 def _stop_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def check_reachable(target: BackupTarget) -> None:

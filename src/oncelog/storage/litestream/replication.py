@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import http.client
 import os
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -39,11 +38,11 @@ from oncelog.storage.verify.findings import ReportProgress
 SNAPSHOT_INTERVAL_MS: Final = 24 * 3_600_000
 """Time between snapshots of the whole log in the target. A restore reads one snapshot and the changes after it."""
 SYNC_TIMEOUT_S: Final = 60
-STOP_TIMEOUT_S: Final = 60
+_REQUEST_TIMEOUT_S: Final = 120
 RESET_TIMEOUT_S: Final = 30
 _RESET_BUSY_MS: Final = 100
 _RESET_PAUSE_S: Final = 0.05
-_START_PAUSE_S: Final = 0.02
+_POLL_PAUSE_S: Final = 0.05
 _STATE_SUFFIX: Final = "-backup"
 _LOCK_NAME: Final = "lock"
 _ERRORS_KEPT: Final = 20
@@ -65,6 +64,8 @@ class _LogLine(Struct):
 
 class _SyncAnswer(Struct):
     error: str = ""
+    txid: int = 0
+    replicated_txid: int = 0
 
 
 def read_state(path: str) -> LogState:
@@ -89,14 +90,30 @@ class Replication:
 
     def sync(self) -> None:
         """Wait until the target has everything that the log contains now. Raises BackupError."""
-        body = {"path": str(self._path), "wait": True, "timeout": SYNC_TIMEOUT_S}
+        self._errors.clear()
+        wanted = self._request_sync().txid
+        deadline = time.monotonic() + SYNC_TIMEOUT_S
+        while self._request_sync().replicated_txid < wanted:
+            if self._errors:
+                raise build_error(self._target, self._errors[-1])
+            if time.monotonic() > deadline:
+                raise BackupError(f"{self._target.name} has not confirmed the newest changes in {SYNC_TIMEOUT_S} s.")
+            self.wait(_POLL_PAUSE_S)
+
+    def _request_sync(self) -> _SyncAnswer:
+        """Let Litestream read the write-ahead log, and return how far it and the target are.
+
+        Without `wait` and `timeout`: with either, Litestream 0.5.17 ends its read transaction after the request, and
+        then other processes can restart the write-ahead log while it reads it.
+        """
         try:
-            answer = self._request("/sync", body)
+            answer = self._request("/sync", {"path": str(self._path)})
         except OSError as error:
             self.check()
             raise BackupError(f"{self._target.name}: Litestream does not answer: {error}") from error
         if answer.error:
             raise build_error(self._target, answer.error)
+        return answer
 
     def check(self) -> None:
         """Raise BackupError if Litestream has ended."""
@@ -113,18 +130,10 @@ class Replication:
             self._process.wait(timeout_s)
         self.check()
 
-    def stop(self) -> None:
-        """Stop Litestream, which first copies the remaining changes. Raises BackupError if it does not stop."""
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise BackupError(f"{self._target.name}: Litestream did not stop in {STOP_TIMEOUT_S} s") from None
-
     def wait_for_start(self) -> None:
         """Wait until Litestream accepts requests. Raises BackupError if it ends."""
         while not self._socket_path.exists():
-            self.wait(_START_PAUSE_S)
+            self.wait(_POLL_PAUSE_S)
 
     def _request(self, operation: str, body: Any) -> _SyncAnswer:
         connection = _SocketConnection(self._socket_path)
@@ -155,7 +164,7 @@ class _SocketConnection(http.client.HTTPConnection):
     """HTTP over a local socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=SYNC_TIMEOUT_S + STOP_TIMEOUT_S)
+        super().__init__("localhost", timeout=_REQUEST_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -167,7 +176,7 @@ class _SocketConnection(http.client.HTTPConnection):
 
 @contextmanager
 def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgress) -> Iterator[Replication]:
-    """Replicate a log until the end of the block. Litestream then copies the remaining changes.
+    """Replicate a log until the end of the block. `Replication.sync` must then copy the remaining changes.
 
     Restores reach back `keep_ms`. Raises StoreError if another process replicates the log, or if the target contains
     another log, and BackupError.
@@ -187,23 +196,25 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
                 replication = Replication(path, target, process, socket_path)
                 replication.wait_for_start()
                 yield replication
-                replication.check()
-                replication.stop()
             finally:
-                if process.poll() is None:
-                    process.kill()
+                # A signal that lets Litestream copy the remaining changes also ends its read transaction first, so
+                # that it could miss commits. The target is consistent after every uploaded change.
+                process.kill()
+                process.wait()
                 _remove_wal(str(path))
 
 
 def _build_config(path: Path, target: BackupTarget, directory: Path, socket_path: Path, keep_ms: int) -> dict[str, Any]:
     # A directory for each target: the position in one target means nothing in another.
+    interval_ms = min(SNAPSHOT_INTERVAL_MS, keep_ms)
     state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
     return {
         "logging": {"level": "warn", "type": "json", "stderr": True},
         "socket": {"enabled": True, "path": str(socket_path), "permissions": 0o600},
         "snapshot": {
-            "interval": f"{min(SNAPSHOT_INTERVAL_MS, keep_ms)}ms",
-            "retention": f"{keep_ms}ms",
+            # A restore needs a snapshot that is older than the requested time.
+            "interval": f"{interval_ms}ms",
+            "retention": f"{keep_ms + interval_ms}ms",
         },
         "dbs": [{"path": str(path), "meta-path": str(state), "replica": target.replica}],
     }
