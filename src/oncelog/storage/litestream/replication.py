@@ -186,9 +186,11 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
         _lock_state_directory(path) as directory,
         tempfile.TemporaryDirectory(prefix="oncelog-backup-") as temporary,
     ):
-        check_same_log(target, str(path), report)
+        # A directory for each target: the position in one target means nothing in another.
+        state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
+        check_same_log(target, str(path), state, report)
         config, socket_path = Path(temporary, "litestream.yml"), Path(temporary, "socket")
-        write_config(config, _build_config(path, target, directory, socket_path, keep_ms))
+        write_config(config, _build_config(path, target, state, socket_path, keep_ms))
         _reset_wal(str(path))
         arguments = ("replicate", "-config", config, "-no-expand-env")
         with start(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
@@ -204,10 +206,8 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
                 _remove_wal(str(path))
 
 
-def _build_config(path: Path, target: BackupTarget, directory: Path, socket_path: Path, keep_ms: int) -> dict[str, Any]:
-    # A directory for each target: the position in one target means nothing in another.
+def _build_config(path: Path, target: BackupTarget, state: Path, socket_path: Path, keep_ms: int) -> dict[str, Any]:
     interval_ms = min(SNAPSHOT_INTERVAL_MS, keep_ms)
-    state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
     return {
         "logging": {"level": "warn", "type": "json", "stderr": True},
         "socket": {"enabled": True, "path": str(socket_path), "permissions": 0o600},
