@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from cli.server_process import oncelog, reserve_port, serving
 from oncelog.server.limits import ApiLimits
 from oncelog.server.settings import load
+from tools.sbom import read_pins
 
 ROOT: Final = Path(__file__).parent.parent
 DEPLOY: Final = ROOT / "deploy"
@@ -79,12 +80,10 @@ def test_image_pins_exactly_what_the_server_needs() -> None:
 
 
 def test_image_has_the_versions_that_the_tests_run_with() -> None:
-    pin = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
-    image = dict(pin.findall((ROOT / "requirements/image.txt").read_text(encoding="utf-8")))
-    runtime = dict(pin.findall((ROOT / "requirements/runtime.txt").read_text(encoding="utf-8")))
+    image = set(read_pins(ROOT / "requirements/image.txt"))
     assert image
-    assert image.items() <= runtime.items()
-    assert not {"hatchling", "editables"} & image.keys()
+    assert image <= set(read_pins(ROOT / "requirements/runtime.txt"))
+    assert not {"hatchling", "editables"} & {pin.name for pin in image}
 
 
 def test_image_runs_as_a_user_without_rights() -> None:
