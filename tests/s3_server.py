@@ -65,11 +65,19 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
         arguments = [f"-{name}={value}" for name, value in options.items()]
         log = stack.enter_context((directory / "log").open("wb"))
         process = stack.enter_context(subprocess.Popen([program, "server", *arguments], stdout=log, stderr=log))  # noqa: S603
+        stack.callback(_remove_sockets, list(ports.values()))
         stack.callback(process.kill)
         wait_until(lambda: _create_bucket(process, ports["filer.port"]), (directory / "log").read_text)
         endpoint = f"http://127.0.0.1:{ports['s3.port']}"
         wait_until(lambda: _answers(endpoint), (directory / "log").read_text)
         yield S3Server(endpoint)
+
+
+def _remove_sockets(ports: list[int]) -> None:
+    """Remove the sockets that the server creates in /tmp, whatever the other settings are."""
+    for port in ports:
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
+            path.unlink(missing_ok=True)
 
 
 def _create_bucket(process: "subprocess.Popen[bytes]", port: int) -> bool:

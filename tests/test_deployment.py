@@ -14,6 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from cli.server_process import oncelog, reserve_port, serving
+from oncelog import open_blocking
 from oncelog.server.limits import ApiLimits
 from oncelog.server.settings import load
 from tools.sbom import read_pins
@@ -165,10 +166,10 @@ def test_compose_file_publishes_ports_to_this_machine_only() -> None:
 # --- systemd
 
 
-def read_unit() -> configparser.ConfigParser:
+def read_unit(name: str = "oncelog") -> configparser.ConfigParser:
     unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes=("#",), delimiters=("=",))
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(DEPLOY / "systemd/oncelog.service", encoding="utf-8")
+    unit.read(DEPLOY / f"systemd/{name}.service", encoding="utf-8")
     return unit
 
 
@@ -198,6 +199,25 @@ def test_unit_is_hardened_and_lets_the_server_read_the_id_of_the_boot() -> None:
     assert service["CapabilityBoundingSet"] == ""
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
     assert "ProcSubset" not in service
+
+
+def test_backup_unit_backs_up_the_log_of_the_server(tmp_path: Path) -> None:
+    server, service = read_unit()["Service"], read_unit("oncelog-backup")["Service"]
+    for name in ("User", "Group", "StateDirectory", "UMask", "CapabilityBoundingSet", "ProtectSystem"):
+        assert service[name] == server[name]
+    assert service["KillMode"] == "mixed"
+    guide = (ROOT / "docs/guides/deployment.md").read_text(encoding="utf-8")
+    assert f'store = "{shlex.split(service["ExecStart"])[2]}"' in guide
+    assert f"`{service['EnvironmentFile']}`" in guide
+    (settings,) = re.findall(r"```ini\n(.*?)```", guide, re.DOTALL)
+    values = dict(line.split("=", 1) for line in settings.splitlines())
+    assert set(re.findall(r"\$\{?(\w+)", service["ExecStart"])) <= values.keys()
+    log = str(tmp_path / "log.db")
+    with open_blocking(log):
+        pass
+    options = [*values["BACKUP_OPTIONS"].split()[2:], "--once"]
+    done = oncelog("backup", log, f"file://{tmp_path}/target", *options)
+    assert done.returncode == 0, done.stderr
 
 
 # --- Kubernetes
