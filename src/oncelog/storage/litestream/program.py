@@ -1,12 +1,11 @@
 """The Litestream program: where it is installed, how it is configured and run, and its errors."""
 
-import ctypes
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
@@ -31,7 +30,12 @@ SECRET_VARIABLES: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_AC
 _LITESTREAM_VARIABLES: Final = ("LITESTREAM_", "LOG_LEVEL")
 _CA_VARIABLE: Final = "AWS_CA_BUNDLE"
 _GO_CA_VARIABLE: Final = "SSL_CERT_FILE"
-_PR_SET_PDEATHSIG: Final = 1
+_LAUNCHER: Final = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Sets PR_SET_PDEATHSIG, checks that the parent still lives, and becomes Litestream. A `preexec_fn` would do the same,
+but is unsafe in a process with threads."""
 _REQUEST_ID_PATTERN: Final = re.compile(r",? ?(?:RequestID|HostID): [^,]*")
 _HINTS: Final = {
     "NoSuchBucket": "Create the bucket first, or correct its name.",
@@ -102,20 +106,16 @@ def write_config(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def start(*arguments: str | Path, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start Litestream. It does not get the terminal's signals, and it stops when this process dies."""
+    """Start Litestream. It does not get the terminal's signals, and the kernel kills it when this process dies."""
+    python = (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()))
     return subprocess.Popen(  # noqa: S603
-        [find_program(), *arguments],
+        [*python, find_program(), *arguments],
         env=build_environment(),
         stdin=subprocess.DEVNULL,
         umask=0o077,
         start_new_session=True,
-        preexec_fn=_stop_with_parent,  # noqa: PLW1509 - runs one system call
         **options,
     )
-
-
-def _stop_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def check_reachable(target: BackupTarget) -> None:
