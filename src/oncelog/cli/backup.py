@@ -184,7 +184,7 @@ def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: i
                         running.check()
                         print_message(f"{_format_now()}: {error} The newest commits are not backed up; trying again.")
             except KeyboardInterrupt:
-                typer.echo("Stopping.")
+                typer.echo("Stopping after the newest commits are copied. Ctrl-C stops immediately.")
                 _sync(file, target, running)
 
 

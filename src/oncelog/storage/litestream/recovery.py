@@ -1,8 +1,8 @@
 """Reading a backup target: restore its newest state, or the state at an earlier time.
 
-Litestream merges older changes, and a merged file carries the time of its first change. Its own restore to a time can
-therefore contain commits that are up to an hour newer. This module restores to a transaction instead, and compares the
-log times of the restored commits with the requested time.
+Litestream's own restore to a time uses the times at which it copied changes, and requests the metadata of every file.
+This module lists the files, restores to a transaction, and compares the log times of the restored commits with the
+requested time.
 """
 
 from collections.abc import Callable

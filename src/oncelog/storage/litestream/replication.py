@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import StoreError
-from oncelog.storage.litestream.program import BackupError, build_error, redact, start, write_config
+from oncelog.storage.litestream.program import BackupError, build_error, check_reachable, redact, start, write_config
 from oncelog.storage.litestream.recovery import check_same_log
 from oncelog.storage.litestream.target import BackupTarget
 from oncelog.storage.metadata import count_records
@@ -38,6 +38,8 @@ from oncelog.storage.verify.findings import ReportProgress
 SNAPSHOT_INTERVAL_MS: Final = 24 * 3_600_000
 """Time between snapshots of the whole log in the target. A restore reads one snapshot and the changes after it."""
 SYNC_TIMEOUT_S: Final = 60
+REACHABLE_EVERY_S: Final = 3
+"""How often a synchronisation that waits for the target checks whether its endpoint is reachable."""
 _REQUEST_TIMEOUT_S: Final = 120
 RESET_TIMEOUT_S: Final = 30
 _RESET_BUSY_MS: Final = 100
@@ -93,9 +95,13 @@ class Replication:
         self._errors.clear()
         wanted = self._request_sync().txid
         deadline = time.monotonic() + SYNC_TIMEOUT_S
+        check_at = time.monotonic() + REACHABLE_EVERY_S
         while self._request_sync().replicated_txid < wanted:
             if self._errors:
                 raise build_error(self._target, self._errors[-1])
+            if time.monotonic() > check_at:
+                check_reachable(self._target)
+                check_at = time.monotonic() + REACHABLE_EVERY_S
             if time.monotonic() > deadline:
                 raise BackupError(f"{self._target.name} has not confirmed the newest changes in {SYNC_TIMEOUT_S} s.")
             self.wait(_POLL_PAUSE_S)
