@@ -16,6 +16,7 @@ from cli.runner import COMMAND, RUNNER, Result
 from core.item_builders import event
 from deadlines import WAIT_S, wait_until
 from oncelog.core.rules.leaps import LEAP_MIN
+from oncelog.engine import eraser
 from oncelog.storage.litestream import program, replication
 from oncelog.storage.litestream.recovery import RestorePoint, TargetReader, find_last
 from oncelog.storage.sqlite.read_transaction import open_read_transaction
@@ -236,6 +237,21 @@ def test_running_backup_prevents_restarts_of_the_write_ahead_log(log: Path, targ
             running.wait_for("all 3 records are in")
             (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     assert is_busy
+
+
+def test_erasure_succeeds_when_the_backup_has_stopped(log: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eraser, "SCRUB_ATTEMPTS", 1)
+    write(log, 0, 1)
+    with oncelog.open_blocking(log) as opened:
+        opened.submit(event(1, "f1", partitions=("p",), body=b'{"type":"erasable"}'))
+        with Backup(log, target) as running:
+            running.wait_for("all 2 records are in")
+            submit(opened, 2, 1)
+            with pytest.raises(oncelog.StoreUnavailableError, match="its bytes are still on the disk"):
+                opened.erase(partition="p")
+            running.interrupt()
+        opened.erase(partition="p")
+        assert b"erasable" not in log.read_bytes() + Path(f"{log}-wal").read_bytes()
 
 
 def test_killed_backup_leaves_no_program_behind(log: Path, target: str) -> None:
