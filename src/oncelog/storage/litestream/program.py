@@ -77,7 +77,7 @@ def find_program() -> Path:
     if found is None:
         raise OncelogError(f"continuous backups need Litestream: {_INSTALL}")
     _check_version(found)
-    return Path(found)
+    return Path(found).resolve()
 
 
 def _check_version(program: str) -> None:

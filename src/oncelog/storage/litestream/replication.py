@@ -12,7 +12,6 @@ import os
 import socket
 import sqlite3
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
@@ -47,6 +46,9 @@ _RESET_PAUSE_S: Final = 0.05
 _POLL_PAUSE_S: Final = 0.05
 _STATE_SUFFIX: Final = "-backup"
 _LOCK_NAME: Final = "lock"
+_CONFIG_NAME: Final = "litestream.yml"
+_SOCKET_NAME: Final = "socket"
+"""Relative to the working directory of Litestream, because the path of a socket is limited to 107 bytes."""
 _ERRORS_KEPT: Final = 20
 
 
@@ -177,7 +179,11 @@ class _SocketConnection(http.client.HTTPConnection):
         """Connect to the socket."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sock.connect(f"/proc/self/fd/{directory}/{self._path.name}")
+        finally:
+            os.close(directory)
 
 
 @contextmanager
@@ -188,18 +194,16 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
     another log, and BackupError.
     """
     path = Path(log).resolve()
-    with (
-        _lock_state_directory(path) as directory,
-        tempfile.TemporaryDirectory(prefix="oncelog-backup-") as temporary,
-    ):
+    with _lock_state_directory(path) as directory:
         # A directory for each target: the position in one target means nothing in another.
         state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
         check_same_log(target, str(path), state, report)
-        config, socket_path = Path(temporary, "litestream.yml"), Path(temporary, "socket")
-        write_config(config, _build_config(path, target, state, socket_path, keep_ms))
+        config, socket_path = directory / _CONFIG_NAME, directory / _SOCKET_NAME
+        socket_path.unlink(missing_ok=True)  # of a killed run
+        write_config(config, _build_config(path, target, state, keep_ms))
         _reset_wal(str(path))
         arguments = ("replicate", "-config", config, "-no-expand-env")
-        with start(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        with start(*arguments, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             try:
                 replication = Replication(path, target, process, socket_path)
                 replication.wait_for_start()
@@ -209,14 +213,15 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
                 # that it could miss commits. The target is consistent after every uploaded change.
                 process.kill()
                 process.wait()
+                socket_path.unlink(missing_ok=True)
                 _remove_wal(str(path))
 
 
-def _build_config(path: Path, target: BackupTarget, state: Path, socket_path: Path, keep_ms: int) -> dict[str, Any]:
+def _build_config(path: Path, target: BackupTarget, state: Path, keep_ms: int) -> dict[str, Any]:
     interval_ms = min(SNAPSHOT_INTERVAL_MS, keep_ms)
     return {
         "logging": {"level": "warn", "type": "json", "stderr": True},
-        "socket": {"enabled": True, "path": str(socket_path), "permissions": 0o600},
+        "socket": {"enabled": True, "path": _SOCKET_NAME, "permissions": 0o600},
         "snapshot": {
             # A restore needs a snapshot that is older than the requested time.
             "interval": f"{interval_ms}ms",
