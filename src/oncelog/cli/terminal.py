@@ -207,6 +207,32 @@ def parse_duration_ms(text: str) -> int:
     return duration_ms
 
 
+def format_duration(duration_ms: int) -> str:
+    """Format a duration with its two largest units: `3 d 4 h`, `2 min 5 s`, `0 s`."""
+    seconds = duration_ms // 1000
+    parts = []
+    for name, unit_s in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, unit_s)
+        parts.append((count, name))
+    first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    return " ".join(f"{count} {name}" for count, name in parts[first : first + 2] if count or name == parts[first][1])
+
+
+def parse_time_ms(text: str, option: str) -> int | None:
+    """Parse a time, or a duration before now, into milliseconds since 1970. Return None for an empty text."""
+    if not text:
+        return None
+    ago_ms = find_duration_ms(text)
+    if ago_ms is not None:
+        return max(0, round(time.time() * 1000) - ago_ms)
+    time_ms = parse_utc_ms(text)
+    if time_ms is None:
+        raise OncelogError(
+            f"{option} must be a time such as 2026-11-18T12:00 (UTC), or a duration such as 24h, not {text!r}"
+        )
+    return max(0, time_ms)
+
+
 class ProgressMeter(AbstractContextManager["ProgressMeter"]):
     """Shows a command's progress on standard error if that is a terminal."""
 

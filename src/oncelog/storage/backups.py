@@ -97,6 +97,8 @@ def restore(  # noqa: PLR0913 - the options of the command
     above: int | None = None,
     file_mode: int = OWNER_ONLY,
     operator: Operator = NO_OPERATOR,
+    name: str = "",
+    lost: ReplacedLog = NO_REPLACED_LOG,
 ) -> RestoreResult:
     """Restore a log from a backup, under a new epoch so that readers of lost records notice the restore.
 
@@ -104,14 +106,15 @@ def restore(  # noqa: PLR0913 - the options of the command
 
     The backup is verified first. With `force`, an existing log, damaged or not, is kept under a different name; it must
     not be open. A database of another application is never replaced: the call raises NotALogError. The new log gets
-    `file_mode`. The restore records identify the `operator`.
+    `file_mode`. The restore records identify the `operator`. Messages call the backup `name`. `lost` describes the
+    known part of the history after the backup.
     """
-    target = Path(destination)
-    _check_destination_free(target, source, force=force)
+    target, name = Path(destination), name or source
+    check_destination_free(target, source, force=force)
     with open_read_transaction(source, allow_older=True) as (_, file):
         is_older = file.schema_version < SCHEMA_VERSION
     if not is_older:
-        _verify_backup(source, source, report, full=full)
+        _verify_backup(name, source, report, full=full)
     with (
         open_read_transaction(source, allow_older=True) as (connection, file),
         translate_read_errors(destination),
@@ -121,15 +124,16 @@ def restore(  # noqa: PLR0913 - the options of the command
         if is_older:
             # Only the current schema can be verified, and the backup itself must not change.
             _migrate_copy(unfinished)
-            _verify_backup(source, str(unfinished), report, full=full)
-        renewed = _start_new_history(unfinished, above, _read_replaced_log(target), operator)
+            _verify_backup(name, str(unfinished), report, full=full)
+        replaced = _combine(_read_replaced_log(target), lost, file.epoch)
+        renewed = _start_new_history(unfinished, above, replaced, operator)
         moved_to = _move_aside(target) if force else None
-        _check_destination_free(target, source, force=False, moved_to=moved_to)
+        check_destination_free(target, source, force=False, moved_to=moved_to)
         _publish_copy(unfinished, target)
     return RestoreResult(file.epoch, renewed.new_epoch, renewed.above, copied.records, copied.bytes, moved_to)
 
 
-def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool) -> None:
+def _verify_backup(name: str, path: str, report: ReportProgress, *, full: bool) -> None:
     """Verify the backup, or a copy that has been migrated to the current schema. Raises InconsistencyError."""
     if not full:
         report(StepProgress("structure"))
@@ -140,7 +144,7 @@ def _verify_backup(source: str, path: str, report: ReportProgress, *, full: bool
         if isinstance(finding, StepProgress):
             report(finding)
         elif isinstance(finding, Inconsistency):
-            raise InconsistencyError(f"{source} is not a valid backup: {finding.message}")
+            raise InconsistencyError(f"{name} is not a valid backup: {finding.message}")
 
 
 def _migrate_copy(partial: Path) -> None:
@@ -158,7 +162,8 @@ def _check_target(target: Path, source: str, *, force: bool) -> None:
         raise StoreError(f"{side_files[0]} exists: the log {target} is open or was not closed. Choose another name.")
 
 
-def _check_destination_free(target: Path, source: str, *, force: bool, moved_to: str | None = None) -> None:
+def check_destination_free(target: Path, source: str, *, force: bool, moved_to: str | None = None) -> None:
+    """Raise StoreError or NotALogError if a restore may not create the target."""
     _check_other_file(target, source, "is the backup itself; restore it under another name.")
     _check_not_foreign(target)
     existing = _list_side_files(target) + ([target] if target.exists() and moved_to is None else [])
@@ -223,6 +228,15 @@ def _read_replaced_log(target: Path) -> ReplacedLog:
     except StoreError as error:
         logger.warning("the replaced log cannot be read, so its highest number is unknown: %s", error)
         return NO_REPLACED_LOG
+
+
+def _combine(replaced: ReplacedLog, lost: ReplacedLog, epoch: str) -> ReplacedLog:
+    """Combine the log to be replaced with the lost history of the backup, which has this epoch."""
+    return ReplacedLog(
+        replaced.epoch or ("" if lost.epoch == epoch else lost.epoch),
+        max(replaced.highest_number, lost.highest_number),
+        max(replaced.lowest_above, lost.lowest_above),
+    )
 
 
 def _start_new_history(partial: Path, above: int | None, replaced: ReplacedLog, operator: Operator) -> EpochRenewal:

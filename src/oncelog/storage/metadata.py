@@ -94,6 +94,9 @@ class ReplacedLog(Struct, frozen=True):
 
     epoch: str = ""
     highest_number: int = 0
+    lowest_above: int = 0
+    """Lowest number above which the restored log continues by default, if the replaced log may have assigned numbers
+    that are unknown."""
 
 
 NO_REPLACED_LOG: Final = ReplacedLog()
@@ -156,7 +159,7 @@ def build_leap_request(
     highest = max(find_highest_number(heads.values()), replaced.highest_number)
     chosen = above
     if chosen is None:
-        chosen = max(choose_leap_number(heads.values(), metadata.created_ms, now_ms), highest)
+        chosen = max(choose_leap_number(heads.values(), metadata.created_ms, now_ms), highest, replaced.lowest_above)
         behind_ms = find_last_commit_ms(heads.values(), metadata.created_ms) - now_ms
         if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > replaced.highest_number:
             logger.warning(

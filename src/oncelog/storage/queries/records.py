@@ -6,7 +6,7 @@ from typing import Any, Final
 from oncelog.core.internal_records import Gap, count_missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Record
-from oncelog.storage.metadata import LaneGaps, decode_leaps
+from oncelog.storage.metadata import PREVIOUS_EPOCHS_MAX, LaneGaps, decode_leaps, decode_previous_epochs
 from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.record_rows import decode_evidence, decode_record
 from oncelog.storage.store import Consumer, Evidence
@@ -105,6 +105,13 @@ def list_consumers() -> QuerySteps[list[Consumer]]:
 def load_leaps() -> QuerySteps[tuple[int, ...]]:
     """Return the numbers above which numbering resumed after restores."""
     return decode_leaps(get_value((yield Statement("leaps"))))
+
+
+def load_previous_epochs() -> QuerySteps[tuple[str, ...]]:
+    """See `Store.previous_epochs`."""
+    leaps = yield from load_leaps()
+    restores = yield from load_records(0, [above + 1 for above in leaps[-PREVIOUS_EPOCHS_MAX:]])
+    return decode_previous_epochs([record.body for record in restores])
 
 
 def load_gaps() -> QuerySteps[dict[int, LaneGaps]]:

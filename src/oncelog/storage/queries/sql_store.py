@@ -17,7 +17,7 @@ from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
 from oncelog.storage.clock import ClockMark
-from oncelog.storage.metadata import PREVIOUS_EPOCHS_MAX, LogMetadata, decode_previous_epochs
+from oncelog.storage.metadata import LogMetadata
 from oncelog.storage.queries import records
 from oncelog.storage.queries import tenants as tenant_queries
 from oncelog.storage.queries.record_pages import Rows, read_rows
@@ -193,12 +193,9 @@ class SqlStore(ABC):
         """See `Store`."""
         return await self._run_query(records.list_consumers)
 
-    @shared_query
-    def previous_epochs(self) -> QuerySteps[tuple[str, ...]]:
+    async def previous_epochs(self) -> tuple[str, ...]:
         """See `Store`."""
-        leaps = yield from records.load_leaps()
-        restores = yield from records.load_records(0, [above + 1 for above in leaps[-PREVIOUS_EPOCHS_MAX:]])
-        return decode_previous_epochs([record.body for record in restores])
+        return await self._run_query(records.load_previous_epochs)
 
     # --- side state
 

@@ -14,6 +14,10 @@ from oncelog.errors import StoreUnavailableError
 SIDE_FILE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 """Suffixes of files that SQLite keeps next to a database and applies to any file of that name."""
 _COPY_NAME: Final = "copy.db"
+RECOVERED_NAMES: Final = ("newest.db", "earlier.db", "probe.db", "litestream.yml")
+"""Names of other files that a restore may keep next to the copy (`storage.litestream.recovery`)."""
+_DOWNLOAD_SUFFIX: Final = ".tmp"
+"""Suffix that Litestream gives to a file while it writes it."""
 
 
 @contextmanager
@@ -89,8 +93,9 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the copy and its side files, then the directory if it is empty."""
-    for suffix in ("", *SIDE_FILE_SUFFIXES):
-        (directory / f"{_COPY_NAME}{suffix}").unlink(missing_ok=True)
+    """Remove the files of a copy or a restore, then the directory if it is empty."""
+    for name in (_COPY_NAME, *RECOVERED_NAMES):
+        for suffix in ("", _DOWNLOAD_SUFFIX, *SIDE_FILE_SUFFIXES):
+            (directory / f"{name}{suffix}").unlink(missing_ok=True)
     with suppress(OSError):  # the directory contains other files
         directory.rmdir()

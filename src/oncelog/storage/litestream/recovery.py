@@ -1,0 +1,241 @@
+"""Reading a backup target: restore its newest state, or the state at an earlier time.
+
+Litestream's own restore to a time uses the times at which it copied changes, and requests the metadata of every file.
+This module lists the files, restores to a transaction, and compares the log times of the restored commits with the
+requested time.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.rules.leaps import choose_leap_number, find_highest_number, find_last_commit_ms
+from oncelog.errors import CorruptError, NotALogError, StoreError
+from oncelog.file_modes import OWNER_ONLY
+from oncelog.storage.backups import RestoreResult, check_destination_free, restore
+from oncelog.storage.clock import SystemClock
+from oncelog.storage.litestream.program import NoBackupError, run, write_config
+from oncelog.storage.litestream.target import BackupTarget
+from oncelog.storage.metadata import NO_OPERATOR, Operator, ReplacedLog
+from oncelog.storage.queries.records import load_heads, load_previous_epochs
+from oncelog.storage.sqlite.partial_copy import RECOVERED_NAMES, open_partial_copy
+from oncelog.storage.sqlite.query_driver import run_query
+from oncelog.storage.sqlite.read_transaction import open_read_transaction
+from oncelog.storage.verify.findings import ReportProgress, StepProgress
+
+_NEWEST_NAME, _EARLIER_NAME, _PROBE_NAME, _CONFIG_NAME = RECOVERED_NAMES
+
+
+class RestorePoint(Struct, frozen=True):
+    """A transaction of Litestream to which the target can be restored, and about when it was made."""
+
+    txid: int
+    time_ms: int
+    size: int
+    """Size of the file that ends with the transaction, of the lowest level."""
+
+
+class Recovered(Struct, frozen=True):
+    """A log in a temporary file, as the target contains it, and the newest history of the target."""
+
+    path: Path
+    newest: ReplacedLog
+    newest_ms: int
+    """Time of the newest commit in the file, or of the log's creation."""
+
+
+class _Change(Struct):
+    """An entry of `litestream ltx`."""
+
+    level: int
+    min_txid: str
+    max_txid: str
+    size: int
+    timestamp: datetime
+
+
+class _History(Struct):
+    epoch: str
+    highest_number: int
+    lowest_above: int
+    newest_ms: int
+
+
+class TargetReader:
+    """Restores states of a target into a directory."""
+
+    def __init__(self, target: BackupTarget, directory: Path) -> None:
+        self._target = target
+        self._directory = directory
+        self._config = directory / _CONFIG_NAME
+        self._log = directory / "log"
+        """Names the target in the configuration. The file does not exist."""
+        write_config(self._config, {"dbs": [{"path": str(self._log), "replica": target.replica}]})
+
+    def list_points(self) -> list[RestorePoint]:
+        """Return the points in ascending order. Raises BackupError."""
+        arguments = ("ltx", "-config", self._config, "-no-expand-env", "-level", "all", "-json", self._log)
+        changes = msgspec.json.decode(run(self._target, *arguments), type=list[_Change])
+        # Several levels contain the same transactions; the lowest level has the most precise time.
+        changes.sort(key=attrgetter("level"), reverse=True)
+        ends = {int(change.max_txid, 16): change for change in changes}
+        return [
+            RestorePoint(txid, int(change.timestamp.timestamp() * 1000), change.size)
+            for txid, change in sorted(ends.items())
+        ]
+
+    def restore(self, path: Path, txid: int | None = None) -> None:
+        """Restore the newest state, or that after a transaction. Raises NoBackupError and BackupError."""
+        wanted = () if txid is None else ("-txid", f"{txid:016x}")
+        run(self._target, "restore", "-config", self._config, "-no-expand-env", *wanted, "-o", path, self._log)
+
+    def recover(self, at_ms: int | None, report: ReportProgress) -> Recovered:
+        """Restore the newest state, or the newest one without commits after `at_ms`."""
+        report(StepProgress("reading the backup"))
+        path = self._directory / _NEWEST_NAME
+        self.restore(path)
+        newest = self._read_history(path)
+        replaced = ReplacedLog(newest.epoch, newest.highest_number, newest.lowest_above)
+        if at_ms is None or newest.newest_ms <= at_ms:
+            return Recovered(path, replaced, newest.newest_ms)
+        path.unlink()  # the states of a large log need much space
+        found = self._directory / _EARLIER_NAME
+        found_ms = self._search(at_ms, newest.newest_ms, found, report)
+        return Recovered(found, replaced, found_ms)
+
+    def _search(self, at_ms: int, newest_ms: int, found: Path, report: ReportProgress) -> int:
+        """Restore the newest state without commits after `at_ms`. Returns the time of its newest commit."""
+        probe = self._directory / _PROBE_NAME
+        found_ms, oldest_ms = -1, newest_ms
+
+        def is_early_enough(point: RestorePoint) -> bool:
+            nonlocal found_ms, oldest_ms
+            report(StepProgress("reading the backup"))
+            probe.unlink(missing_ok=True)
+            try:
+                self.restore(probe, point.txid)
+            except NoBackupError:
+                return True  # older than the oldest snapshot
+            probe_ms = self._read_history(probe).newest_ms
+            if probe_ms > at_ms:
+                oldest_ms = min(oldest_ms, probe_ms)
+                return False
+            probe.replace(found)
+            found_ms = probe_ms
+            return True
+
+        # The newest point is too new: it was restored before.
+        find_last(self.list_points()[:-1], at_ms, is_early_enough)
+        probe.unlink(missing_ok=True)
+        if found_ms < 0:
+            reached = datetime.fromtimestamp(oldest_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            raise NoBackupError(
+                f"{self._target.name} contains no state that is old enough: its oldest one has commits until {reached}"
+            )
+        return found_ms
+
+    def _read_history(self, path: Path) -> _History:
+        try:
+            with open_read_transaction(str(path), allow_older=True) as (connection, metadata):
+                heads = run_query(connection, load_heads).values()
+                return _History(
+                    metadata.epoch,
+                    find_highest_number(heads),
+                    choose_leap_number(heads, metadata.created_ms, SystemClock().wall_ms()),
+                    find_last_commit_ms(heads, metadata.created_ms),
+                )
+        except NotALogError:
+            raise NotALogError(f"{self._target.name} contains an SQLite database that is not a log") from None
+        except CorruptError as error:
+            raise CorruptError(f"{self._target.name} is damaged: {error}") from error
+
+
+def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportProgress) -> None:
+    """Raise StoreError if the target contains another log or history.
+
+    Restores the newest state of the target into a temporary file, unless it is still the one that Litestream has in its
+    `state` directory from an earlier run for this log.
+    """
+    marker = state.with_name(f"{state.name}.epoch")
+    with open_read_transaction(log) as (connection, metadata):
+        epochs = {metadata.epoch, *run_query(connection, load_previous_epochs)}
+    with open_partial_copy(Path(log)) as place:
+        reader = TargetReader(target, place.parent)
+        points = reader.list_points()
+        is_known = marker.exists() and marker.read_text() in epochs and _is_newest(points[-1:], state)
+        if points and not is_known:
+            found = reader.recover(None, report).newest.epoch
+            if found not in epochs:
+                raise StoreError(
+                    f"{target.name} contains the backup of another log or of another history (epoch {found}, and {log} "
+                    f"has {metadata.epoch}). Name another directory or prefix."
+                )
+    marker.write_text(metadata.epoch)
+
+
+def _is_newest(points: list[RestorePoint], state: Path) -> bool:
+    """Return whether the target ends with the change that Litestream has written last."""
+    found = [state / "ltx" / "0" / f"{point.txid:016x}-{point.txid:016x}.ltx" for point in points]
+    return any(path.exists() and path.stat().st_size == point.size for path, point in zip(found, points, strict=True))
+
+
+def find_last(
+    points: list[RestorePoint], at_ms: int, is_early_enough: Callable[[RestorePoint], bool]
+) -> RestorePoint | None:
+    """Return the last point for which the function returns true, or None.
+
+    The points are sorted, and no point after one that is too late is early enough. Each call restores a state, so the
+    search begins at the point whose time is nearest, in steps that double.
+    """
+    low, high = -1, len(points)
+    probe, step = sum(point.time_ms <= at_ms for point in points) - 1, 1
+    while high - low > 1:
+        probe = min(max(probe, low + 1), high - 1)
+        if is_early_enough(points[probe]):
+            low = probe
+            probe = low + step if high == len(points) else (low + high) // 2
+        else:
+            high = probe
+            probe = high - step if low < 0 else (low + high) // 2
+        step *= 2
+    return points[low] if low >= 0 else None
+
+
+def restore_from_target(  # noqa: PLR0913 - the options of the command
+    target: BackupTarget,
+    destination: str,
+    report: ReportProgress,
+    *,
+    at_ms: int | None = None,
+    force: bool = False,
+    full: bool = False,
+    above: int | None = None,
+    file_mode: int = OWNER_ONLY,
+    operator: Operator = NO_OPERATOR,
+) -> tuple[RestoreResult, int]:
+    """Restore a log from a target as `backups.restore` does. Also returns the time of the newest restored commit.
+
+    All numbers continue above every number that the newest state of the target has, and above every number that may
+    have been assigned since then.
+    """
+    path = Path(destination)
+    check_destination_free(path, "", force=force)
+    with open_partial_copy(path) as place:
+        recovered = TargetReader(target, place.parent).recover(at_ms, report)
+        result = restore(
+            str(recovered.path),
+            destination,
+            report,
+            name=target.name,
+            lost=recovered.newest,
+            force=force,
+            full=full,
+            above=above,
+            file_mode=file_mode,
+            operator=operator,
+        )
+    return result, recovered.newest_ms
