@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from cli.sample_log import HOUR_MS, START_MS, SetClock, full_event, opened
-from cli.side_state_log import verified
+from cli.sample_log import HOUR_MS, START_MS, SetClock, full_event, open_store
+from cli.side_state_log import verify
 from compatibility.formats import name_versions, restore_dump, unpack
 from databases import query
 from oncelog.core.values import Committed, Replayed, Request, Verdict
@@ -44,7 +44,7 @@ def test_file_of_an_older_schema_is_migrated_with_its_history(version: int, tmp_
     assert blocks
     assert_known_and_new_events_are_told_apart(log)
     assert [block for block in blocks if block not in read(log, BLOCKS)] == []
-    assert isinstance(verified(log), VerificationSummary)
+    assert isinstance(verify(log), VerificationSummary)
 
 
 @pytest.mark.parametrize("version", POSTGRES_LOGS)
@@ -55,7 +55,7 @@ def test_database_of_an_older_schema_is_migrated_with_its_history(version: int, 
     assert blocks
     assert_known_and_new_events_are_told_apart(database)
     assert [block for block in blocks if block not in query(database, BLOCKS)] == []
-    assert isinstance(verified(database), VerificationSummary)
+    assert isinstance(verify(database), VerificationSummary)
 
 
 @pytest.mark.parametrize("version", SQLITE_LOGS)
@@ -63,7 +63,7 @@ def test_backup_of_an_older_schema_is_restored(version: int, tmp_path: Path) -> 
     backup = unpack(SQLITE_LOGS[version], tmp_path / "backup.db")
     restored = restore(str(backup), str(tmp_path / "log.db"), lambda _: None, full=True, above=1000)
     assert restored.above == 1000
-    assert isinstance(verified(tmp_path / "log.db"), VerificationSummary)
+    assert isinstance(verify(tmp_path / "log.db"), VerificationSummary)
 
 
 def assert_known_and_new_events_are_told_apart(log: Path | str) -> None:
@@ -76,7 +76,7 @@ def assert_known_and_new_events_are_told_apart(log: Path | str) -> None:
 
 
 async def submit(log: Path | str) -> list[Verdict]:
-    store = opened(log, SetClock(LATER_MS))
+    store = open_store(log, SetClock(LATER_MS))
     await store.open()
     try:
         decided = await store.commit([Request((KNOWN_EVENT,)), Request((NEW_EVENT,))])
