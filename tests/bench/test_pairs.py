@@ -1,4 +1,4 @@
-"""The comparison of two source trees runs. The tests compare a tree with itself."""
+"""The benchmark that compares two source trees. The tests compare a tree with itself."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from bench.pairs_embedded import LOADS
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_servers_are_compared_in_a_row_for_each_load(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_comparison_prints_one_row_per_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(ROOT), "server", "--pairs", "1", "--slice-s", "0.3"]) in (0, 1)
     heading, _, *rows = capsys.readouterr().out.splitlines()
     assert heading.split("  ")[0] == "CPU per event"

@@ -19,8 +19,8 @@ from fuzz.targets import TARGETS
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}")
-    parser.add_argument("--inputs", type=int, default=200_000, help="inputs of all targets together (200000)")
-    parser.add_argument("--seed", type=int, default=None, help="repeats an earlier run; default: a new one, printed")
+    parser.add_argument("--inputs", type=int, default=200_000, help="total inputs across all targets (200000)")
+    parser.add_argument("--seed", type=int, default=None, help="the seed of a run to repeat (default: random)")
     options = parser.parse_args()
     unknown = [name for name in options.targets if name not in TARGETS]
     if unknown:

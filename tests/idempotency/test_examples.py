@@ -53,8 +53,8 @@ def test_transfer_example_survives_a_kill_at_every_statement(tmp_path: Path) -> 
 def test_programs_on_the_page_run(number: int, tmp_path: Path) -> None:
     output = run_python("-c", PAGE[number], cwd=tmp_path)
     assert output == (
-        "the key 'order-1' of 'once/charge' was used with other arguments or for other work; nothing was done; "
-        "use a new key for new work\n"
+        "the key 'order-1' of 'once/charge' was already used with different arguments or for different work; "
+        "nothing was done; use a new key for new work\n"
         if number == 0
         else ""
     )

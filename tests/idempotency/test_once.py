@@ -107,7 +107,7 @@ class TestAsyncFunctions:
                 await pay("a", 2)  # while the function runs
             gate.open()
             assert await first == 1
-            with pytest.raises(ConflictError, match="the key 'a' of 'once/pay' was used with other arguments"):
+            with pytest.raises(ConflictError, match="the key 'a' of 'once/pay' was already used with different"):
                 await pay("a", 2)
             assert await pay("a", 1) == 1
             assert calls.times == 1

@@ -55,7 +55,7 @@ async def test_cancelled_reads_keep_their_sessions(database: str, monkeypatch: p
 
 
 async def waiting_readers(address: str) -> list[tuple[int]]:
-    """Return the reading sessions if all of them wait."""
+    """Return the sessions of the readers once all of them are waiting, or an empty list."""
     found = await fetch_rows(address, WAITING)
     return [(pid,) for (pid,) in found] if len(found) == READERS else []
 

@@ -71,7 +71,7 @@ async def test_commit_waiting_for_a_standby_is_not_acknowledged(address: str) ->
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_commit_with_cancelled_wait_is_not_acknowledged(address: str) -> None:
-    """The server answers COMMIT and shows the data. Only a warning tells that no standby has it."""
+    """The server answers COMMIT and shows the data. Only a warning reveals that no standby has the data."""
     async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))

@@ -1,4 +1,4 @@
-"""A move to a server whose COMMITs wait for a standby stops when such a wait is cancelled."""
+"""A move stops if a COMMIT's wait for the target's standby is cancelled."""
 
 import asyncio
 from pathlib import Path
@@ -34,7 +34,7 @@ def is_marked(path: Path) -> bool:
 async def test_cancelled_commit_wait_stops_the_move(
     standby_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The server answers COMMIT and shows the data. Only a warning tells that no standby has it."""
+    """The server answers COMMIT and shows the data. Only a warning reveals that no standby has the data."""
     path = tmp_path / "log.db"
     await asyncio.to_thread(make_log, path, rounds=1)
     database = str(await create_schema(standby_server))

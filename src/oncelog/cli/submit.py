@@ -1,4 +1,4 @@
-"""`oncelog submit`: submit events to a server, each of which commits once."""
+"""`oncelog submit`: submit events to a server; each event is committed once."""
 
 import asyncio
 import os

@@ -118,8 +118,8 @@ def to_work_error(verdict: Verdict, work: Work | Submission) -> WorkError:
     match verdict.reason:
         case Reason.IDENTITY_REUSED:
             return ConflictError(
-                f"{_describe_work(work)} was used with other arguments or for other work; nothing was done; use a new "
-                "key for new work"
+                f"{_describe_work(work)} was already used with different arguments or for different work; nothing was "
+                "done; use a new key for new work"
             )
         case Reason.IN_FLIGHT:
             return InFlightError(verdict.message, verdict.retry_after_ms)

@@ -161,7 +161,7 @@ class RequestGate:
         return None
 
     async def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Allow pages of configured origins to read the answer. Requests of other origins have been refused before."""
+        """Allow pages from configured origins to read the answer. Other origins have already been refused."""
         origin = request.headers.get("Origin")
         if origin is not None and normalize_origin(origin) in self._allowed_origins:
             response.headers["Access-Control-Allow-Origin"] = origin

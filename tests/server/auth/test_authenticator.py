@@ -85,7 +85,7 @@ def test_api_key_is_current_until_revoked_and_has_its_latest_grants(tmp_path: Pa
 
 @pytest.mark.rule("CO-28")
 @pytest.mark.parametrize("bad", ["tokens", "API keys"])
-def test_bad_file_keeps_its_loaded_content_and_the_other_is_reloaded(tmp_path: Path, bad: str) -> None:
+def test_reload_keeps_loaded_content_of_a_bad_file_and_reloads_the_other(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, SetClock())
     old = operator.create("a", "a", parse_grants())

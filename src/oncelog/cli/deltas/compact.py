@@ -44,7 +44,7 @@ def compact(
 
     Existing rows, ids, sequences and hashes are kept. After an interruption, run the same command again to continue.
     Readers with an older cursor get a snapshot. A deleted row is kept until all named consumers have read its DELETE. A
-    client that was offline for longer than the age loses its earlier edits of dropped rows.
+    client that was offline for longer than the tombstone age loses its earlier edits to dropped rows.
 
     Examples:
 

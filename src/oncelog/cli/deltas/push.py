@@ -1,4 +1,4 @@
-"""`oncelog deltas push`: push deltas to a gateway, each of which commits once."""
+"""`oncelog deltas push`: push deltas to a gateway; each delta is committed once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -162,7 +162,7 @@ class _DeltaParser:
         """Return a clock reading above the last one, so that the later of two changes to a column wins."""
         reading = hlc.tick(self._last, self._clock.wall_ms())
         if isinstance(reading, ClockExhausted):
-            raise OncelogError("this machine's clock is ahead of the highest time that a delta can have")
+            raise OncelogError("this machine's clock is past the latest time that a delta can have")
         self._last = reading
         return str(reading)
 

@@ -215,7 +215,7 @@ class BlockingChatClient(BlockingBaseClient):
 
         Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
-        A message of the user takes its place in the chat once the server has committed it. With `before`, return only
+        The user's message takes its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.
         """
         return self._portal.call(self._client.lines, chat_id, before=before, count=count)

@@ -207,7 +207,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
-        A message of the user takes its place in the chat once the server has committed it. With `before`, return only
+        The user's message takes its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.
         """
         runtime = self._runtime

@@ -14,7 +14,7 @@ from oncelog.errors import LostError, OncelogError, ProtocolError, ServerRefused
 
 
 def get_mark(message: Message, user_id: str, watermarks: Mapping[str, int]) -> Mark:
-    """Return `DELIVERED` if all other members have received a message of the user, and `SENT` otherwise."""
+    """Return `DELIVERED` if all other members have received the user's message, and `SENT` otherwise."""
     has_others = bool(watermarks.keys() - {user_id})
     if message.sender_id == user_id and has_others and _has_reached_all(watermarks, user_id, message.sequence):
         return Mark.DELIVERED
@@ -46,7 +46,7 @@ class DeliveryCounts:
         """Chats whose watermarks a task is requesting."""
 
     def schedule(self, chat_id: str) -> None:
-        """Request the watermarks of a chat in a task if they are out of date. Readers of updates receive them."""
+        """Request the watermarks of a chat in a task if they are out of date. They arrive as updates."""
         if self._connector.is_connected and not self._is_counted(chat_id) and chat_id not in self._scheduled:
             self._scheduled.add(chat_id)
             self._runtime.start_task("delivery", partial(self._run_scheduled, chat_id))
@@ -71,15 +71,15 @@ class DeliveryCounts:
             connection = self._connector.connection_count
             is_counted = self._connector.is_connected and await self._query(chat_id)
 
-            def is_otherwise(before: int = connection) -> bool:
+            def has_changed(before: int = connection) -> bool:
                 return self._is_delivered(chat_id, sequence) or self._connector.connection_count != before
 
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if is_counted else pauses.next_pause_s(RetryPause())):
-                    await self._runtime.wait_until(is_otherwise)
+                    await self._runtime.wait_until(has_changed)
 
     async def _query(self, chat_id: str) -> bool:
-        """Request watermarks, unless this was done on this connection. Return False if the request fails."""
+        """Request watermarks unless already requested on this connection. Return False on failure."""
         protocol, connection = self._runtime.open_protocol, self._connector.connection_count
         if self._is_counted(chat_id):
             return True

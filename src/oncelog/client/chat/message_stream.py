@@ -27,7 +27,7 @@ class MessageStream:
         self._unacknowledged: Message | None = None
         self._is_over = False
         if chat_id is None or chat_id in runtime.progress:
-            self._find_readable()  # fixes the start: after the messages received so far
+            self._find_readable()  # the stream starts after the messages received so far
 
     def __aiter__(self) -> "MessageStream":
         return self

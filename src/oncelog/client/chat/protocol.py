@@ -180,7 +180,7 @@ class ChatProtocol(ChatSender):
         self.wants_list = True
 
     def _handle_message(self, message: Message, now_ms: int) -> None:
-        """Handle a live message, or a message of the user that the server has acknowledged."""
+        """Handle a live message, or one of the user's messages that the server has acknowledged."""
         self._heard_since_list.add(message.chat_id)
         chat = self._get_or_create_chat(message.chat_id)
         before = chat.complete_to

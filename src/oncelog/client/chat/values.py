@@ -161,7 +161,7 @@ class Mark(Enum):
 
 
 class Line(Struct, frozen=True):
-    """A message in a user interface, which may be a message of the user that is not committed yet."""
+    """A message in a user interface, which may be one that the user sent and that is not committed yet."""
 
     client_message_id: str
     sender_id: str
@@ -232,7 +232,7 @@ class Arrived(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """A message of the user has its outcome."""
+    """The outcome of one of the user's messages is known."""
 
     chat_id: str
     client_message_id: str
