@@ -29,6 +29,8 @@ class Twin:
     """Public names without a blocking twin."""
     inherits: frozenset[str] = frozenset()
     """Methods of the base class."""
+    translates: frozenset[str] = frozenset()
+    """Methods whose steps run in the caller's thread: the async method without `await`."""
     immediate: frozenset[str] = frozenset()
     """Methods that any thread may call, even when the object is closed."""
     any_time: frozenset[str] = frozenset()
@@ -111,7 +113,8 @@ Any number of threads may share one log; one group commit can contain the writes
                 base="oncelog.engine.blocking_base:BlockingLeaseManagerBase",
                 holds="lease_manager",
                 omits=frozenset({"close", "shield"}),
-                inherits=frozenset({"__init__", "begin", "recall", "run"}),
+                inherits=frozenset({"__init__", "begin", "recall"}),
+                translates=frozenset({"run"}),
             ),
             Twin(
                 source="oncelog.engine.state_reader:StateReader",

@@ -28,6 +28,12 @@ def translate(translation: Translation) -> tuple[str, Iterator[str]]:
     return ast.unparse(ast.fix_missing_locations(node)), filter(None, statements)
 
 
+def remove_awaits(node: Function) -> Function:
+    """Return a method without `async` and `await`."""
+    translated: Function = ast.fix_missing_locations(_AwaitRemover({}, {}).visit(node))
+    return translated
+
+
 class _AwaitRemover(ast.NodeTransformer):
     """Removes `async` and `await`, and replaces names and parts of docstrings."""
 
@@ -45,6 +51,11 @@ class _AwaitRemover(ast.NodeTransformer):
         """Return the awaited expression."""
         value: ast.expr = self.visit(node.value)
         return value
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Return the type of an awaitable's result."""
+        self.generic_visit(node)
+        return node.slice if ast.unparse(node.value) == "Awaitable" else node
 
     def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.With:
         """Return the `with` statement."""

@@ -402,9 +402,9 @@ class Retrier:
             except LostError as error:
                 if deadline_s is None and not self._was_connected:
                     raise
-                if _is_permanent(error):
+                if _has_cause(error, "ClientSSLError", "InvalidURL"):  # every further attempt would fail alike
                     raise OncelogError(str(error)) from error
-                problem, was_sent = error, was_sent or not _is_unreachable(error)
+                problem, was_sent = error, was_sent or not _has_cause(error, "ClientConnectorError")
             except ServerRefusedError as error:
                 if not error.is_transient:
                     raise
@@ -423,15 +423,8 @@ class Retrier:
             print_message(f"{problem}; retrying")
 
 
-def _is_unreachable(error: LostError) -> bool:
-    """Return whether no connection was made, so that nothing was sent."""
-    import aiohttp  # noqa: PLC0415 - as below
-
-    return isinstance(error.__cause__, aiohttp.ClientConnectorError)
-
-
-def _is_permanent(error: LostError) -> bool:
-    """Return whether every further attempt would fail in the same way."""
+def _has_cause(error: LostError, *names: str) -> bool:
+    """Return whether one of these errors of aiohttp is the cause of a lost connection."""
     import aiohttp  # noqa: PLC0415 - the library alone does not need it
 
-    return isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL)
+    return isinstance(error.__cause__, tuple(getattr(aiohttp, name) for name in names))

@@ -145,11 +145,6 @@ def format_record_counts(records: int, restore_records: int, audit_records: int)
     return " and ".join([f"{records - restore_records - audit_records} records", *internal])
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON on one line. Structs become objects."""
-    typer.echo(orjson.dumps(value, default=msgspec.to_builtins).decode())
-
-
 def encode_json_line(value: Any) -> bytes:
     """Encode an object as JSON, with a line feed."""
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
@@ -167,9 +162,12 @@ def format_columns(columns: Iterable[str]) -> bytes:
 
 
 def print_result(value: Any, lines: Iterable[str], as_json: bool) -> None:
-    """Print a command's result, as JSON for programs or as lines for human readers."""
+    """Print a command's result, as JSON on one line for programs or as lines for human readers.
+
+    In JSON, structs become objects.
+    """
     if as_json:
-        print_json(value)
+        typer.echo(orjson.dumps(value, default=msgspec.to_builtins).decode())
         return
     for line in lines:
         typer.echo(line)

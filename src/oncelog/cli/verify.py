@@ -13,7 +13,6 @@ from oncelog.cli.terminal import (
     ProgressMeter,
     escape_unprintable,
     format_record_counts,
-    print_json,
     print_message,
     print_result,
 )
@@ -123,4 +122,4 @@ def head(log: LogArgument) -> None:
     Example:  oncelog head postgresql://oncelog@db.example.org/orders > orders-head.json
     """
     with create_inspector(log).open_view() as view:
-        print_json(msgspec.to_builtins(export_head(view.metadata, view.run_query(load_heads))))
+        print_result(export_head(view.metadata, view.run_query(load_heads)), (), as_json=True)

@@ -7,7 +7,7 @@
 Any number of threads may share one log; one group commit can contain the writes of several threads.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 from oncelog.blocking_base import BlockingObject
@@ -34,7 +34,8 @@ from oncelog.deprecation import alias_property
 from oncelog.engine.answer_cache import Attestation, WorkResult
 from oncelog.engine.audit import AuditFilter, AuditPage
 from oncelog.engine.blocking_base import BlockingLeaseManagerBase, BlockingLogBase, wrap_opener
-from oncelog.engine.held_lease import HeldLease
+from oncelog.engine.held_lease import HeldLease, mark_active
+from oncelog.engine.leases import T
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
@@ -63,6 +64,17 @@ class BlockingLeaseManager(BlockingLeaseManagerBase):
         Commit the result of the work. Raises LeaseLostError if another caller has taken over.
         """
         return self._portal.call(self._lease_manager.complete, lease, body)
+
+    def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[WorkResult, T]:
+        """Do the work, store its result and end the lease. `call` returns the body to store and a value for the
+        caller."""
+        try:
+            with mark_active(lease):
+                body, value = call()
+        except BaseException as error:
+            self.release(lease, error if isinstance(error, Exception) else None)
+            raise
+        return (self.complete(lease, body), value)
 
     def release(self, lease: HeldLease, error: Exception | None = None) -> None:
         """Like `LeaseManager.release`.

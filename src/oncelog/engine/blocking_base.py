@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from oncelog.blocking_base import BlockingObject, BlockingResource
 from oncelog.engine.answer_cache import WorkResult
-from oncelog.engine.held_lease import HeldLease, Work, active_keys, mark_active
+from oncelog.engine.held_lease import HeldLease, Work, active_keys
 from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log
 from oncelog.errors import ClosedError
@@ -70,16 +70,6 @@ class BlockingLeaseManagerBase(BlockingObject):
             if results and isinstance(results[0], HeldLease):  # interrupted after the lease was granted
                 self._portal.call(self._lease_manager.release, results[0])
             raise
-
-    def run(self, lease: HeldLease, call: Callable[[], tuple[bytes, T]]) -> tuple[WorkResult, T]:
-        """Like `LeaseManager.run`, but `call` runs in the caller's thread."""
-        try:
-            with mark_active(lease):
-                body, value = call()
-        except BaseException as error:
-            self._portal.call(self._lease_manager.release, lease, error if isinstance(error, Exception) else None)
-            raise
-        return self._portal.call(self._lease_manager.complete, lease, body), value
 
 
 def wrap_opener(open_log: Callable[P, Log], build: Callable[[Log], B]) -> Callable[P, B]:

@@ -39,7 +39,7 @@ from oncelog.errors import (
     OncelogError,
     ResultErasedError,
 )
-from oncelog.idempotency.call_key import InFlight, build_leased_policy, check_wait_options
+from oncelog.idempotency.call_key import InFlight, build_leased_policy, build_work_factory
 from oncelog.idempotency.http_request import Fingerprint, build_http_request, compute_fingerprint
 from oncelog.idempotency.once import RETENTION_DEFAULT, RUN_S_MAX
 
@@ -160,7 +160,7 @@ class IdempotencyMiddleware:
         is a sync or async function that returns 1 to 64 bytes for an `HttpRequest`. Requests with the same key are
         equal if these bytes are equal.
         """
-        self._wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
+        self._new_work = build_work_factory(in_flight, wait_s, lease_s, run_s_max)
         if not isinstance(log, Log | str | os.PathLike) and not callable(log):
             raise TypeError(
                 f"log must be an open Log, a function that returns one, or a path, not {type(log).__name__}"
@@ -210,12 +210,11 @@ class IdempotencyMiddleware:
         body = await _read_body(receive, self._request_bytes_max)
         if body is None:
             return  # the client has disconnected
-        work = Work(
+        work = self._new_work(
             policy=self._policy,
             scope=_build_stream_name(user),
             key=key,
             fingerprint=await compute_fingerprint(build_http_request(scope, body), self._fingerprint),
-            **self._wait_options,
         )
         log, result_or_lease = await self._begin(work)
         if isinstance(result_or_lease, HeldLease):

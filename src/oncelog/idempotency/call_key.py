@@ -5,9 +5,10 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from oncelog.core.canonical import canonical, canonical_at, canonical_fast
 from oncelog.core.limits import LEASE_MS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
+from oncelog.engine.held_lease import Work
 from oncelog.errors import CanonicalError
 
 KEY_BYTES: Final = 16
@@ -28,15 +30,6 @@ _EXACT_MAX: Final = 2**53 - 1
 _MAIN: Final = ("__main__", "__mp_main__")
 """Names of a script's main module. Multiprocessing workers use the second one."""
 _NON_NAME_CHARACTERS: Final = re.compile(r"[^a-z0-9_.-]+")
-
-
-class WaitOptions(TypedDict):
-    """Fields of `Work` that the caller's options set."""
-
-    waits: bool
-    wait_ms: int | None
-    lease_ms: int
-    run_ms_max: int
 
 
 def check_name(name: object) -> str:
@@ -90,17 +83,20 @@ def build_leased_policy(name: str, retention: Retention) -> Policy:
     )
 
 
-def check_wait_options(in_flight: str, wait_s: float | None, lease_s: float, run_s_max: float) -> WaitOptions:
-    """Check a caller's options and convert them to milliseconds. Raises ValueError for an option that is out of
-    range."""
+def build_work_factory(in_flight: str, wait_s: float | None, lease_s: float, run_s_max: float) -> partial[Work]:
+    """Check a caller's options, and return a function that creates work with them.
+
+    Raises ValueError for an option that is out of range.
+    """
     if in_flight not in ("wait", "raise"):
         raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
-    return {
-        "waits": in_flight == "wait",
-        "wait_ms": None if wait_s is None else _to_ms("wait_s", wait_s, LEASE_MS_MAX),
-        "lease_ms": _to_ms("lease_s", lease_s, LEASE_MS_MAX),
-        "run_ms_max": _to_ms("run_s_max", run_s_max, RUN_MS_LIMIT),
-    }
+    return partial(
+        Work,
+        waits=in_flight == "wait",
+        wait_ms=None if wait_s is None else _to_ms("wait_s", wait_s, LEASE_MS_MAX),
+        lease_ms=_to_ms("lease_s", lease_s, LEASE_MS_MAX),
+        run_ms_max=_to_ms("run_s_max", run_s_max, RUN_MS_LIMIT),
+    )
 
 
 def _to_ms(name: str, seconds: float, ms_max: int) -> int:

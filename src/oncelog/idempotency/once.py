@@ -24,8 +24,8 @@ from oncelog.idempotency.call_key import (
     InFlight,
     Key,
     build_policy,
+    build_work_factory,
     check_name,
-    check_wait_options,
     get_function_name,
 )
 from oncelog.idempotency.once_call import AnyLog, OnceOptions, wrap_async
@@ -68,7 +68,7 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
     function runs, for at most `run_s_max`. `name` replaces the function's name; under a new name, earlier results are
     not found.
     """
-    wait_options = check_wait_options(in_flight, wait_s, lease_s, run_s_max)
+    new_work = build_work_factory(in_flight, wait_s, lease_s, run_s_max)
     _check_log(log)
     if key is not None and not callable(key):
         raise TypeError(f"key must be a function that returns a key for the arguments, not {type(key).__name__}")
@@ -84,7 +84,7 @@ def once(  # noqa: PLR0913 - all but the first are keyword arguments
             key=key,
             name=its_name,
             scope=scope,
-            wait_options=wait_options,
+            new_work=new_work,
         )
         wrapped: Any = _choose_wrapper(function, log)(function, calls, log)
         wrapped.__oncelog__ = calls

@@ -13,7 +13,7 @@ from oncelog.core.policy import Policy
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.held_lease import HeldLease, Work
 from oncelog.engine.log import Log
-from oncelog.idempotency.call_key import KEY_BYTES, Arguments, Key, WaitOptions, encode_key
+from oncelog.idempotency.call_key import KEY_BYTES, Arguments, Key, encode_key
 from oncelog.idempotency.result_codec import RaisedOutcome, ResultCodec
 from oncelog.idempotency.share import AsyncSharedLog, SharedLog
 
@@ -30,17 +30,16 @@ class OnceOptions(Struct, frozen=True, kw_only=True):
     key: Callable[..., Key] | None
     name: str
     scope: str | Callable[..., str] | None
-    wait_options: WaitOptions
+    new_work: Callable[..., Work]
 
     def build_work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
         """Return the work that a call with these arguments represents."""
         arguments_hash = sha256(self.arguments.encode(args, kwargs)).digest()
-        return Work(
+        return self.new_work(
             policy=self.policy,
             scope=self._build_stream(args, kwargs),
             key=arguments_hash[:KEY_BYTES] if self.key is None else encode_key(self.key(*args, **kwargs)),
             fingerprint=arguments_hash,
-            **self.wait_options,
         )
 
     def _build_stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from oncelog.engine.leases import LeaseManager
 from oncelog.engine.log import Log
 from oncelog.engine.outcome import Outcome
 from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
-from oncelog.idempotency.call_key import InFlight, WaitOptions, check_wait_options, to_json_arrays
+from oncelog.idempotency.call_key import InFlight, build_work_factory, to_json_arrays
 from oncelog.idempotency.once import RUN_S_MAX
 
 logger: Final = logging.getLogger("oncelog.runs")
@@ -96,10 +96,11 @@ class RunCounters(Struct, frozen=True):
     """Reused runs that would have been executed again under their key from before v2."""
 
 
-class BaseRuns:
-    """Base of `Runs` and `BlockingRuns` that counts outcomes."""
+class Runs:
+    """The runs of a log. Create one object per process and keep it, because it counts calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._counters = RunCounters()
         self._lock = threading.Lock()
 
@@ -107,36 +108,6 @@ class BaseRuns:
     def counters(self) -> RunCounters:
         """The outcomes of calls so far."""
         return self._counters
-
-    def _count(self, **increments: int) -> None:
-        with self._lock:
-            old = self._counters
-            new = {name: getattr(old, name) + number for name, number in increments.items()}
-            self._counters = msgspec.structs.replace(old, **new)
-
-    @contextmanager
-    def _count_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            self._count(failed=1)
-            raise
-
-    def _finish(self, requested: RunEvent, result: WorkResult, *, reused: bool) -> Run:
-        event = _decode_event(requested.key, result.receipt, result.body)
-        mismatch = reused and _is_shadow_mismatch(requested, event)
-        if mismatch:
-            logger.info("run %s was reused; its key before v2 would have executed it again", event.key)
-        self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
-        return Run(event, reused)
-
-
-class Runs(BaseRuns):
-    """The runs of a log. Create one object per process and keep it, because it counts calls."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._log = log
 
     async def execute(  # noqa: PLR0913 - the six fields of the key, the tool and options
         self,
@@ -167,7 +138,7 @@ class Runs(BaseRuns):
         call_tool, wait = prepare_tool(tool, leases)
         given = check_args(args)
         event = build_event(plan_id, campaign_id, event_type, tool_name, ruleset_version, given, shadow)
-        work = build_work(event, check_wait_options(in_flight, wait_s, lease_s, run_s_max))
+        work = build_work(event, build_work_factory(in_flight, wait_s, lease_s, run_s_max))
         result_or_lease = leases.recall(work) or await leases.begin(work)
         if not isinstance(result_or_lease, HeldLease):
             return self._finish(event, result_or_lease, reused=True)
@@ -189,6 +160,28 @@ class Runs(BaseRuns):
         with self._count_failures():
             result, _ = await self._log.leases.run(lease, call)
         return self._finish(event, result, reused=False)
+
+    def _count(self, **increments: int) -> None:
+        with self._lock:
+            old = self._counters
+            new = {name: getattr(old, name) + number for name, number in increments.items()}
+            self._counters = msgspec.structs.replace(old, **new)
+
+    @contextmanager
+    def _count_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._count(failed=1)
+            raise
+
+    def _finish(self, requested: RunEvent, result: WorkResult, *, reused: bool) -> Run:
+        event = decode_event(requested.key, result.receipt, result.body)
+        mismatch = reused and is_shadow_mismatch(requested, event)
+        if mismatch:
+            logger.info("run %s was reused; its key before v2 would have executed it again", event.key)
+        self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
+        return Run(event, reused)
 
 
 def prepare_tool(tool: Tool, leases: LeaseManager) -> tuple[Tool, Callable[[Coroutine[Any, Any, Run]], Awaitable[Run]]]:
@@ -257,10 +250,10 @@ def build_event(
     )
 
 
-def build_work(event: RunEvent, options: WaitOptions) -> Work:
+def build_work(event: RunEvent, new_work: Callable[..., Work]) -> Work:
     """Return the work that a run represents."""
     key = bytes.fromhex(event.key)
-    return Work(policy=RUNS, scope=build_scope(event.campaign_id), key=key, fingerprint=key, **options)
+    return new_work(policy=RUNS, scope=build_scope(event.campaign_id), key=key, fingerprint=key)
 
 
 def check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -289,7 +282,7 @@ def parse_key(key: bytes | str) -> bytes:
     return raw
 
 
-def _is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
+def is_shadow_mismatch(requested: RunEvent, found: RunEvent) -> bool:
     """Return whether the original system would have executed the run again. False if the keys cannot be compared."""
     if requested.shadow_key is None or found.shadow_key is None or requested.shadow_version != found.shadow_version:
         return False
@@ -337,7 +330,8 @@ def encode_body(inputs: dict[str, Any], output: Any) -> bytes:
     return msgspec.json.encode({**inputs, "output": Raw(encoded)}, order="sorted")
 
 
-def _decode_event(key: str, receipt: Receipt, body: bytes) -> RunEvent:
+def decode_event(key: str, receipt: Receipt, body: bytes) -> RunEvent:
+    """Decode a stored event."""
     event = msgspec.json.decode(body, type=RunEvent)
     return msgspec.structs.replace(event, key=key, ordinal=receipt.sequence, receipt=receipt)
 
@@ -349,4 +343,4 @@ def decode_outcome(key: bytes, outcome: Outcome) -> RunEvent | None:
         return None
     if record.erased:
         raise ResultErasedError("the tool has run, but the body of its event has been erased")
-    return _decode_event(key.hex(), record.receipt, record.body)
+    return decode_event(key.hex(), record.receipt, record.body)

@@ -53,13 +53,9 @@ class BackupResult(Struct, frozen=True):
     bytes: int
 
 
-class RestoreResult(Struct, frozen=True):
-    """Result of a restore."""
+class RestoreResult(EpochRenewal, frozen=True):
+    """Result of a restore: the new history, and the restored file."""
 
-    old_epoch: str
-    new_epoch: str
-    above: int
-    """All numbers continue above this number."""
     records: int
     bytes: int
     kept: str | None

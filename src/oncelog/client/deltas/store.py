@@ -200,7 +200,6 @@ class DeltasStore(BaseStore):
     def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
         """Merge a page of a snapshot into the rows. Only the last page has a cursor."""
         clocks = (get_newest_hlc(snapshot_row.row) for snapshot_row in snapshot)
-        cursor = self.sync_state.cursor if cursor is None else cursor
         moved = self.sync_state.cursor if cursor is None else cursor
         return self._merge(snapshot, lambda row, received: join_rows(row, received.row), clocks, moved, epoch)
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import orjson
@@ -42,6 +42,8 @@ from oncelog.server.auth.principal import (
 from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
 
+GrantsType = TypeVar("GrantsType")
+"""Decoded grants, or grants as the file has them."""
 KEY_PREFIX: Final = "olk_"
 """Distinguishes keys from tokens, and helps scanners find leaked keys."""
 FILE_VERSION: Final = 1
@@ -53,17 +55,19 @@ only version 1."""
 _KEY_PATTERN: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
 
 
-class ApiKey(Struct, frozen=True, kw_only=True):
-    """A key without its secret and hash."""
-
+class _KeyFields(Struct, Generic[GrantsType], frozen=True, kw_only=True):
     id: str
     client_id: str
     name: str
-    grants: Grants
+    grants: GrantsType
     created_ms: int
     revoked_ms: int | None = None
     expires_ms: int | None = None
     """Time at which the key expires, or None if it does not expire."""
+
+
+class ApiKey(_KeyFields[Grants], frozen=True, kw_only=True):
+    """A key without its secret and hash."""
 
     def find_end(self, now_ms: int) -> "_KeyEnd | None":
         """Return how and when the key became invalid, or None for a valid key."""
@@ -91,15 +95,11 @@ class _StoredKey(Struct, frozen=True):
     hash: bytes
 
 
-class _KeyEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    id: str
+class _KeyEntry(_KeyFields[dict[str, list[str]]], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key in the file, which must say whether it is revoked."""
+
     secret_sha256: str
-    client_id: str
-    name: str
-    grants: dict[str, list[str]]
-    created_ms: int
     revoked_ms: int | None
-    expires_ms: int | None = None
 
 
 class _KeyFileContent(Struct, frozen=True, forbid_unknown_fields=True):

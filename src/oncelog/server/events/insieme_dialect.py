@@ -306,11 +306,8 @@ class _ClientMeta(Struct, gc=False):
 
 
 _decode_event: Final = msgspec.json.Decoder(_StoredEvent).decode
+_encode_text: Final = encode_json_text.__wrapped__
 _decode_client_meta: Final = msgspec.json.Decoder(_ClientMeta).decode
-
-
-def _encode_text(text: str) -> str:
-    return orjson.dumps(text).decode()
 
 
 def _complete_meta(meta: str, client: str, log_time_ms: int) -> str:

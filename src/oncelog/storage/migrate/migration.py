@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import signal
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -93,7 +93,7 @@ def migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOut
 
 def check_migration(path: str, address: str) -> None:
     """Raise the errors that `migrate_log` would raise before it verifies the file. Changes nothing."""
-    run_interruptible(_check_migration(path, address))
+    run_interruptible(_run_with_both(path, address, _find_target_log))
 
 
 def _verify_source(path: str, report: ReportProgress) -> None:
@@ -103,16 +103,17 @@ def _verify_source(path: str, report: ReportProgress) -> None:
             verify_quickly(connection)
 
 
-async def _check_migration(path: str, address: str) -> None:
-    with open_source(path) as source:
-        async with open_target(address) as target:
-            await _find_target_log(source, target)
+def _migrate_log(path: str, address: str, report: ReportProgress) -> Coroutine[Any, Any, MigrationOutcome]:
+    return _run_with_both(path, address, lambda source, target: _LogMigration(source, target, report).run())
 
 
-async def _migrate_log(path: str, address: str, report: ReportProgress) -> MigrationOutcome:
+async def _run_with_both(
+    path: str, address: str, function: Callable[[MigrationSource, MigrationTarget], Awaitable[T]]
+) -> T:
+    """Open the file and the database, and call the function with both."""
     with open_source(path) as source:
         async with open_target(address) as target:
-            return await _LogMigration(source, target, report).run()
+            return await function(source, target)
 
 
 async def _find_target_log(
