@@ -121,7 +121,7 @@ class Portal:
 
     def _submit(self, call: "_Call[T]") -> None:
         with self._lock:
-            # The lock schedules `begin` before the loop stops, so that every sent call finishes.
+            # The lock ensures that `begin` is scheduled before the loop stops, so that every sent call finishes.
             if self._is_closed:
                 raise self._build_closed_error()
             call.is_sent = True

@@ -1,4 +1,4 @@
-"""Version of the installed package, as its metadata has it."""
+"""Version of the installed package, read from its metadata."""
 
 from importlib.metadata import version
 from typing import Final

@@ -91,7 +91,7 @@ class LaneDraft(Struct, gc=False):
     eviction_time_ms: int
     fence: int
     is_touched: bool = False
-    """Whether a record or side state of the lane has changed. If so, the head must be saved."""
+    """Whether the batch has added a record to the lane or changed its side state. If so, the head must be saved."""
 
     def advance_position(self) -> int:
         """Move to the position of the next record and return it."""

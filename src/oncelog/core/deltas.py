@@ -1,7 +1,7 @@
 """Row deltas: their streams, JSON form and submissions.
 
-A push is canonicalised as a whole. From then on its deltas' columns are bytes, used unchanged for the id, the body and
-the row.
+A push is canonicalised as a whole. After that, the columns of its deltas are bytes, which are used unchanged for the
+id, the body and the row.
 """
 
 from collections.abc import Iterable, Sequence

@@ -42,7 +42,7 @@ ROW_COLUMNS_MAX: Final = 1000
 ROW_BYTES_MAX: Final = 4 * 2**20
 """Maximum total size of a row's values in canonical form."""
 FOLDED_MAX: Final = 500
-"""Maximum number of rows in a fold record, and of its delta ranges. Compaction drops at most this many bodies per
+"""Maximum number of rows, and of delta ranges, in a fold record. Compaction drops at most this many bodies per
 transaction."""
 TOMBSTONES_MAX: Final = 500
 """Maximum number of tombstones that one item drops, which limits the duration of a transaction."""
@@ -66,7 +66,7 @@ ACT_DETAILS_BYTES_MAX: Final = 8192
 """Maximum size of the details of an administrative act, in canonical form, which keeps a page of audit
 records small."""
 LEAP_ABOVE_MAX: Final = 2**47
-"""Positions have 48 bits on disk. Half of them are still free after the highest leap."""
+"""Positions have 48 bits on disk. Half of this range is still free after the highest possible leap."""
 REQUESTED_ABOVE_MAX: Final = 2**46
 """Highest number that an operator can request for a leap, which leaves higher numbers for later restores."""
 STORED_INTEGER_MAX: Final = 2**63 - 1

@@ -1,8 +1,8 @@
 """Last-writer-wins merge of rows, column by column.
 
 Every write of a column has a stamp: clock, client and delta id, compared in this order. A column keeps the value with
-its highest stamp. A row keeps the highest stamps of its writes and of its deletes, and drops the columns below the
-delete. Because all of these are maxima, the result does not depend on the order of arrival.
+its highest stamp. A row keeps the highest stamp of its writes and that of its deletes, and drops columns whose stamps
+are lower than the delete's. Because all of these are maxima, the result does not depend on the order of arrival.
 
 Merged rows are stored in MessagePack. A column is stored with its stamp only if that differs from the stamp of the
 newest write.
@@ -44,7 +44,7 @@ _utf16_sort_key: Final = lru_cache(maxsize=4096)(utf16_sort_key)  # most deltas 
 
 
 class RowDelta(Struct, frozen=True, gc=False):
-    """A change of one row, with values in canonical form."""
+    """A change to one row, with values in canonical form."""
 
     op: Op
     table: str

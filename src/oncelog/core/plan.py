@@ -10,7 +10,7 @@ A submission is checked in the same order under every policy:
     the application's validation · limits on new writes
 
 The identity check answers a known write and skips the later checks. A retry of a committed write therefore gets its
-answer even if its expectation is stale, the validation is stricter by now, or the limits are used up.
+answer even if its expectation is stale, the validation has become stricter, or a limit has been reached.
 
 Items are decided in order. Each sees the state that the previous items left (`BatchState`).
 """

@@ -57,7 +57,7 @@ class Order(Enum):
     """Which order records have, in addition to their positions in the lane."""
 
     LANE = "lane"
-    """Only the position order of lane 0: one order over the whole log."""
+    """Only the order of positions in lane 0: one order for the whole log."""
     STREAM = "stream"
     """A sequence from 1 without gaps in the stream, whose name is the scope."""
 
@@ -174,7 +174,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
 
     def _list_rules(self) -> Sequence[tuple[bool, str]]:
-        """Return the rules for field combinations, each as whether the policy satisfies it and the error message."""
+        """Return the rules for field combinations: for each, whether the policy satisfies it, and the error message."""
         shortest, longest = self.key_bytes
         numbers_writes = self.client_sequence
         is_derived = self.identity is Identity.DERIVED

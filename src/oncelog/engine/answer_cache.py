@@ -84,7 +84,7 @@ class AnswerCache(_RetentionCache):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cache holds neither answers nor proof data, so that an erasure can leave it alone."""
+        """Whether the cache holds neither answers nor proof data, so that an erasure need not clear it."""
         return not self.answers and not self._blocks
 
     def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
@@ -126,7 +126,7 @@ class AnswerCache(_RetentionCache):
         self._shrink()
 
     def clear(self) -> None:
-        """Drop all entries, because something was erased."""
+        """Drop all entries after an erasure."""
         self.answers.clear()
         self._blocks.clear()  # with the salts, which must not outlive the erased bodies
         self._leaves = 0
@@ -212,7 +212,7 @@ class ResultCache(_RetentionCache):
                 self._drop(next(iter(self._results)))
 
     def clear(self) -> None:
-        """Drop all entries, because something was erased."""
+        """Drop all entries after an erasure."""
         with self._lock:
             self._results.clear()
             self._bytes = 0

@@ -130,7 +130,8 @@ class BatchScheduler:
 
     @property
     def is_within_window(self) -> bool:
-        """Whether the wait is still below its maximum. Without one, new callers could extend the wait indefinitely."""
+        """Whether the wait is still below its maximum. Without a maximum, new callers could extend the wait
+        indefinitely."""
         return time.perf_counter() - self._finished_s <= RETURN_WINDOW_S + WAIT_S_MAX
 
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:

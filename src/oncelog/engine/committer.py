@@ -456,7 +456,7 @@ class Committer:
     async def _commit_bisected(
         self, entry: _QueueEntry, request_or_item: Item | Request, refusal: Refused | None
     ) -> None:
-        """Commit the items of a request that the store can hold, and permanently refuse the others."""
+        """Commit those items of a request that the store can hold, and permanently refuse the others."""
         request = request_or_item if isinstance(request_or_item, Request) else Request((request_or_item,))
         try:
             verdicts = await self._bisect_request(request)
@@ -544,7 +544,7 @@ class Committer:
         return (refusal or self._refuse_busy()) if _is_not_known(verdict) else verdict
 
     def _cache_answer(self, entry: _QueueEntry, verdict: Replayed) -> None:
-        """Cache an answer that came from the store for the next retry."""
+        """Cache an answer from the store, so that the next retry finds it in the cache."""
         item = entry.request
         if entry.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return

@@ -171,7 +171,8 @@ class Eraser:
             return erased
 
     async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
-        """Erase the bodies of all records in a query, or only those under one policy. Return how many were erased."""
+        """Erase the bodies of all records that a query selects, or only of those under one policy. Return how many were
+        erased."""
         erased = 0
         while True:
             page = await self._store.read(query)
@@ -284,7 +285,7 @@ def _is_held(found: Sequence[Tombstone], slowest: Consumer | None, old_ms: int) 
 
 
 async def _list_tombstones(store: Store, scope: str, page: RowPage) -> list[Tombstone]:
-    """Return the deleted rows in a page whose DELETE the log still has."""
+    """Return those deleted rows in a page whose DELETE is still in the log."""
     deleted = [(place, list_delete_ids(*place)) for place in page.rows if not place[2].exists]
     ids = [identity for _, identities in deleted for identity in identities]
     known = await store.find_keys([(DELTAS.name, scope, "", identity) for identity in ids]) if ids else []

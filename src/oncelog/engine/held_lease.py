@@ -50,7 +50,7 @@ class Work(Struct, frozen=True, kw_only=True):
 
 
 class HeldLease:
-    """The right to do a piece of work until it is completed or released."""
+    """The right to do a piece of work, until the work is completed or the right is released."""
 
     __slots__ = ("_outcome", "fence", "fields", "is_lost", "renewed_until_s", "work")
 
@@ -81,7 +81,7 @@ class HeldLease:
         if not isinstance(outcome, BaseException):
             self._outcome.set_result(outcome)
             return
-        if isinstance(outcome, StopIteration):  # no future accepts it
+        if isinstance(outcome, StopIteration):  # a future would not accept it
             outcome = RuntimeError(f"the work raised {outcome!r}")
         self._outcome.set_exception(outcome)
         self._outcome.exception()  # retrieve it: asyncio logs unretrieved errors of futures

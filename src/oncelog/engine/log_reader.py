@@ -248,7 +248,7 @@ class LogReader:
         return await self._open_store.usage()
 
     async def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
-        """Return a page of the recorded acts in all lanes, by log time.
+        """Return a page of the recorded acts in all lanes, sorted by log time.
 
         `after` is the cursor of an earlier page (`audit_cursor`). Raises ValueError for any other string, and
         HistoryChangedError for a cursor from a different epoch.

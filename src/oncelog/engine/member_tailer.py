@@ -1,4 +1,4 @@
-"""Delivers the membership changes of a lane by revision, as the tailer delivers records by position.
+"""Delivers the membership changes of a lane in order of revision, as the tailer delivers records in order of position.
 
 Changes by this process are delivered immediately. A poll detects changes by other processes by comparing the lane's
 revision, and the member tailer then reads them from the store.
@@ -27,7 +27,8 @@ class MemberListener(Protocol):
 
 
 class LaneReader(ABC):
-    """Reads new records or changes of a lane. Its task runs while the store has any that are not delivered."""
+    """Reads new records or changes of a lane. Its task runs while the store has any that have not been delivered
+    yet."""
 
     def __init__(self, lane: int, name: str) -> None:
         self.lane = lane

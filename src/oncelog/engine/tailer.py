@@ -1,4 +1,4 @@
-"""Delivers records by position, never by verdict.
+"""Delivers records in the order of their positions, independently of verdicts.
 
 One tailer per lane reads the store from the last delivered position. It is woken by the committer, or by a poll that
 detects commits by other processes. The tailer delivers each record to all subscriptions that include it. A commit whose
@@ -149,7 +149,8 @@ class Tailer(LaneReader):
     def poll(self, newest: int, revision: int = 0) -> None:
         """Like `wake`, but called at regular intervals. Counts failed reads.
 
-        Failures are counted per poll. Counted per read, a high commit rate would reach the limit immediately.
+        Failures are counted per poll. If they were counted per read, a high commit rate would reach the limit
+        immediately.
         """
         if self._error is not None:
             self.count_failed_poll(self._error)
@@ -322,7 +323,7 @@ class Tailers:
                     cursor = _get_order_number(records[-1], query)
                 if subscription is None:
                     subscription = await self.subscribe(lane, query.partitions, query.stream)
-                    continue  # read the records before its start; it may deliver some of them again
+                    continue  # read up to the subscription's start; it may deliver some records again
                 with suppress(SlowReaderError):
                     while True:
                         records = await subscription.next()

@@ -18,7 +18,7 @@ from oncelog.storage.verify.verification import verify_log
 
 
 class BackupCheck(Struct, frozen=True):
-    """Result of a check of a backup."""
+    """Result of checking a backup."""
 
     records: int
     epoch: str

@@ -227,7 +227,7 @@ def _read_replaced_log(target: Path) -> ReplacedLog:
 
 
 def _combine(replaced: ReplacedLog, lost: ReplacedLog, epoch: str) -> ReplacedLog:
-    """Combine the log to be replaced with the lost history of the backup, which has this epoch."""
+    """Combine the log to be replaced with the lost part of the history. `epoch` is the backup's epoch."""
     return ReplacedLog(
         replaced.epoch or ("" if lost.epoch == epoch else lost.epoch),
         max(replaced.highest_number, lost.highest_number),

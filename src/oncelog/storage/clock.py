@@ -64,7 +64,7 @@ class ClockMark(Struct, frozen=True):
         return cls(clock.boot(), clock.elapsed_ms(), clock.wall_ms())
 
     def advance(self, now: "ClockMark", jump_ms_max: int = JUMP_MS_MAX) -> "ClockMark":
-        """Return the mark of a commit made now, which follows the commit of this mark. It is never earlier than this
+        """Return the mark of a commit made now, after the commit that set this mark. It is never earlier than this
         mark.
 
         Raises ClockJumpedError if the wall clock has advanced further than the monotonic clock allows.

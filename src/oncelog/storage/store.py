@@ -510,10 +510,11 @@ class Store(Protocol):
         """Return a page of relationships."""
 
     async def members(self, scope: str, after: str, limit: int) -> MemberPage:
-        """Return the members of a stream that follow a name."""
+        """Return a stream's members whose names sort after the given one."""
 
     async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
-        """Return the streams of a member that follow a name and begin with the prefix, which must not be empty."""
+        """Return a member's streams whose names sort after a name and begin with the prefix, which must not be
+        empty."""
 
     async def member_changes(self, lane: int, after: MemberCursor, limit: int) -> list[MemberChange]:
         """Return the member changes after a cursor, in the order of the lane.

@@ -46,7 +46,7 @@ READ_ONLY_ON: Final = "read_only_on"
 READ_ONLY_OFF: Final = "read_only_off"
 
 APPLICATION_ACTOR: Final = "system:application"
-"""Actor of an act by the embedding application that specifies no other actor."""
+"""Actor of the embedding application's acts, unless the application specifies a different one."""
 
 
 class AuditEntry(Struct, frozen=True):

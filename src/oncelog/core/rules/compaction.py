@@ -32,8 +32,7 @@ from oncelog.core.stored_bytes import row_bytes
 from oncelog.core.values import Applied, DropTombstones, FoldRows, Record, RecordAct, Tombstone
 
 HORIZON_CLIENT: Final = "oncelog.horizon"
-"""Client of a DELETE at the horizon. Deltas with the same clock are ordered against it as against those of any other
-client."""
+"""Client of a DELETE at the horizon. Among deltas with the same clock, it is ordered like any other client."""
 _HORIZON_SORT_KEY: Final = utf16_sort_key(HORIZON_CLIENT)
 
 

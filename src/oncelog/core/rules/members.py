@@ -186,7 +186,8 @@ def _put_change(change: _RosterChange, state: BatchState) -> Applied:
     state.rosters.put(scope, change.roster)
     acknowledged = None if change.member is None else state.acknowledged.get(identity)
     if acknowledged:
-        # A returning member keeps its acknowledgement. Store it again, so that followers of members receive it.
+        # A returning member keeps its acknowledgement. Store it again, so that listeners for membership changes receive
+        # it.
         state.acknowledged.put(identity, acknowledged)
     if state.streams.get(scope) is None:
         # The entry is kept after the last member leaves, so that no other user can open the stream and read its

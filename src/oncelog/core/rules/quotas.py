@@ -70,7 +70,8 @@ def iterate_rates(item: Submission | OpenStream) -> Iterator[tuple[Rate, RateIde
 def take_tokens(item: Submission | OpenStream, state: BatchState) -> Refused | None:
     """Take a token from each rate for a new write or stream, or refuse the item and take none.
 
-    In a request that is admitted as a whole, a submission takes its tokens; `BatchState.admission` keeps the refusal.
+    In a request that is admitted as a whole, a submission takes its tokens in any case, and `BatchState.admission`
+    keeps the refusal.
     """
     if isinstance(item, Submission) and item.fence:
         return None  # the claim took the token
@@ -257,7 +258,7 @@ def _add_usage(tenants: Iterable[Tenant], state: BatchState, size: int, *, recor
 def check_act_limits(
     scope: str, tenants: Tenants, state: BatchState, *, act_bytes: int, member: MemberIdentity | None
 ) -> Refused | None:
-    """Refuse an act that exceeds a quota of a tenant of its stream, or for whose record no token is available.
+    """Refuse an act if it exceeds a quota of one of its stream's tenants, or if no token is available for its record.
 
     `act_bytes` is the size of the audit record, or 0 if it does not count. `member` is the member that the act adds.
     The member counts as a record unless it was a member before.

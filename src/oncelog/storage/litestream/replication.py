@@ -1,7 +1,7 @@
 """Continuous replication of a log to a backup target.
 
-Litestream runs as a separate process. It copies each change of the write-ahead log to the target. A read transaction
-of Litestream prevents other processes from restarting the write-ahead log before its content is copied
+Litestream runs as a separate process. It copies each change of the write-ahead log to the target. Litestream's read
+transaction prevents other processes from restarting the write-ahead log before its content is copied
 (docs/decisions/0059).
 """
 
@@ -48,7 +48,7 @@ _STATE_SUFFIX: Final = "-backup"
 _LOCK_NAME: Final = "lock"
 _CONFIG_NAME: Final = "litestream.yml"
 _SOCKET_NAME: Final = "socket"
-"""Relative to the working directory of Litestream, because the path of a socket is limited to 107 bytes."""
+"""Relative to Litestream's working directory, because a socket path is limited to 107 bytes."""
 _ERRORS_KEPT: Final = 20
 
 
@@ -111,8 +111,8 @@ class Replication:
     def _request_sync(self) -> _SyncAnswer:
         """Let Litestream read the write-ahead log, and return how far it and the target are.
 
-        Without `wait` and `timeout`: with either, Litestream 0.5.17 ends its read transaction after the request, and
-        then other processes can restart the write-ahead log while it reads it.
+        The request has neither `wait` nor `timeout`: with either of them, Litestream 0.5.17 ends its read transaction
+        after the request, and other processes can then restart the write-ahead log while Litestream is reading it.
         """
         try:
             answer = self._request("/sync", {"path": str(self._path)})
@@ -124,7 +124,7 @@ class Replication:
         return answer
 
     def check(self) -> None:
-        """Raise BackupError if Litestream has ended."""
+        """Raise BackupError if Litestream has exited."""
         try:
             status = self._process.wait(0 if self._process.poll() is None else None)
         except subprocess.TimeoutExpired:
@@ -133,13 +133,13 @@ class Replication:
         raise build_error(self._target, self._errors[-1] if self._errors else f"Litestream exited with {status}")
 
     def wait(self, timeout_s: float) -> None:
-        """Wait. Raises BackupError as soon as Litestream ends."""
+        """Wait. Raises BackupError as soon as Litestream exits."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         self.check()
 
     def wait_for_start(self) -> None:
-        """Wait until Litestream accepts requests. Raises BackupError if it ends."""
+        """Wait until Litestream accepts requests. Raises BackupError if it exits."""
         while not self._socket_path.exists():
             self.wait(_POLL_PAUSE_S)
 
@@ -154,7 +154,7 @@ class Replication:
             connection.close()
 
     def _read_errors(self) -> None:
-        """Read Litestream's log, which would otherwise block it, and keep the newest errors."""
+        """Read Litestream's log output, because a full pipe would block it, and keep the newest errors."""
         assert self._process.stderr is not None  # noqa: S101
         for line in self._process.stderr:
             text = line.decode(errors="replace").strip()
@@ -188,10 +188,11 @@ class _SocketConnection(http.client.HTTPConnection):
 
 @contextmanager
 def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgress) -> Iterator[Replication]:
-    """Replicate a log until the end of the block. `Replication.sync` must then copy the remaining changes.
+    """Replicate a log for the duration of the block. Before it ends, call `Replication.sync` to copy the remaining
+    changes.
 
-    Restores reach back `keep_ms`. Raises StoreError if another process replicates the log, or if the target contains
-    another log, and BackupError.
+    Restores reach back `keep_ms`. Raises BackupError, and StoreError if another process is replicating the log or the
+    target contains a different log.
     """
     path = Path(log).resolve()
     with _lock_state_directory(path) as directory:
@@ -199,7 +200,7 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
         state = directory / hashlib.sha256(target.name.encode()).hexdigest()[:16]
         check_same_log(target, str(path), state, report)
         config, socket_path = directory / _CONFIG_NAME, directory / _SOCKET_NAME
-        socket_path.unlink(missing_ok=True)  # of a killed run
+        socket_path.unlink(missing_ok=True)  # left behind by a killed run
         write_config(config, _build_config(path, target, state, keep_ms))
         _reset_wal(str(path))
         arguments = ("replicate", "-config", config, "-no-expand-env")
@@ -209,8 +210,8 @@ def replicate(log: str, target: BackupTarget, keep_ms: int, report: ReportProgre
                 replication.wait_for_start()
                 yield replication
             finally:
-                # A signal that lets Litestream copy the remaining changes also ends its read transaction first, so
-                # that it could miss commits. The target is consistent after every uploaded change.
+                # A signal that lets Litestream copy the remaining changes would first end its read transaction, so it
+                # could miss commits. The target is consistent after every uploaded change.
                 process.kill()
                 process.wait()
                 socket_path.unlink(missing_ok=True)
@@ -235,7 +236,7 @@ def _build_config(path: Path, target: BackupTarget, state: Path, keep_ms: int) -
 def _lock_state_directory(path: Path) -> Iterator[Path]:
     """Yield the directory next to the log in which Litestream keeps changes that it has not copied yet.
 
-    A lock keeps a second Litestream away: each would take the other's checkpoints for lost changes.
+    A lock prevents a second Litestream from running: each would mistake the other's checkpoints for lost changes.
     """
     directory = path.with_name(f".{path.name}{_STATE_SUFFIX}")
     try:
@@ -259,8 +260,8 @@ def _reset_wal(path: str) -> None:
     """Move the write-ahead log into the file and empty it, so that Litestream begins with a snapshot.
 
     Litestream continues from its last position if that position still looks valid. It then misses commits that were
-    made while it was not running, if the write-ahead log was restarted since and is still shorter than the position.
-    An empty write-ahead log has no valid position.
+    made while it was not running, if the write-ahead log has been restarted in the meantime and does not reach the
+    position yet. An empty write-ahead log has no valid position.
     """
     deadline = time.monotonic() + RESET_TIMEOUT_S
     with open_existing(path, query_only=False) as connection:
@@ -275,7 +276,8 @@ def _reset_wal(path: str) -> None:
 
 
 def _remove_wal(path: str) -> None:
-    """Let SQLite move the write-ahead log, which Litestream leaves behind, into the file if no process has it open."""
+    """Let SQLite move the write-ahead log that Litestream leaves behind into the file, unless a process has the log
+    open."""
     with suppress(StoreError), open_existing(path):
         pass
 

@@ -19,7 +19,7 @@ DEFAULT_REGION: Final = "us-east-1"
 
 
 class BackupTarget(Struct, frozen=True):
-    """Place of a continuous backup. It contains no credentials."""
+    """Location of a continuous backup. It contains no credentials."""
 
     name: str
     """The URL, for messages."""

@@ -279,7 +279,7 @@ def _name_heads(heads: Mapping[int, LaneHead]) -> dict[str, Any]:
 
 
 async def _read_ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
-    """Yield the items, while a thread reads the next one ahead."""
+    """Yield the items while a thread reads ahead by one."""
     loop = asyncio.get_running_loop()
     next_part = loop.run_in_executor(None, next, parts, None)
     try:

@@ -190,7 +190,8 @@ async def pass_barrier(connection: Connection) -> None:
 
 
 async def _check_standby(connection: Connection, timeouts: Timeouts) -> None:
-    """Raise TimeoutError if an Oncelog session has already waited long for a standby, because this one would wait too.
+    """Raise TimeoutError if an Oncelog session has been waiting for a standby for too long, because this one would wait
+    too.
 
     The server keeps a waiting session even after its program has ended, so more of them would use up its connections.
     """

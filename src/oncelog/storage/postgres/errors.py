@@ -84,7 +84,7 @@ def find_errnos(error: OSError) -> set[int]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the text of an error, and for an operating-system error what it means instead of its number."""
+    """Return the text of an error. An operating-system error is described in words rather than by its number."""
     if isinstance(error, OSError):
         names = [os.strerror(number) for number in sorted(find_errnos(error)) if number > 0]
         if names:

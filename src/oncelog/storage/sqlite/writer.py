@@ -176,7 +176,8 @@ class Writer:
         return [snapshot.keys.get(identity) for identity in identities]
 
     def get_key_status(self, identity: KeyIdentity) -> KeyStatus:
-        """Return the newest record of an identity, its lease, and the head that determines if they have expired."""
+        """Return the newest record of an identity, its lease, and the head that determines whether they have
+        expired."""
         with self._read_transaction() as (connection, state):
             mark, _ = self.store_transaction.propose_clock(state.clock)
             status = load_key_status(connection, self.index, identity, self.metadata.settings.lanes)

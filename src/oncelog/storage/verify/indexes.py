@@ -95,7 +95,7 @@ def check_streams(source: VerificationSource, collector: IndexCollector, state: 
 def _follow_streams(source: VerificationSource, state: LogState, found: RowChecksum) -> Iterator[RowTuple]:
     """Yield the lane, scope, last sequence and last position of each stream in the index.
 
-    Adds all its rows to `found`.
+    Adds all rows of the index to `found`.
     """
     rows = check_order(source.view.iterate_rows("all_stream_records"), 3, "the index of streams")
     for (lane, scope), stream_rows in groupby(rows, itemgetter(0, 1)):
@@ -160,7 +160,7 @@ def _raise_difference(source: VerificationSource, table: str, label: str) -> Non
 
 
 def list_identities(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
-    """Yield the identities that lead to a record: its key, and the sequence of its client."""
+    """Yield the identities that lead to a record: its key, and its client sequence."""
     if record.key:
         yield record.identity
     if record.client_sequence:

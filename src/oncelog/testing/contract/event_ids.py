@@ -49,7 +49,7 @@ class EventIdsContract(Contract):
             assert late.retry_after_ms > 0
             assert ACME in late.message
             assert assert_replayed(log(event(1, "a", partitions=("acme/x",)))).receipt == receipt
-            # Ids of events of a tenant without own ids, or of several tenants, are unique in the whole log.
+            # Event ids of a tenant without separate ids, or of several tenants, are unique in the whole log.
             assert_committed(log(event(3, "c", partitions=("third",))))
             assert_committed(log(event(4, "d", partitions=("acme/x", "other/x"))))
             assert_refused(log(event(5, "e", partitions=("acme/x", "third"))), Reason.WRONG_SCOPE)

@@ -8,7 +8,7 @@ SELECT pg_advisory_lock((1332634477::bigint << 32) | to_regnamespace(quote_ident
 UPDATE oncelog_state SET move = $1, erasures = $2;
 
 -- name: end
--- Ends this move, once, and no other move.
+-- Ends the given move, unless it has already ended. Does not affect other moves.
 UPDATE oncelog_state SET move = NULL WHERE move IS NOT NULL AND move = $1 RETURNING id;
 
 -- name: reached

@@ -29,7 +29,7 @@ SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.evi
 (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 
 -- fragment: erase_entities
--- Erases the values of entities that have one of some versions. `o` is the row before the change.
+-- Erases the values of entities with one of the given versions. `o` is the row before the change.
 UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
 WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[]);
 
@@ -231,7 +231,7 @@ SELECT {head_columns}
 FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
 
 -- name: keys
--- Receipts of the records with some hashes, oldest first, so that the newest one wins.
+-- Receipts of the records with the given hashes, oldest first, so that the newest one wins.
 SELECT {receipt_columns},
     policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 FROM oncelog_records WHERE key_hash = ANY($1::bigint[]) ORDER BY lane, position;
@@ -269,12 +269,12 @@ FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[
 WHERE l.lane = n.lane;
 
 -- name: lane_page
--- Records of a lane, by position.
+-- Records of a lane, in order of position.
 SELECT {record_columns}
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: internal_page
--- Audit and restore records of all lanes, by log time.
+-- Audit and restore records of all lanes, in order of log time.
 SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane, after, upto) CROSS JOIN LATERAL (
     SELECT {record_columns}
     FROM oncelog_records AS r
@@ -284,7 +284,7 @@ SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane
 ) AS found ORDER BY found.log_time_ms, found.lane, found.position LIMIT $4;
 
 -- name: count_internal
--- Number of audit and restore records, counted with their index.
+-- Number of audit and restore records, counted from their index.
 SELECT count(*) FROM oncelog_records
 WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
 
@@ -292,14 +292,14 @@ WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit
 SELECT count(*) FROM oncelog_records WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy = 'oncelog.audit';
 
 -- name: partition_positions
--- Positions as one text, as on SQLite.
+-- Positions as one string, as on SQLite.
 SELECT string_agg(position::text, ',') FROM (
     SELECT position FROM oncelog_partition_records
     WHERE lane = $1 AND partition = $2 AND position > $3 AND position <= $4 ORDER BY position LIMIT $5
 ) AS found;
 
 -- name: records_at
--- Records at some positions of a lane, in order.
+-- Records at the given positions of a lane, in order.
 SELECT {record_columns}
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) ORDER BY position;
 
@@ -310,7 +310,7 @@ FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane
 WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 ORDER BY p.position LIMIT $5;
 
 -- name: stream_page
--- Records of a stream, by sequence.
+-- Records of a stream, in order of sequence.
 SELECT {record_columns}
 FROM oncelog_records
 WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence <= $4 AND sequence > 0 ORDER BY sequence LIMIT $5;
@@ -354,7 +354,7 @@ SELECT max(position), count(*) FROM (
 ) AS page;
 
 -- name: records_of_keys
--- Identities of the records with some keys. The client is part of an identity only if clients number their writes.
+-- Identities of the records with the given keys. The client is part of an identity only if clients number their writes.
 SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key FROM oncelog_records
 WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
@@ -368,9 +368,9 @@ WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY p
 SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND scope = $4 AND sequence > 0 ORDER BY position;
 
 -- name: entity_page
--- Unexpired entities of a scope by key, up to a number of rows ($7) and of bytes ($8). The page has the first entity
--- whatever its length, and one entity more than fits, which shows that there are more. As in all listings here, short
--- and long keys are in different indexes (0005_long_names.sql).
+-- Unexpired entities of a scope, sorted by key, up to a number of rows ($7) and of bytes ($8). The page has the first
+-- entity whatever its length, and one more entity than fits, which shows that there are more. As in all listings here,
+-- short and long keys are in different indexes (0005_long_names.sql).
 SELECT key, value, version, expires_at_ms, erased FROM (
     SELECT key, value, version, expires_at_ms, erased, row_number() OVER by_key AS number,
         sum(octet_length(value)) OVER by_key - octet_length(value) AS before
@@ -395,7 +395,7 @@ SELECT key, value, version, expires_at_ms, erased FROM (
 WHERE number <= 2 OR before <= $8 ORDER BY key;
 
 -- name: row_page
--- Rows of all tables of a scope, by table and row, with the limits of `entity_page`.
+-- Rows of all tables of a scope, sorted by table and row, with the limits of `entity_page`.
 {measured_rows}
     FROM (
         (
@@ -741,7 +741,7 @@ WHERE c.relnamespace = {log_schema}
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep');
 
 -- name: waits_for_long
--- Whether a session of Oncelog has waited for a standby for longer than a number of seconds.
+-- Whether an Oncelog session has been waiting for a standby for longer than a given number of seconds.
 SELECT EXISTS (
     SELECT FROM pg_stat_activity WHERE application_name = 'oncelog' AND datname = current_database()
     AND wait_event = 'SyncRep' AND clock_timestamp() - state_change > $1::double precision * interval '1 second'
@@ -751,7 +751,7 @@ SELECT EXISTS (
 SELECT pg_current_xact_id()::text;
 
 -- name: is_behind_all
--- Whether no session can see the row versions that a transaction has replaced, so that VACUUM removes them.
+-- Whether no session can still see the row versions that a transaction has replaced, so that VACUUM removes them.
 SELECT NOT EXISTS (
     SELECT FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
     AND (datname = current_database() OR datname IS NULL) AND age(backend_xmin) >= age($1::text::xid)

@@ -60,7 +60,7 @@ SELECT scope, count(*), sum(length(CAST(member AS BLOB))) FROM (
 ) GROUP BY lane, scope;
 
 -- name: lock_usage
--- Usage of some tenants. The caller holds the file's write lock.
+-- Usage of the given tenants. The caller holds the file's write lock.
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage
 WHERE lane = 0 AND tenant IN (SELECT value FROM json_each(?1)) ORDER BY tenant;
 
@@ -108,7 +108,7 @@ ON CONFLICT (lane) DO UPDATE SET
 INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: remembered
--- What the log remembers of the records at some places.
+-- What the log remembers of the records at the given places.
 SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, r.key, fingerprint, body IS NULL
 FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 
@@ -117,19 +117,19 @@ FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
 SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
 
 -- name: lane_page
--- Records of a lane, by position.
+-- Records of a lane, in order of position.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_records WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) ORDER BY place LIMIT ?4;
 
 -- name: partition_positions
--- Positions as one text, because returning a row costs as much as finding it. The caller sorts them.
+-- Positions as one string, because returning a row costs as much as finding it. The caller sorts them.
 SELECT group_concat(position) FROM (
     SELECT position FROM oncelog_partition_records
     WHERE lane = ? AND partition = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?
 );
 
 -- name: records_at
--- Records at some positions of a lane, in the order of the parameter.
+-- Records at the given positions of a lane, in the order of the parameter.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) ORDER BY n.key;
 
@@ -154,13 +154,13 @@ SELECT place & 281474976710655, log_time_ms, actor, client, scope, r.key, partit
 FROM json_each(?2) AS n CROSS JOIN oncelog_records AS r ON place = (?1 << 48 | n.value) WHERE policy = ?3 ORDER BY n.key;
 
 -- name: stream_page
--- Records of a stream, by sequence.
+-- Records of a stream, in order of sequence.
 SELECT s.lane, s.position, r.sequence, log_time_ms, height, policy, r.scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_stream_records AS s CROSS JOIN oncelog_records AS r ON r.place = s.lane << 48 | s.position
 WHERE s.lane = ?1 AND s.scope = ?2 AND s.sequence > ?3 AND s.sequence <= ?4 ORDER BY s.sequence LIMIT ?5;
 
 -- name: internal_page
--- Audit and restore records of all lanes, by log time. A page has at most `limit` records from each lane.
+-- Audit and restore records of all lanes, in order of log time. A page has at most `limit` records from each lane.
 SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
 FROM json_each(?1) AS n CROSS JOIN oncelog_records AS r ON r.place IN (
     SELECT i.place FROM oncelog_records AS i INDEXED BY oncelog_records_internal
@@ -171,7 +171,7 @@ FROM json_each(?1) AS n CROSS JOIN oncelog_records AS r ON r.place IN (
 ORDER BY log_time_ms, r.place LIMIT ?4;
 
 -- name: count_internal
--- Audit and restore records, counted by their index.
+-- Audit and restore records, counted from their index.
 SELECT count(*) FROM oncelog_records INDEXED BY oncelog_records_internal
 WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
 
@@ -190,15 +190,15 @@ SELECT place & 281474976710655 FROM oncelog_records
 WHERE place > (?1 << 48 | ?2) AND place <= (?1 << 48 | ?3) AND scope = ?4 AND sequence > 0 ORDER BY place;
 
 -- name: entity_page
--- Live entities of a scope, by key. A blob is greater than every text, so an empty blob as the end does not limit the
--- page.
+-- Live entities of a scope, sorted by key. A blob is greater than every text, so an empty blob as the end does not
+-- limit the page.
 SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
 WHERE lane = ?1 AND scope = ?2 AND key > ?3 AND key >= ?4 AND key < iif(?5 = '', x'', ?5)
     AND (expires_at_ms IS NULL OR expires_at_ms > ?6)
 ORDER BY key;
 
 -- name: row_page
--- Rows of all tables of a scope, by table and row.
+-- Rows of all tables of a scope, sorted by table and row.
 SELECT table_name, row_id, state FROM oncelog_rows
 WHERE lane = ? AND scope = ? AND (table_name, row_id) > (?, ?) ORDER BY table_name, row_id;
 
@@ -295,8 +295,8 @@ UPDATE oncelog_entities SET value = x'', erased = 1 WHERE lane = ? AND scope = ?
 SELECT coalesce(max(id), 0) FROM oncelog_records;
 
 -- name: records_of_keys
--- Identities of the records with some keys, given in upper-case hex, in a range of commits. The identity includes the client only if
--- clients number their writes.
+-- Identities of the records with the given keys (in upper-case hex), in a range of commits. The identity includes the
+-- client only if clients number their writes.
 SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key FROM oncelog_records
 WHERE id > ? AND id <= ? AND hex(key) IN (SELECT value FROM json_each(?));
 
@@ -408,7 +408,7 @@ FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us - h.log_time_ms * 1000 > ? LIMIT 1;
 
 -- name: indexed_tables
--- Tables of Oncelog with an index.
+-- Oncelog's tables that have an index.
 SELECT DISTINCT tbl_name FROM sqlite_schema
 WHERE type = 'index' AND tbl_name LIKE 'oncelog\_%' ESCAPE '\'
 ORDER BY tbl_name;

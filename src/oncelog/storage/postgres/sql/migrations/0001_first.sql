@@ -88,7 +88,7 @@ CREATE TABLE oncelog_blocks (
     PRIMARY KEY (lane, height)
 );
 
--- The records of each partition, by position.
+-- The records of each partition, in order of position.
 CREATE TABLE oncelog_partition_records (
     lane integer NOT NULL,
     partition text COLLATE "C" NOT NULL,

@@ -1,5 +1,5 @@
--- The numbers above which the log continued after each restore (core/leaps.py), as a JSON array in ascending order. NULL
--- in a log that was never restored.
+-- The numbers above which numbering resumed after each restore (core/rules/leaps.py), as a JSON array in ascending
+-- order. NULL in a log that was never restored.
 ALTER TABLE oncelog_state ADD COLUMN leaps text;
 
 -- The server's timeline when the log was last opened. PostgreSQL begins a new timeline when a standby takes over, and

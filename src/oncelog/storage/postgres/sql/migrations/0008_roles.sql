@@ -1,6 +1,6 @@
--- Roles of members (core/members.py). `joined` is the order of joining in the stream: the oldest member inherits a
--- stream whose last owner leaves. In an older database, it follows from the revision that added the member, then from
--- the name.
+-- Roles of members (core/rules/members.py). `joined` is the order in which members joined the stream: the oldest member
+-- inherits a stream whose last owner leaves. In an older database, it follows from the revision that added the member,
+-- then from the name.
 ALTER TABLE oncelog_members ADD COLUMN joined bigint NOT NULL DEFAULT 0, ADD COLUMN is_owner integer NOT NULL DEFAULT 0;
 
 UPDATE oncelog_members AS m SET joined = o.joined FROM (
@@ -19,7 +19,7 @@ CREATE INDEX oncelog_members_joined ON oncelog_members (lane, scope, joined) WHE
 CREATE INDEX oncelog_members_long_joined ON oncelog_members (lane, left(scope, 64), joined) WHERE digest IS NOT NULL;
 
 -- Number of members and owners in each stream, and the last value of `joined`. `owners` is NULL in a stream from before
--- roles, in which every member acts as an owner until one is named.
+-- roles, in which every member acts as an owner until one is appointed.
 CREATE TABLE oncelog_rosters (
     lane integer NOT NULL,
     scope text COLLATE "C" NOT NULL,

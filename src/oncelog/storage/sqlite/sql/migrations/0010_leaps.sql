@@ -1,5 +1,5 @@
--- Numbers above which the log continued after each restore (core/leaps.py), as a JSON array in ascending order. NULL in a
--- log that was never restored.
+-- Numbers above which numbering resumed after each restore (core/rules/leaps.py), as a JSON array in ascending order.
+-- NULL in a log that was never restored.
 ALTER TABLE oncelog_state ADD COLUMN leaps TEXT;
 
 -- Streams that have not been written to since the last leap: their next sequence is above the floor. The table of

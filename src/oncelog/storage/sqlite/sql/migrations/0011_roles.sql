@@ -1,6 +1,6 @@
--- Roles of members (core/members.py). `joined` is the order of joining in the stream: the oldest member inherits a
--- stream whose last owner leaves. In an older file, it follows from the revision that added the member, then from the
--- name.
+-- Roles of members (core/rules/members.py). `joined` is the order in which members joined the stream: the oldest member
+-- inherits a stream whose last owner leaves. In an older file, it follows from the revision that added the member, then
+-- from the name.
 ALTER TABLE oncelog_members ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE oncelog_members ADD COLUMN is_owner INTEGER NOT NULL DEFAULT 0;
 
@@ -15,7 +15,7 @@ WHERE o.lane = oncelog_members.lane AND o.scope = oncelog_members.scope AND o.me
 CREATE INDEX oncelog_members_joined ON oncelog_members (lane, scope, joined);
 
 -- Number of members and owners in each stream, and the last value of `joined`. `owners` is NULL in a stream from before
--- roles, in which every member acts as an owner until one is named.
+-- roles, in which every member acts as an owner until one is appointed.
 CREATE TABLE oncelog_rosters (
     lane INTEGER NOT NULL,
     scope TEXT NOT NULL,
