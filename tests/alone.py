@@ -31,7 +31,7 @@ from _pytest.config import create_terminal_writer
 from databases import needs_postgres, server_address, stop_server
 
 OUTPUT_CHARACTERS_MAX: Final = 20_000
-"""How much of a failed test's output its report contains."""
+"""Maximum length of a failed test's output in its report."""
 TIMEOUTS_MAX: Final = 2
 """A child may run for twice the limit of pytest-timeout, which does not apply to the teardown of a failed test."""
 STOP_S: Final = 60
@@ -140,7 +140,7 @@ class Child:
         self._signal(signal.SIGINT)
 
     def stop(self) -> None:
-        """Wait for the process to exit, and kill it after a timeout. Also kill all processes that its test left."""
+        """Wait for the process to exit, and kill it after a timeout. Also kill processes that its test left behind."""
         self._process.join(STOP_S)
         self._process.kill()
         with suppress(ProcessLookupError):

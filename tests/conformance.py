@@ -116,7 +116,7 @@ def render_page(rules: Sequence[Rule], tests_by_rule: Mapping[str, Iterable[str]
 
 
 def count_line(rules: Sequence[Rule]) -> str:
-    """Return the number of proven rules as a sentence."""
+    """Return a sentence that states how many rules are proven."""
     return f"{sum(rule.state == PROVEN for rule in rules)} of {len(rules)} rules proven."
 
 
@@ -268,7 +268,7 @@ def _needs_all_tests(mode: str, why: str) -> pytest.UsageError:
     return pytest.UsageError(f"--conformance={mode} needs a run of all tests; {why}.")
 
 
-# --- In check and write: the run as a whole ----------------------------------------------------
+# --- In check and write: the complete run ------------------------------------------------------
 
 
 class ConformanceWorker:
@@ -368,7 +368,7 @@ class ConformanceRun:
         return target.is_file() and target.read_bytes() == self._text().encode()
 
     def _skipped_notes(self) -> list[str]:
-        # Explain why tests are missing from the page on a machine without some store.
+        # Explain why tests are missing from the page on a machine that lacks a store.
         skipped = {
             test for tests in self._outcomes().values() for test, outcome in tests.items() if outcome is Outcome.SKIPPED
         }

@@ -69,7 +69,7 @@ def _start_order(file: str) -> int:
 
 @pytest.fixture(scope="session")
 def session_loop() -> None:
-    """Run the test in the session's event loop. Fixtures whose servers live in that loop request this fixture."""
+    """Run the test in the session's event loop. Fixtures whose servers run in that loop request this fixture."""
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def is_soak(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest, is_soak: bool) -> int:
-    """Seed of random tests: constant, except with --soak. (The moment of a kill also depends on the machine.)"""
+    """Seed for random tests: constant, except with --soak. (The moment of a kill also depends on the machine.)"""
     found = int(request.config.getoption("--hypothesis-seed")) if is_soak else 1
     say(f"seed {found}")
     return found

@@ -48,11 +48,11 @@ def environment_with(kind: str, environment: Mapping[str, str], directory: Path)
 
 
 class RefusedError(Exception):
-    """The status is 400 or higher, with --fail."""
+    """With --fail: the HTTP status was 400 or higher."""
 
 
 class TooLateError(Exception):
-    """The time limit of --max-time is exceeded."""
+    """The --max-time limit was exceeded."""
 
 
 def main() -> int:

@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore other files before they are imported, because imports take as long as many tests."""
+    """Ignore other files before they are imported, because importing them takes as long as running many tests."""
     if not config.getoption("--check") or collection_path.suffix != ".py":
         return None
     path = collection_path.relative_to(config.rootpath).as_posix()

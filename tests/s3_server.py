@@ -24,7 +24,7 @@ class S3Server(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which programs find the credentials."""
+        """Environment variables in which programs look for the credentials."""
         return {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
 

@@ -1,4 +1,4 @@
-"""Run scripts of the tests in separate processes."""
+"""Run test scripts in separate processes."""
 
 import os
 import signal

@@ -154,7 +154,7 @@ def test_sizing_figures_match_the_results() -> None:
         (target,) = re.findall(r"\((?:\.\./)+(bench/results/\w+\.md)\)", source)
         figures = numbers(" ".join(cells))
         assert figures, what
-        # All numbers of a row must be in one line of the results, so that numbers of different lines do not match.
+        # All numbers of a row must be in one line of the results, so that numbers from different lines do not match.
         lines = (ROOT / target).read_text(encoding="utf-8").splitlines()
         if not any(line.startswith("|") and set(figures) <= set(numbers(line)) for line in lines):
             old.append((what.strip(), figures, target))

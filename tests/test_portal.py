@@ -44,7 +44,7 @@ class _Forever:
 
 
 class _InterruptedOnce(Future[Any]):
-    """Future whose wait is interrupted once, as by Ctrl-C, after the call has begun."""
+    """Future whose wait is interrupted once, as if by Ctrl-C, after the call has begun."""
 
     when: ClassVar[list[threading.Event]] = []
 

@@ -1,4 +1,4 @@
-"""The pip of a new environment can install every pinned file in requirements/ with hashes."""
+"""The pip in a new environment can install every pinned file in requirements/ with hashes."""
 
 import subprocess
 import venv

@@ -206,7 +206,7 @@ OPENING = growth.Opening(opened_s=1, committed_s=2, replayed_s=3)
         (SPEED, SPEED, ["met", "met", "met", "met"], True),
         (replace(SPEED, events_per_s=17_000), SPEED, ["NOT MET", "NOT MET", "met", "met"], False),
         (replace(SPEED, p99_ms=41), SPEED, ["met", "met", "NOT MET", "NOT MET"], False),
-        # A slower machine slows down both.
+        # A slower machine slows down both the log and the bare file.
         (growth.Speed(10_000, 20, 80), growth.Speed(10_000, 20, 60), ["met", "NOT MET", "met", "NOT MET"], True),
         # The bare file became faster, but the log did not.
         (SPEED, growth.Speed(40_000, 5, 5), ["NOT MET", "met", "NOT MET", "met"], False),

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 PRELOADED = (
     *("oncelog.cli", "oncelog.server.app", "oncelog.storage.postgres", "aiohttp", "uvloop"),
-    # Typer and other packages import these at first use, which would be in every command.
+    # Typer and other packages import these at first use, which would be once per command.
     *("typer._adapters", "typer.rich_utils", "rich.markdown", "rich.traceback", "encodings.ascii", "encodings.idna"),
 )
 REQUEST_BYTES_MAX = 1024 * 1024
@@ -44,7 +44,7 @@ def build_parser() -> None:
 
 
 def serve_requests(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork a child for each request. Return the request in a child, and None in the parent at the end of requests."""
+    """Fork a child for each request. Return the request in a child, and None in the parent after the last request."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap monitors automatically
     while True:
         data, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
@@ -104,7 +104,7 @@ def become_command(request: dict[str, Any]) -> None:
 def _open_unbuffered(descriptor: int, errors: str) -> TextIO:
     """Open a standard stream as Python does with PYTHONUNBUFFERED."""
     raw = open(descriptor, "wb", buffering=0, closefd=False)  # noqa: SIM115
-    # Python also puts text on an unbuffered file, although the parameter's type does not allow one.
+    # Python also wraps an unbuffered file in a text stream, although the parameter's type does not allow one.
     return TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8", errors=errors, write_through=True)
 
 

@@ -23,7 +23,7 @@ ENVIRONMENT: Final = {
 
 
 class ForkServer:
-    """Runs `cli.fork_server` from the first command of the test process to its end.
+    """Runs `cli.fork_server` from the first command of the test process until that process ends.
 
     `module` is the program to start. A module other than `cli.fork_server` patches something for all commands and then
     runs `cli.fork_server`.

@@ -60,7 +60,7 @@ def full_event(number: int, partitions: Sequence[str]) -> Submission:
 
 
 def batches(rounds: int) -> list[list[Item]]:
-    """Return batches of about eleven records per round, in five policies and eight streams."""
+    """Return batches of about eleven records per round, under five policies and in eight streams."""
     made: list[list[Item]] = [
         [SetMember(f"chat/{chat}", "user:ann") for chat in range(3)],
         [SetMember("empty", "user:bob")],

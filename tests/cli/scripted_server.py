@@ -23,7 +23,7 @@ def answer(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
 
 @contextmanager
 def scripted(handle: Handle) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Run a server that passes each request and its number to `handle`. Yields the URL and the received bodies."""
+    """Run a server that passes each request and its number to `handle`. Yield the URL and the received bodies."""
     received: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

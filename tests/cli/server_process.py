@@ -54,7 +54,7 @@ def oncelog(
 
 @contextmanager
 def start_command(*arguments: str, program: str = MAIN) -> Iterator[Command]:
-    """Start a command, and kill it when the block ends if it still runs. For `program` see `Command`."""
+    """Start a command, and kill it when the block ends if it is still running. For `program` see `Command`."""
     process = Command(*arguments, program=program)
     try:
         yield process

@@ -55,7 +55,7 @@ class Writer:
         return [verdict for (verdict,) in decided.verdicts]
 
     async def transact(self, scope: str, *operations: Operation, client: str = "billing") -> Verdict:
-        """Write a transaction with the client's next sequence, or with 1 if the client is forgotten."""
+        """Write a transaction with the client's next sequence, or with 1 if the client was forgotten."""
         sequence = self._sequences.get((scope, client), 0) + 1
         (verdict,) = await self.commit(transaction(scope, client, sequence, operations))
         if isinstance(verdict, Refused) and verdict.field == "client_sequence":

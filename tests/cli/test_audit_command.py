@@ -1,4 +1,4 @@
-"""`oncelog audit` prints recorded acts of files, databases and servers, as a table or as JSON lines."""
+"""`oncelog audit` prints the acts recorded in files, in databases and by servers, as a table or as JSON lines."""
 
 import json
 import os

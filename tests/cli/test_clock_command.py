@@ -113,7 +113,7 @@ def test_clock_after_a_reboot_and_without_commits(log: Path) -> None:
     assert "no commit yet" in output
 
 
-# --- of a database -----------------------------------------------------------------------------------
+# --- databases ---------------------------------------------------------------------------------------
 
 
 def store_clock(address: str, elapsed_ms: int, time_ms: int) -> None:

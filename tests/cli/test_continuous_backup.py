@@ -182,7 +182,7 @@ def test_restored_log_continues_its_backup(log: Path, target: str, tmp_path: Pat
 
 
 def test_commits_between_two_backups_are_not_lost(log: Path, target: str, tmp_path: Path) -> None:
-    """Litestream alone loses them: the write-ahead log has been restarted and is shorter than before."""
+    """Litestream alone would lose them: the write-ahead log has been restarted and is shorter than before."""
     with oncelog.open_blocking(log) as opened, closing(sqlite3.connect(log, isolation_level=None)) as connection:
         submit(opened, 0, 100)
         run_successfully("backup", log, target, "--once")
@@ -225,7 +225,7 @@ def test_backup_has_all_commits_of_several_processes(log: Path, target: str, tmp
 
 
 def test_running_backup_prevents_restarts_of_the_write_ahead_log(log: Path, target: str) -> None:
-    """Litestream ends its read transaction after some requests, and could then read overwritten frames."""
+    """Litestream ends its read transaction after some requests. A restart could then overwrite unread frames."""
     write(log, 0, 1)
     with Backup(log, target) as running:
         running.wait_for("all 1 records are in")

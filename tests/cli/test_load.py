@@ -53,7 +53,7 @@ def test_load_figures_match_the_log(tmp_path: Path) -> None:
         figures = json.loads(done.stdout)
         assert figures["events"] == last_committed_id(served.url) > 0
         assert figures["events"] % 3 == 0
-        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # one per connection may be left
+        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # a connection may end with one due
         assert (figures["differing"], figures["lost"], figures["errors"], figures["rejected"]) == (0, 0, {}, {})
         latency = figures["latency_ms"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]

@@ -47,7 +47,7 @@ import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
 """
-"""A different thread gets the signal, so that it interrupts no system call of the event loop."""
+"""A different thread receives the signal, so that no system call in the event loop is interrupted."""
 IN_THE_DRIVER = """
 import os
 from asyncio.selector_events import _SelectorSocketTransport as Transport

@@ -103,7 +103,7 @@ def test_records_of_blocks_of_any_size_are_proven(tmp_path: Path) -> None:
     head.write_text(RUNNER.invoke(COMMAND, ["head", log]).stdout)
     newest = {one["lane"]: one["block_hash"] for one in json.loads(head.read_text())["lanes"]}
     for batch, submissions in zip(receipts, batches, strict=True):
-        # First, second, middle and last record. Tests of the core cover every index.
+        # First, second, middle and last record. The core's tests cover every index.
         for index in sorted({0, 1, len(batch) // 2, len(batch) - 1} & set(range(len(batch)))):
             receipt, submission = batch[index], submissions[index]
             data = print_proof(log, "--lane", str(receipt.lane), "--position", str(receipt.position))
@@ -316,7 +316,7 @@ def test_database_without_a_log_or_out_of_reach_is_refused(database: str) -> Non
 
 @BOTH_STORES
 def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
-    """This includes erased records."""
+    """The sample log also contains erased records."""
     log = log_at(tmp_path / "log.db")
     sample_log.make_log(Path(log) if log.endswith(".db") else log, rounds=3)
     heads = json.loads(RUNNER.invoke(COMMAND, ["head", log]).stdout)["lanes"]

@@ -95,7 +95,7 @@ def test_numbers_of_the_lost_history_are_not_reused(tmp_path: Path) -> None:
     assert min(one.position for one in new) > LEAP_MIN
     assert [one.client_sequence for one in new[10:]] == [*range(15, 20)]
     with oncelog.open_blocking(log) as opened:
-        # A reader without an epoch that read the lost events still receives every event after the restore.
+        # A reader that has read the lost events and has no epoch still receives every event after the restore.
         seen = [record for record in opened.read(after=19).records if record.policy == EVENTS.name]
     assert [record.position for record in seen] == [one.position for one in new[:5]]
     assert json.loads(run("verify", log, "--json"))["ok"]

@@ -1,4 +1,4 @@
-"""`oncelog show` prints the state of a key or a position, and the reason."""
+"""`oncelog show` prints the state of a key or a position, with the reason."""
 
 import json
 import sqlite3

@@ -39,7 +39,7 @@ from oncelog.storage.verify.verification import verify, verify_log
 
 RECORDS = 276
 AUDIT_RECORDS = 4
-"""Lanes of added members."""
+"""One for each lane in which members were added."""
 TEXT = ("policy", "scope", "client", "actor", "partitions")
 BLOBS = ("key", "fingerprint", "salt", "body", "body_hash")
 NUMBERS = ("sequence", "log_time_ms", "height", "client_sequence")

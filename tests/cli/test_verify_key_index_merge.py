@@ -31,7 +31,7 @@ def small_runs() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with two half-full segments, whose lower keys are merged into a third segment."""
+    """A log with two half-full segments, whose lower keys have already been merged into a third segment."""
     path = tmp_path_factory.mktemp("merging") / "log.db"
     sample_log.make_log(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

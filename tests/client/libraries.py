@@ -23,11 +23,11 @@ from server.running_server import Serving
 CHAT: Final = "tea"
 
 Refusals = dict[str, str]
-"""Error messages of refused writes, by the written text."""
+"""Error messages of refused writes, keyed by the written string."""
 
 
 class Library(Protocol):
-    """A client library whose writes are texts."""
+    """A client library whose writes are strings."""
 
     requests: tuple[str, str]
     """API and transport labels of its requests in the server's metrics."""

@@ -23,7 +23,7 @@ from server.rejecting_store import MARK, reject_marked_bodies
 from server.running_server import serving
 
 LARGE: Final = "x" * 500
-"""As long as a row id may be (at most 512 characters)."""
+"""Fits into a row id, which has at most 512 characters."""
 
 
 class Refusal(Struct, frozen=True):
@@ -32,7 +32,7 @@ class Refusal(Struct, frozen=True):
     text: str
     """The write that is refused."""
     message: str
-    """Text in lower case that the errors of all clients contain."""
+    """Lower-case text that the errors of all clients contain."""
     settings: dict[str, Any] = {}
 
 
@@ -89,7 +89,7 @@ async def test_temporarily_refused_writes_commit_in_order(
         log, requests = served.server.log, served.server.counts.requests
         await library.prepare(served)
         await log.set_tenants([Tenant(library.tenant)])
-        ((_, usage),) = await log.usage()  # a chat's members count
+        ((_, usage),) = await log.usage()  # a chat's members count towards the quota
         limits = {"records_max": usage.records + 1} if code == "quota_exceeded" else LIMITS_OF_A_TENANT[code]
         await log.set_tenants([Tenant(library.tenant, **limits)])
         async with library.client_of(served, path) as client:

@@ -12,7 +12,7 @@ from databases import run_in_thread
 
 FILES: Final = Path(__file__).parent / "files"
 SCHEMA_NAME: Final = "log_schema"
-"""Stands in the dumps for the name of the PostgreSQL schema."""
+"""Placeholder for the name of the PostgreSQL schema in the dumps."""
 _OMITTED: Final = re.compile(r"--|\\|SET |SELECT pg_catalog\.set_config|CREATE SCHEMA |$")
 """Lines of a dump that a restore into an existing schema does not need."""
 

@@ -1,4 +1,4 @@
-"""Files of clients and of API keys open in every version of their format."""
+"""Client files and API key files of every format version can be opened."""
 
 import json
 from pathlib import Path

@@ -24,7 +24,7 @@ NEVER_NEWEST: Final = {2, 7}
 """Schema versions of SQLite that no version of Oncelog has written: each was added together with the next one."""
 BLOCKS: Final = "SELECT lane, height, first_position, count, previous, root FROM oncelog_blocks ORDER BY lane, height"
 KNOWN_EVENT: Final = full_event(2, ["orders", "customer/1"])
-"""An event of every log."""
+"""An event that every log contains."""
 NEW_EVENT: Final = full_event(1_000, ["orders"])
 LATER_MS: Final = START_MS + 3 * HOUR_MS
 

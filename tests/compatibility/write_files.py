@@ -47,7 +47,7 @@ def write_postgres_log(directory: Path, target: Path) -> None:
 
 
 def write_client_files(directory: Path, targets: dict[str, Path]) -> None:
-    """Write one file for each client: with an acknowledged write, and one that the server has not answered."""
+    """Write one file for each client, with an acknowledged write and a write that the server has not answered."""
     files = {kind: directory / f"{kind}.db" for kind in targets}
     with (
         serving(directory, grpc=True) as server,

@@ -1,7 +1,7 @@
-"""Invariants of any history: of a recorded run, a store on disk or a simulation.
+"""Invariants of any history: a recorded run, a store on disk or a simulation.
 
-Each invariant is a function that takes a History and yields the violations that it finds. The first four have the
-names of the chat document (CH-13); the others check commits (CO-10 to CO-14, CO-17).
+Each invariant is a function that takes a History and yields the violations that it finds. The first four are
+named as in the chat document (CH-13); the others check commits (CO-10 to CO-14, CO-17).
 """
 
 from bisect import bisect_left
@@ -45,7 +45,7 @@ class Answer(Struct, frozen=True):
 
 
 class ObservedRead(Struct, frozen=True):
-    """The records that a reader of a lane received, in that order, until it caught up with `upto`."""
+    """The records that a reader of a lane received, in order of arrival, until it caught up with `upto`."""
 
     reader: str
     lane: int
@@ -100,7 +100,7 @@ class Violation(Struct, frozen=True):
 Invariant = Callable[[History], Iterator[str]]
 
 
-# --- invariants of the chat document -----------------------------------------------------------------
+# --- invariants from the chat document ---------------------------------------------------------------
 
 
 def sequence_monotonic(history: History) -> Iterator[str]:

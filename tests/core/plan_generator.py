@@ -57,7 +57,7 @@ CLIENTS: Final = ("x", "y")
 MEMBERS: Final = ("m", "n", "l")
 CONSUMERS: Final = ("q", "r")
 RATES: Final = (Rate(100, 2), Rate(70, 1), Rate(300, 3), Rate(1, 2))
-"""Some of the rates refill within the time by which the clock moves between two batches."""
+"""Some of the rates refill in the time that passes between two batches."""
 FINGERPRINTS: Final = (b"f", b"f", b"f", b"g")
 SNAPSHOT_TABLES: Final = tuple(
     name for name in Snapshot.__struct_fields__ if name not in ("settings", "tenants", "past_members")

@@ -75,7 +75,7 @@ class PlanModel:
         self.now_ms = 0
         self.validate: Validate | None = None
         self.admission: dict[tuple[str, str], list[tuple[int, int, int]]] | None = None
-        """Tokens left, price and burst per actor and item, while a request is admitted as a whole; otherwise None."""
+        """Tokens left, price and burst per actor and item, while a whole request is being admitted; otherwise None."""
 
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
         self.batch += 1
@@ -232,7 +232,7 @@ class PlanModel:
         return last.submission.client_sequence
 
     def lease(self, item: Submission | Leased) -> Lease | None:
-        """Return the newest lease of the key, unless a write has committed under the key since or it is too old."""
+        """Return the newest lease of the key, unless a later write used the key or the lease is too old."""
         lease: Lease | None = None
         for event in self.history:
             if isinstance(event, LeaseChange) and identity_of(event.item) == identity_of(item):
@@ -314,7 +314,7 @@ class PlanModel:
         return min(rate.burst * price_us, left_us + (at_ms - since_ms) * 1000), price_us
 
     def _are_counted_together(self, write: Write, submission: Submission) -> bool:
-        """Whether both writes are by the same actor, and either to the global log or to the same stream."""
+        """Whether both writes are by the same actor, and both to the global log or to the same stream."""
         other = write.submission
         if other.actor != submission.actor or other.policy.order is not submission.policy.order:
             return False
@@ -407,7 +407,7 @@ class PlanModel:
         return refused(Reason.LEASE_LOST, current=lease.fence if lease else 0)
 
     def _in_flight(self, item: Submission | Claim, holder: str | None) -> Refused | None:
-        """Return the refusal of an item by another holder or with different content while a lease runs."""
+        """Return the refusal of an item that has another holder or different content while a lease is held."""
         lease = self.lease(item)
         log_time_ms = self.log_time_ms(item)
         if lease is None or not lease.holder or log_time_ms >= lease.until_ms:

@@ -7,7 +7,7 @@ from oncelog.core.values import Acknowledge, Lease, Receipt, Role, SetCursor, Se
 
 
 class Write(NamedTuple):
-    """A submission committed in the batch of that number."""
+    """A submission committed in the batch with that number."""
 
     submission: Submission
     receipt: Receipt

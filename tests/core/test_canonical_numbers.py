@@ -47,7 +47,7 @@ def double_of(bits: str) -> float:
 
 
 def nearest_text(integer: int) -> str | None:
-    """Return the ECMAScript text of the nearest double by the definition, or None for an integer without one."""
+    """Return the ECMAScript text of the nearest double, or None if the integer is too large for a double."""
     try:
         nearest = integer / 1
     except OverflowError:

@@ -71,7 +71,7 @@ def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
     assert assert_replayed(log(transaction(1, 1))).receipt == first
     assert assert_replayed(log(transaction(None, 1))).receipt == first
     assert assert_refused(log(transaction(9, 1, content="other")), Reason.SEQUENCE_REUSED).current == 3
-    # Only if the record itself is gone.
+    # A replay lacks the receipt only if the record itself is gone.
     log.snapshot.sequences = {identity: one for identity, one in log.snapshot.sequences.items() if identity[3] != 1}
     assert assert_replayed(log(transaction(1, 1))).receipt is None
     assert assert_replayed(log(transaction(9, 1, content="other"))).receipt is None

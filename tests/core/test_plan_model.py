@@ -97,7 +97,7 @@ def test_generated_histories_reach_every_verdict_and_every_reason(is_soak: bool)
     kinds |= {"Applied True", "Applied False"} | {reason.name for reason in Reason}
     kinds -= {"TOO_MANY_COLUMNS", "ROW_TOO_LARGE"}  # too large to be generated; tested in test_plan_checks.py
     kinds -= {"BUSY", "READ_ONLY", "UNSTORABLE"}  # returned by the engine, never by `plan`
-    kinds -= {"QUOTA_EXCEEDED"}  # these histories have no tenants; the histories of test_agreement.py have
+    kinds -= {"QUOTA_EXCEEDED"}  # these histories have no tenants; those of test_agreement.py do
     kinds -= {"WRONG_SCOPE"}  # needs tenants; tested in rules/test_event_id_scopes.py
     assert verdicts.keys() == kinds
     assert min(verdicts.values()) >= (20 if is_soak else 12), verdicts

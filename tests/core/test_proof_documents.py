@@ -244,7 +244,7 @@ def test_byte_cannot_move_between_salt_and_body() -> None:
     assert (raised.value.path, raised.value.reason) == ("$.salt", "must have 32 hexadecimal digits, not 34")
 
 
-# --- reasons of a failure --------------------------------------------------------------------------------
+# --- reasons for a failure -------------------------------------------------------------------------------
 
 
 def find_reason(document: ProofDocument, **more: Any) -> tuple[str, ...]:
@@ -329,7 +329,7 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
         (b"[" * 100_000, "the body is not a ledger transaction"),
     ):
         assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
-        # The check does not apply to bodies of other policies, and an erased record has no body to compare.
+        # The check does not apply to bodies under other policies, and an erased record has no body to compare.
         assert find_reason(proof_document(prove_alone(replace(TRANSACTION, body=body, policy="notes")))) == ()
         assert find_reason(proof_document(erased(prove_alone(replace(TRANSACTION, body=body))))) == ()
 

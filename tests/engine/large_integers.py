@@ -42,7 +42,7 @@ def list_writes(kind: str) -> list[tuple[Any, Place]]:
 
 
 def unpack(path: Path) -> Path:
-    """Write the file of the log to `path`."""
+    """Write the log's file to `path`."""
     path.write_bytes(gzip.decompress(FILE.read_bytes()))
     return path
 

@@ -1,4 +1,4 @@
-"""The answer cache is bounded, answers completely, and does not answer keys that may be forgotten or erased."""
+"""The answer cache is bounded, gives complete answers, and does not answer for keys that may be forgotten or erased."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Acts of the engine write audit records with the next possible commit (CO-43)."""
+"""The engine writes audit records of its own acts with the next possible commit (CO-43)."""
 
 import errno
 from collections.abc import Sequence

@@ -163,7 +163,7 @@ async def test_member_changes_are_complete_after_a_store_outage(
 async def test_member_removal_is_reported_before_later_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
 ) -> None:
-    """Even if reading the removal is slow, and if this process committed the record."""
+    """The order holds even if reading the removal is slow and this process committed the record."""
     async with opened(tmp_path) as log, opened(tmp_path) as other:
         lane = compute_lane(CHANNEL, log.settings.lanes)
         await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])

@@ -188,7 +188,7 @@ async def test_disk_limits_can_be_changed_at_runtime() -> None:
 
 @pytest.mark.parametrize("limit", ["free_bytes_min", "store_bytes_max"])
 async def test_removed_disk_limit_no_longer_refuses_writes(limit: str) -> None:
-    """Neither immediately nor because of a poll that had already started."""
+    """No write is refused, neither immediately nor because of a poll that had already started."""
     store = SizedStore()
     store.free, store.size = 10, 1000
     async with Log(store, room=DiskLimits(**{"free_bytes_min": 0, limit: 20}, **QUICK)) as log:
@@ -407,7 +407,7 @@ async def test_full_disk_stays_full_while_almost_nothing_is_free() -> None:
 
 
 async def test_probe_of_a_full_disk_checkpoints_the_write_ahead_log(tmp_path: Path) -> None:
-    """Opening the log checkpoints too, so new writes are refused if that would fail."""
+    """Opening the log also runs a checkpoint, so new writes are refused if that would fail."""
     path, driver = tmp_path / "log.db", SmallDriver(100_000_000)
     async with Log(SqliteStore(path, driver=driver), room=DiskLimits(look_ms=1)) as log:
         for number in range(1, 20):

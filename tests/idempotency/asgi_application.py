@@ -110,7 +110,7 @@ class Shop:
         return task
 
     async def check_waiting_retries_after(self, status: int, waiters: Waiters) -> None:
-        """Answer the first request with a status that is not stored; one of three waiting retries must run for all."""
+        """Answer the first request with a status that is not stored. One of three waiting retries runs for all."""
 
         async def fail_first(request: Request) -> Response:
             number = len(self.runs)
@@ -145,7 +145,7 @@ def check_problem(response: httpx.Response, status: int, kind: str) -> None:
 
 
 def check_answers(responses: Iterable[httpx.Response], *expected: tuple[str, bool]) -> None:
-    """Assert for each response the number of its run and whether it is a replay."""
+    """Assert which run produced each response, and whether the response is a replay."""
     found = [(response.headers.get("x-charge"), is_replay(response)) for response in responses]
     assert found == list(expected)
 

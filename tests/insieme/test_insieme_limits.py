@@ -173,7 +173,7 @@ async def test_largest_package_frame_is_accepted_at_the_lowest_limit(
 async def test_drafts_above_the_frame_limit_are_kept_until_the_limit_is_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The package sends up to 64 KiB at a time, and notices no close during a batch (docs/reference/events.md)."""
+    """The package sends up to 64 KiB at a time. A close during a batch goes unnoticed (docs/reference/events.md)."""
     with reserve_port() as port:
         async with node_client("ada", tmp_path) as ada:
             async with serving(tmp_path, port=port, frame_bytes_max=4000) as served:

@@ -86,7 +86,7 @@ async def test_drafts_commit_after_a_restore_and_the_package_keeps_lost_events(t
 
 
 async def test_recommitted_event_needs_a_new_store_with_the_old_drafts(tmp_path: Path) -> None:
-    """The package accepts no second position for an id: it stops syncing, and its drafts wait in the old store."""
+    """The package refuses a second position for an id: it stops syncing, and its drafts wait in the old store."""
     backup = Backup(tmp_path)
     with reserve_port() as port:
         async with node_client("ada", tmp_path) as ada, node_client("bob", tmp_path) as bob:

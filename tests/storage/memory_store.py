@@ -130,7 +130,7 @@ class MemoryStore:
         self._is_open = True
 
     async def close(self) -> None:
-        """See `Store`. The content exists as long as the store object."""
+        """See `Store`. The content lasts as long as the store object."""
         self._is_open = False
 
     def create_sibling(self) -> None:

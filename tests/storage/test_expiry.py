@@ -131,7 +131,7 @@ def test_refilled_rate_buckets_are_removed(tmp_path: Path) -> None:
 
 
 def test_undecodable_policy_does_not_stop_commits(tmp_path: Path) -> None:
-    """The policy may be of a newer version. Its rows are kept."""
+    """The policy may be from a newer version. Its rows are kept."""
     with swept(tmp_path / "log.db") as log:
         log.commit(transaction(1, 1, client="c1"))
         log.session.connection.execute("UPDATE oncelog_policies SET declaration = '{}' WHERE name = 'ledger'")

@@ -1,4 +1,4 @@
-"""The log that consists of dictionaries."""
+"""The in-memory log that is made of dictionaries."""
 
 import sys
 from threading import Barrier, Thread

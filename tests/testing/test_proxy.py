@@ -113,7 +113,7 @@ def masked_frame(text: bytes) -> bytes:
 
 
 def seed_where(wanted: Callable[[Break], bool], faults: Faults, direction: Direction = Direction.TO_SERVER) -> int:
-    """Return a seed for which `wanted` is true of the first frame after the first connection's upgrade."""
+    """Return a seed for which `wanted` is true for the first frame after the first connection's upgrade."""
     for seed in range(10_000):
         chance = FaultSampler(seed, 1, direction)
         chance.decide(Unit(100, is_head=True), CALM)

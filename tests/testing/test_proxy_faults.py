@@ -46,7 +46,7 @@ def test_decisions_depend_on_seed_connection_and_direction() -> None:
 
 
 def test_decisions_of_a_seed_never_change() -> None:
-    """Otherwise the seed of an old failure report could not be replayed."""
+    """If this test fails, the seeds in old failure reports can no longer be replayed."""
     first = [one.breaks for one in decisions(seed=7, count=6)]
     assert [(one.incident.name, one.at) if one else None for one in first] == [
         ("CUT_AT_ANSWER", 100),

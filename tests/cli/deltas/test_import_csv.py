@@ -63,7 +63,7 @@ def write_many(file: Path, count: int) -> None:
 
 
 def leftovers(file: Path) -> list[str]:
-    """Return the names of files that an import left next to the CSV file."""
+    """Return the names of files that an import left behind next to the CSV file."""
     return sorted(one.name for one in file.parent.iterdir() if one.name.startswith(f"{file.name}."))
 
 

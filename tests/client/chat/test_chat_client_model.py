@@ -20,7 +20,7 @@ Frame = dict[str, Any]
 
 
 def comparable(frame: Frame) -> Frame:
-    """Return the members that do not depend on the server. Of an error only the code matters."""
+    """Return the members that do not depend on the server. For an error, only the code matters."""
     if frame["type"] == "error":
         return {name: frame[name] for name in ("type", "code", "request_id") if name in frame}
     shared = {name: value for name, value in frame.items() if name not in SERVER_SPECIFIC}

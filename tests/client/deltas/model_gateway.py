@@ -157,7 +157,7 @@ class ModelGateway:
         self.compacted = max(self.compacted, len(self.log) - keep)
 
     def drop_tombstones(self, is_chosen: Callable[[], bool]) -> None:
-        """Drop some of the deleted rows whose DELETE is compacted."""
+        """Drop some of the deleted rows whose DELETE has been compacted."""
         for name, row in self._played().items():
             deleted = row["deleted"]
             is_late = deleted is not None and deleted["clientId"] == HORIZON_CLIENT

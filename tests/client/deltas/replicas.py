@@ -192,7 +192,7 @@ class Replica:
         self.pulling.confirm(effect)
 
     def _check_own_edits(self) -> None:
-        """Check that only a new history, the application or a higher tombstone horizon has undone own edits."""
+        """Check that this replica's edits were undone only by a new history, the application or a higher horizon."""
         if self.store.sync_state.epoch != self.gateway.epoch:
             return
         connection = self.store._file.connection

@@ -17,7 +17,7 @@ from oncelog.client.events.outbox import Draft, prepare
 from oncelog.client.events.values import OutboxEntry
 
 POISON = "poison"
-"""The model answers a request with an event of this type with `bad_request`."""
+"""The model answers `bad_request` to a request that contains an event of this type."""
 REJECTED = "rejected"
 """The model rejects events of this type."""
 
@@ -29,7 +29,7 @@ def entry_of(number: int, *partitions: str, kind: str = "counted", **members: An
 
 
 def frame(kind: str, payload: Any, msg_id: str | int | None = None) -> str:
-    """Return a message of the server."""
+    """Return a message from the server."""
     named = {} if msg_id is None else {"msg_id": msg_id}
     return json.dumps({"type": kind, "protocol_version": "1.0", "timestamp": 1, "payload": payload, **named})
 

@@ -23,7 +23,7 @@ def take_one_sent(protocol: EventsProtocol, kind: str) -> Any:
 
 
 def event(number: int, **members: Any) -> dict[str, Any]:
-    """Return an event of a different client, as the server sends it."""
+    """Return an event from a different client, as the server sends it."""
     return {
         "id": entry_of(1000 + number).id,
         "client_id": "other",
@@ -108,11 +108,11 @@ def take_outcomes(protocol: EventsProtocol) -> dict[int, Committed | Refused]:
 
 
 def noted_event(number: int) -> Event:
-    """Return an event of a different client, as the application receives it."""
+    """Return an event from a different client, as the application receives it."""
     payload = event(number)
     return Event(**{**payload, "partitions": ("a",)})
 
 
 def own_events(entry: OutboxEntry, number: int) -> list[Event]:
-    """Return a list with an own event, as the application receives it."""
+    """Return a list with one of the client's own events, as the application receives it."""
     return [Event(entry.id, "laptop", entry.partitions, number, json.loads(entry.body), 5000 + number)]

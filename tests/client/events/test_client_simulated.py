@@ -116,7 +116,7 @@ class World:
             self.ids += 1
             made = entry_of(self.ids, *partitions, kind=kind)
             known = [one for other in self.clients if other is not client for one in other.outbox.values()]
-            if known and self.chance.random() < 0.1:  # submit an event of a different client
+            if known and self.chance.random() < 0.1:  # submit a different client's event
                 made = self.chance.choice(known)
                 self.shared.add(made.id)
             if all(made.id != one.id for one in [*client.offered.values(), *entries]):

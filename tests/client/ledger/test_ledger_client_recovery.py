@@ -205,7 +205,7 @@ async def test_new_store_continues_after_the_last_sequence_of_the_server(served:
 async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
     served: Serving, tmp_path: Path, value: bytes
 ) -> None:
-    """This includes equal content, which the server would treat as a retry, so that the pending write would be lost."""
+    """Under the taken sequence, the server would treat equal content as a retry and lose the pending write."""
     path = tmp_path / "client.db"
     async with ledger_of(UNREACHABLE_ADDRESS, path) as ledger:
         for number in (1, 2):

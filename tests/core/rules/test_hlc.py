@@ -65,7 +65,7 @@ Parts = tuple[int, int]
 
 
 def model_of_now(last: Parts, wall: int) -> Parts:
-    """The algorithm of the paper, on separate wall time and counter, with the carry that DE-8 adds."""
+    """The algorithm from the paper, with separate wall time and counter, and with the carry that DE-8 adds."""
     newest = max(last[0], wall)
     return apply_carry(newest, last[1] + 1 if newest == last[0] else 0)
 

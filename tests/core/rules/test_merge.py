@@ -1,4 +1,4 @@
-"""Rows by last writer assert_wins (DE-7), and the delta between two rows (DE-11)."""
+"""Merging rows by last writer wins (DE-7), and the delta between two rows (DE-11)."""
 
 import json
 from collections.abc import Sequence
@@ -128,7 +128,7 @@ def test_merge_does_not_modify_the_old_row(history: list[RowDelta], delta: RowDe
     assert row == copy
 
 
-# --- who assert_wins ------------------------------------------------------------------------------------------
+# --- which delta wins ------------------------------------------------------------------------------------------
 
 
 def assert_wins(winner: RowDelta, loser: RowDelta) -> None:

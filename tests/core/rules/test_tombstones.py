@@ -157,7 +157,7 @@ def test_horizon_never_decreases(gateway: Gateway) -> None:
 
 @pytest.mark.rule("DE-13")
 def test_delete_of_the_last_clock_reading_is_never_dropped(gateway: Gateway) -> None:
-    """A horizon above it does not exist."""
+    """No horizon can be above that reading."""
     gateway.now_ms = HLC_MAX >> 16
     gateway.push(delete(HLC_MAX), delete(HLC_MAX - 1, "s"))
     assert gateway.drop() == Applied(changed=True, count=1)

@@ -158,7 +158,7 @@ def move_with_copy(path: Path, address: str) -> MigrationOutcome:
 
 @contextmanager
 def open_copy_and_database(path: Path, address: str) -> Iterator[tuple[SetClock, StoreDriver, StoreDriver]]:
-    """Open the copy of the file from before the move, and the database, on one clock."""
+    """Open the copy made before the move, and the database, on one clock."""
     clock = SetClock(LATER_MS)
     copy = path.with_name("twin.db")
 
@@ -180,7 +180,7 @@ def submit_items(log: StoreDriver, items: list[Item]) -> list[Verdict]:
 
 
 def move_and_kill(path: Path, address: str, point: str, number: int = 1) -> None:
-    """Move the log in a forked process that kills itself at a call of the point, counted from 1.
+    """Move the log in a forked process that kills itself at the given call of the point, counted from 1.
 
     A fork starts much faster than an interpreter. The caller must have no SQLite connection and no event loop.
     """

@@ -250,7 +250,7 @@ def test_move_is_not_continued_from_a_file_with_another_history(log: Path, datab
 
 
 def test_log_that_was_moved_to_another_database_is_refused(log: Path, database: str) -> None:
-    """Even if an earlier move into the database had almost finished."""
+    """The refusal applies even if an earlier move into the database had almost finished."""
     move_and_kill(log, database, "source.save_marker.before")
     elsewhere = address_of(log / "elsewhere")
     migrate_log(str(log), elsewhere, ignore_progress)

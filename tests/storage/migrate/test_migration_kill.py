@@ -1,4 +1,4 @@
-"""A move that is move_and_kill at any point can be continued, and the log is never writable in both places."""
+"""A move that is killed at any point can be continued, and the log is never writable in both places."""
 
 import shutil
 import sqlite3
@@ -73,7 +73,7 @@ def test_move_killed_before_its_begin_leaves_no_tables(log: Path, database: str)
 
 
 def test_rows_lost_by_the_database_after_the_mark_are_copied_again(log: Path, database: str) -> None:
-    """As after a failover to a standby that lagged behind."""
+    """The loss simulates a failover to a standby that lagged behind."""
     move_and_kill(log, database, "source.save_marker.after")
     query(database, "DELETE FROM oncelog_records WHERE lane = 0 AND position > 10")
     query(database, "DELETE FROM oncelog_partition_records WHERE lane = 0 AND position > 10")

@@ -165,7 +165,7 @@ def test_sqlite_does_not_restart_the_wal_during_a_read(tmp_path: Path) -> None:
 
 
 def test_sqlite_reader_blocks_the_checkpoint_after_a_wal_restart(tmp_path: Path) -> None:
-    """Even if there was nothing to checkpoint when the read began."""
+    """The reader blocks it even if there was nothing to checkpoint when the read began."""
     with open_three_connections(tmp_path / "x.db") as (writer, reader, mover):
         log = fill_write_ahead_log(writer)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)

@@ -167,7 +167,7 @@ async def test_unusable_file_is_reported_with_its_path_and_not_changed(
 
 
 async def test_foreign_database_in_use_is_not_changed(tmp_path: Path) -> None:
-    """Nor is its write-ahead log, to which opening a database in WAL mode could write."""
+    """Its write-ahead log is not changed either, although opening a database in WAL mode could write to it."""
     path = tmp_path / "theirs.db"
     with database(path) as theirs:
         theirs.execute("PRAGMA journal_mode = WAL")
@@ -252,7 +252,7 @@ async def test_empty_file_is_initialized_as_a_log(tmp_path: Path) -> None:
 
 
 def test_threads_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
-    """A thread with other settings gets an error that contains the stored settings."""
+    """A thread with different settings gets an error that contains the stored settings."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.db"
         together = Barrier(6)
@@ -298,7 +298,7 @@ def epoch_made_by_a_process(path: str, numbers: range) -> str:
 @pytest.mark.rule("CO-14")
 def test_processes_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # `map` of an executor fails when a process dies
+    with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # an executor's `map` fails when a process dies
         jobs = (range(60), range(20, 80), range(0, 80, 3))
         assert len(set(pool.map(epoch_made_by_a_process, [str(path)] * 3, jobs))) == 1
     with session_on(path, 8) as session:

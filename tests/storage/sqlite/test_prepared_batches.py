@@ -29,7 +29,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, bool]] = []
-        """Methods, each with whether it ran on the event loop's thread."""
+        """Method names, each with a flag that is true if the method ran on the event loop's thread."""
         for name in ("prepare", "finish", "commit"):
             monkeypatch.setattr(Writer, name, self._watching(name, getattr(Writer, name)))
 

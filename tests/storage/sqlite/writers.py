@@ -56,7 +56,7 @@ def write(number: int) -> Submission:
 
 
 def make_older(path: Path) -> None:
-    """Replace a closed log by a log of the first schema, with the rows that this schema supports."""
+    """Replace a closed log with a log of the first schema, with the rows that this schema supports."""
     older = path.with_suffix(".older")
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS newer", (str(path),))

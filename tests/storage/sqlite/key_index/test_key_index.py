@@ -83,7 +83,7 @@ def open_tables(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_segments(path: Path) -> None:
-    """Assert that each key of a sealed record is in one segment, that keys have records, and that segments are few."""
+    """Assert that each key of a sealed record is in one segment, keys have records, and few segments exist."""
     with open_tables(path) as connection:
         done = {
             segment: cursor
@@ -217,7 +217,7 @@ def test_error_at_any_statement_loses_no_key(
 ) -> None:
     """With segments of two keys, nearly every commit seals, and merges soon run on several levels.
 
-    Without --soak, only the first commits fail, and the last commits, which begin the second level.
+    Without --soak, only the first commits fail, and the last ones, which begin the second level.
     """
     monkeypatch.setattr(transaction, "EXPIRY_INTERVAL_COMMITS", 1)  # so that every attempt runs the same statements
     path = tmp_path / "log.db"
@@ -383,7 +383,7 @@ def count_segment_reads(session: Writer, *numbers: int) -> int:
 
 
 def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
-    """Even after opening the file. A process that did not create a segment reads it for every key."""
+    """This includes a process that opens the file later, except for segments that others create after that."""
     path = tmp_path / "log.db"
     with session_on(path, 40) as session:
         for number in range(1500):
@@ -458,7 +458,7 @@ def test_merged_runs_are_cleared_soon(tmp_path: Path) -> None:
                 for source in json.loads(sources):
                     below = "SELECT count(*) FROM oncelog_key_runs WHERE segment = ? AND last <= ?"
                     left = max(left, connection.execute(below, (source, cursor)).fetchone()[0])
-    # A slice can be one too many, and hashes are not spread evenly; a source has at least 13 runs.
+    # The limit leaves room for an extra slice and an uneven spread of hashes. A source has at least 13 runs.
     assert 0 < left <= 3 * segments.CLEAR_RUNS
 
 
