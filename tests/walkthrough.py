@@ -1,4 +1,4 @@
-"""Follow a documentation page as a reader does: save its programs, run its commands, and compare the output.
+"""Follow a documentation page as a reader would: save its programs, run its commands, and compare the output.
 
 - `Save this … as `NAME`` saves the next block.
 - A `sh` block runs as printed. `oncelog serve` runs in the background, as in a second terminal, until a paragraph

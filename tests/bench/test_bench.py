@@ -296,7 +296,7 @@ def test_returning_reader_must_receive_every_event() -> None:
         assert str(caught.value) == "a reader received other events than were written"
 
 
-# --- the bare loop and the place for files -----------------------------------------------------------
+# --- the bare loop and the directory for files -----------------------------------------------------------
 
 
 def test_bare_loop_writes_the_rows_of_the_log_in_its_batches(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._listening: threading.Thread
         self.log_lines: list[str] = []
-        """Log lines of the server."""
+        """The server's log lines."""
         self.url = ""
 
     @property

@@ -117,7 +117,7 @@ def test_clock_after_a_reboot_and_without_commits(log: Path) -> None:
 
 
 def store_clock(address: str, elapsed_ms: int, time_ms: int) -> None:
-    """Store a clock reading, as a server on this machine does."""
+    """Store a clock reading, as a server on this machine would."""
     query(address, "DELETE FROM oncelog_clocks")
     query(address, "INSERT INTO oncelog_clocks VALUES ($1, $2, $3)", SystemClock().boot(), elapsed_ms, time_ms)
 

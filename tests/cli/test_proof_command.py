@@ -325,7 +325,7 @@ def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
         for position in range(1, one["position"] + 1):
             document = decode(print_proof(log, f"{one['lane']}:{position}"))
             policies.add(document.record.policy)
-            # The sample's transactions have made-up fingerprints, which is the only finding.
+            # The only finding: the sample's transactions have made-up fingerprints.
             findings = [found for found in verify(document).findings if "not a ledger transaction" not in found]
             assert not [found for found in findings if "fingerprint" not in found]
     assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes", AUDIT_POLICY}

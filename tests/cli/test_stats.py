@@ -1,4 +1,4 @@
-"""`oncelog stats` prints figures of a log without counting its records."""
+"""`oncelog stats` prints figures about a log without counting its records."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""`oncelog tail` with running servers: existing events, new events, and restarts of the server."""
+"""`oncelog tail` with running servers: existing events, new events, and server restarts."""
 
 import json
 import re

@@ -166,7 +166,7 @@ def test_almost_empty_log_passes(tmp_path: Path) -> None:
 
 
 def sample_places(editor: FileEditor) -> list[int]:
-    """Return the places of an intact and an erased record of every policy."""
+    """Return the places of an intact and an erased record under every policy."""
     groups = editor.rows("SELECT min(place) FROM oncelog_records GROUP BY policy, body IS NULL")
     return sorted(place for (place,) in groups)
 

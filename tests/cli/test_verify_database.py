@@ -179,7 +179,7 @@ def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -
 
 
 def sample_places(editor: DatabaseEditor) -> list[tuple[int, int]]:
-    """Return the places of an intact and an erased record of every policy."""
+    """Return the places of an intact and an erased record under every policy."""
     groups = (
         "SELECT DISTINCT ON (policy, body IS NULL) lane, position FROM oncelog_records ORDER BY policy, body IS NULL"
     )

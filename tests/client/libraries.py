@@ -38,7 +38,7 @@ class Library(Protocol):
         """Create what the writes need on the server."""
 
     def client_of(self, served: Serving | None, path: Path) -> AbstractAsyncContextManager[Any]:
-        """Return a client of the server, or of an unreachable server if None is given."""
+        """Return a client for the server, or for an unreachable server if None is given."""
 
     async def store(self, client: Any, texts: Sequence[str]) -> None:
         """Put writes into the outbox of a client that is not connected."""

@@ -27,7 +27,7 @@ LARGE: Final = "x" * 500
 
 
 class Refusal(Struct, frozen=True):
-    """A permanent error of the server."""
+    """A permanent error from the server."""
 
     text: str
     """The write that is refused."""

@@ -1,4 +1,4 @@
-"""Logs of every schema version open, keep their history and answer retries."""
+"""Logs of every schema version can be opened, keep their history and answer retries."""
 
 import asyncio
 import sqlite3

@@ -136,7 +136,7 @@ def idempotency_guarantee(history: History) -> Iterator[str]:
 
 
 def sync_completeness(history: History) -> Iterator[str]:
-    """A client that caught up has every record of its range."""
+    """A client that has caught up has every record in its range."""
     stored: dict[str, set[int]] = defaultdict(set)
     for record in history.records:
         stored[record.scope].add(record.sequence)

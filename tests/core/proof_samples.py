@@ -199,4 +199,4 @@ def changed_structs(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 NOT_IN_THE_HEADER = frozenset({"body", "erased"})
-"""Fields that no hash covers directly: the leaf contains the hash of the body, and `erased` is a mark of the store."""
+"""Fields that no hash covers directly: the leaf contains the body's hash, and only the store has the `erased` mark."""

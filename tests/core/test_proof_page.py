@@ -1,4 +1,4 @@
-"""The offsets, labels and the example of docs/reference/proofs.md match the code."""
+"""The offsets, labels and example in docs/reference/proofs.md match the code."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Transactions of a ledger: scopes, ids, and the canonical form of operations."""
+"""Ledger transactions: scopes, ids, and the canonical form of operations."""
 
 from base64 import b64encode
 from typing import Any

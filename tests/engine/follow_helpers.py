@@ -10,7 +10,7 @@ from oncelog.engine.subscription import Subscription
 
 ONE_LANE = Settings(lanes=1)
 NO_POLL_MS = 3_600_000
-"""Prevents polls for commits of other processes during the test."""
+"""Prevents polls for commits by other processes during the test."""
 
 
 async def take(records: Follower, count: int) -> list[Record]:

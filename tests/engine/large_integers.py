@@ -1,4 +1,4 @@
-"""Writes of a log that was created before integers beyond ±(2^53−1) were accepted.
+"""Writes in a log that was created before integers beyond ±(2^53−1) were accepted.
 
 `tests/vectors/earlier_numbers.json` lists the writes with their positions, and
 `tests/vectors/earlier_numbers.db.gz` is the file of that log.

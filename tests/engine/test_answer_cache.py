@@ -280,7 +280,7 @@ async def test_retry_in_the_scope_of_a_tenant_is_answered_from_memory(tenants: t
 
 @pytest.mark.rule("EV-4", "EV-5")
 async def test_other_content_under_a_cached_id_is_decided_by_the_store() -> None:
-    """Another server committed the event in its tenant's scope; this server caches the same id of another tenant."""
+    """Another server committed the event in its tenant's scope; this server caches the same id for another tenant."""
     async with WatchedLog() as log:
         assert_committed(await log.submit(event(1, "of another tenant", partitions=("other/x",))))
         await log.set_tenants((Tenant("acme", own_ids=True),))

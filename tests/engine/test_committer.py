@@ -33,7 +33,7 @@ def keys(batch: Sequence[Any]) -> list[int]:
 
 
 class _BrokenError(Exception):
-    """An error of one request, not of the store."""
+    """An error in one request, not in the store."""
 
 
 # --- group commit ----------------------------------------------------------------------------------------

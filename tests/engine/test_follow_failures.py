@@ -1,4 +1,4 @@
-"""Followers of a store whose reads fail for a while."""
+"""Followers whose store fails to read for a while."""
 
 import asyncio
 import logging

@@ -109,7 +109,7 @@ async def test_lookup_reports_keys_forgotten_by_eviction(open_log: Open) -> None
 
 @pytest.mark.rule("LG-13", "LG-16")
 async def test_lookup_of_an_evicted_key_predicts_the_outcome_of_a_retry(open_log: Open) -> None:
-    """Each statement of the lookup is checked against the log."""
+    """Retries confirm each statement in the lookup's answer."""
 
     async def why(number: int) -> str:
         found = await log.lookup(key(number), policy=LEDGER, scope=ORGANISATION, client="c1")

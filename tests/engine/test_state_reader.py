@@ -1,4 +1,4 @@
-"""Current state of clients, entities, relationships and blocks."""
+"""Reads of the current state: clients, entities, relationships and blocks."""
 
 import asyncio
 import threading

@@ -31,7 +31,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class Waiters:
-    """Counts the callers in this process that wait for the outcome of another caller."""
+    """Counts the callers in this process that are waiting for another caller's outcome."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -2,7 +2,7 @@
 
 It waits for a line, calls the function CALLERS times concurrently, and prints the outcome of each call. Each run of
 the function appends its process id to the file RAN. With HOLD, the first run waits for a line before it returns. On the
-line `stop`, the process stops itself with SIGSTOP at a moment when it holds no lock of the store, and then waits for
+line `stop`, the process stops itself with SIGSTOP at a moment when it holds no store lock, and then waits for
 the next line.
 """
 
@@ -19,7 +19,7 @@ from oncelog.engine import lease_watchdog
 from scripts import print_line
 
 NEVER_S = 10**6
-"""The lease watchdog must not hold a lock of the store when the process stops."""
+"""The lease watchdog must not hold a store lock when the process stops."""
 
 
 def record_run(path: Path) -> int:

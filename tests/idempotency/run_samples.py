@@ -1,4 +1,4 @@
-"""The fields of a run for tests of runs."""
+"""Sample fields for tests of runs."""
 
 from typing import Any, Final
 

@@ -207,7 +207,7 @@ def test_fingerprint_that_is_not_a_function_is_refused_at_startup() -> None:
         bare(Scripted(), "log.db", fingerprint=b"x")
 
 
-# --- answers of earlier versions ---------------------------------------------------------------------------
+# --- answers from earlier versions -------------------------------------------------------------------------
 
 HTTP: Final = Policy(
     name="http",

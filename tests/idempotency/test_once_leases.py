@@ -231,7 +231,7 @@ class TestErrorsAndCancellation:
             assert await first == await eager() == await patient() == 1
 
     async def test_timeout_error_of_the_function_is_passed_to_all_callers(self, place: str, waiters: Waiters) -> None:
-        """It must not be mistaken for the timeout of `wait_s`."""
+        """The error must not be mistaken for the `wait_s` timeout."""
         log, gate = oncelog.open(place), Gate()
 
         @once(log, name="work", wait_s=60)

@@ -47,7 +47,7 @@ class Worker:
         os.kill(self.pid, how)
 
     def stop(self) -> None:
-        """Tell the process to stop itself when it holds no lock of the store, and wait until it has stopped."""
+        """Tell the process to stop itself when it holds no store lock, and wait until it has stopped."""
         write_line(self._process, "stop")
         status = Path(f"/proc/{self.pid}/stat")
         wait_until(lambda: status.read_text().rpartition(") ")[2].startswith("T"), status.read_text)

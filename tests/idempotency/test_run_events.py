@@ -1,4 +1,4 @@
-"""Events of runs: recorded arguments, limits, lookup and shadow keys."""
+"""Run events: recorded arguments, limits, lookup and shadow keys."""
 
 from types import MappingProxyType
 from typing import Any, Final

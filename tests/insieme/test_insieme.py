@@ -87,7 +87,7 @@ async def test_two_node_clients_and_a_python_client_converge_across_a_kill(tmp_p
             await ada.submit(5, "offline ")
             await bob.submit(5, "offline ", has_ids=True)
 
-            # Bob reconnects automatically when a send fails. A client of the package with a batch in flight does not
+            # Bob reconnects automatically when a send fails. A package client with a batch in flight does not
             # notice the lost connection, and must be restarted.
             await asyncio.to_thread(served.start)
             await ada.do("stop")

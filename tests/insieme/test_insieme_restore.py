@@ -26,7 +26,7 @@ async def restart(package: Package) -> None:
 
 
 async def committed_by(package: Package) -> dict[int, str]:
-    """Return the committed events in the store of the package."""
+    """Return the committed events in the package's store."""
     return {one["committedId"]: one["id"] for one in await package.do("committed")}
 
 

@@ -1,4 +1,4 @@
-"""A store of dictionaries, with which tests compare the database stores.
+"""A store made of dictionaries, with which tests compare the database stores.
 
 It shares `plan` with them, but no queries.
 """
@@ -461,7 +461,7 @@ class MemoryStore:
 
 
 _OrderName = int | str | tuple[int, str]
-"""A lane by its number, a stream by its name, or a partition by lane and name."""
+"""The number of a lane, the name of a stream, or the lane and name of a partition."""
 
 
 class _RecordIndex:

@@ -1,6 +1,6 @@
-"""SQLite, PostgreSQL and a store of dictionaries agree on verdicts, heads, hashes and keys of generated histories.
+"""For generated histories, SQLite, PostgreSQL and a store made of dictionaries agree on verdicts, hashes and keys.
 
-The histories come from the tests of `plan` (`core.test_plan_model`). Between batches, the clock jumps, bodies are
+The histories come from the tests for `plan` (`core.test_plan_model`). Between batches, the clock jumps, bodies are
 erased, and the log is closed and reopened. With segments of two keys, SQLite's key index seals and merges throughout.
 """
 

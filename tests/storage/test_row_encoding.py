@@ -1,4 +1,4 @@
-"""The current encoding of merged rows and the encoding of earlier versions."""
+"""The current encoding of merged rows, and the encoding used by earlier versions."""
 
 import sqlite3
 from contextlib import closing

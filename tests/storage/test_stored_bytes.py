@@ -125,7 +125,7 @@ async def test_database_grows_within_the_factor_of_counted_bytes(
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of the tables and indexes of the log."""
+    """Return the size of the log's tables and indexes in bytes."""
     if is_postgres():
         statement = (
             "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class AS c "

@@ -46,7 +46,7 @@ def store_at(path: Path) -> Store:
 
 
 def execute(path: Path, statement: str) -> None:
-    """Execute a statement in the database of the log."""
+    """Execute a statement in the log's database."""
     if is_postgres():
         query(log_at(path), statement)
         return

@@ -1,4 +1,4 @@
-"""The random decisions of the proxy depend only on the seed."""
+"""The proxy's random decisions depend only on the seed."""
 
 from collections import Counter
 from dataclasses import replace

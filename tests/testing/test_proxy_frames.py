@@ -34,7 +34,7 @@ def split(opening: bytes, chunks: list[bytes]) -> list[Piece]:
 
 
 def units(pieces: list[Piece]) -> list[Unit]:
-    """Return the units of the pieces. Check that each unit is complete and without gaps."""
+    """Return the units that the pieces belong to. Check that each unit is complete and has no gaps."""
     found: list[Unit] = []
     end = 0
     for piece in pieces:

@@ -75,7 +75,7 @@ def test_table_equals_the_fold_of_the_log_for_any_page_sizes(log: list[Said | No
 def test_client_with_pending_changes_shows_the_list_of_the_whole_log(
     writers: list[list[Said]], chance: random.Random
 ) -> None:
-    """A log is any interleaving of the changes of several writers."""
+    """A log is any interleaving of changes by several writers."""
     queues = [list(queue) for queue in writers]
     log: list[Said | None] = []
     while left := [queue for queue in queues if queue]:

@@ -1,4 +1,4 @@
-"""Keep the store of a chat client open until end of input: python chat_store_holder_worker.py FILE"""
+"""Keep a chat client's store open until end of input: python chat_store_holder_worker.py FILE"""
 
 import sys
 

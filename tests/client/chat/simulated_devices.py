@@ -91,7 +91,7 @@ class Device:
         self.protocol.enqueue([entry], self.now_ms)
 
     def read(self) -> None:
-        """Read some messages of each chat, as the application does."""
+        """Read some messages in each chat, as an application would."""
         for chat_id, complete_to in self.complete_positions().items():
             place = self.places.get(chat_id, 0)
             page = self.store.load_messages_after(chat_id, place, complete_to, self.chance.randint(1, 5))

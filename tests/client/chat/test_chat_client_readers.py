@@ -251,7 +251,7 @@ async def test_socket_is_not_read_while_the_store_is_slow() -> None:
 
 async def test_unexpected_error_is_raised_to_all_callers() -> None:
     wire = ScriptedWire()
-    wire.listed = RuntimeError("a bug")  # not an error of the package
+    wire.listed = RuntimeError("a bug")  # not an error from the package
     client = client_on(wire)
     async with client as ann:
         with pytest.raises(ClientError, match="RuntimeError: a bug"):

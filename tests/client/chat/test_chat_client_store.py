@@ -1,4 +1,4 @@
-"""The store of the chat client: durability and ownership. Also the settings of the client."""
+"""The chat client's store (durability and ownership) and settings."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Keep the store of a deltas client open until end of input: python deltas_lock_worker.py FILE"""
+"""Keep a deltas client's store open until end of input: python deltas_lock_worker.py FILE"""
 
 import sys
 

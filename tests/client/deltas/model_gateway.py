@@ -12,7 +12,7 @@ from typing import Any
 
 DRIFT_MS = 5000
 BAD = "bad"
-"""Value that the schema of the gateway refuses."""
+"""Value that the gateway's schema refuses."""
 
 HORIZON_CLIENT = "oncelog.horizon"
 

@@ -97,7 +97,7 @@ class Replica:
             self.made[made] = decode_delta(self.store.list_pending(None, ALL, ALL)[-1].body)
 
     def discard(self) -> None:
-        """Discard the refused delta, as an application does."""
+        """Discard the refused delta, as an application would."""
         refusal = self.pushing.refusal
         if refusal is not None:
             self.store.discard([bytes.fromhex(refusal.delta_id)])

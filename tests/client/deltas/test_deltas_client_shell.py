@@ -1,4 +1,4 @@
-"""Tasks of the deltas client against a model of the gateway: cancellation, failures and races."""
+"""The deltas client's tasks against a model of the gateway: cancellation, failures and races."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The store of the deltas client: edits, outbox, merges, ownership and transactions."""
+"""The deltas client's store: edits, outbox, merges, ownership and transactions."""
 
 import sqlite3
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small model of the Events API, as specified in docs/reference/events.md, for protocols without I/O.
+"""Small model of the Events API, as specified in docs/reference/events.md, for client protocols without I/O.
 
 The model keeps a log. It does not broadcast an event to the connection that submitted it, and orders an answer by its
 highest committed id. As on a real server, requests of a lost connection may be committed after the next connection has

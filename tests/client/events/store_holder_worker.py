@@ -1,4 +1,4 @@
-"""Keep the store of a client open until end of input: python store_holder_worker.py FILE"""
+"""Keep a client's store open until end of input: python store_holder_worker.py FILE"""
 
 import sys
 

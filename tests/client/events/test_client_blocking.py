@@ -189,7 +189,7 @@ def test_client_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with client_of(UNREACHABLE_URL, store), pytest.raises(StoreInUseError):
         client_of(UNREACHABLE_URL, store).__enter__()
-    # Check only threads of the package. Threads left by other tests may start more threads.
+    # Check only the package's threads. Threads left behind by other tests may start more threads.
     assert [one.name for one in set(threading.enumerate()) - before if one.name.startswith("oncelog")] == []
 
 

@@ -1,4 +1,4 @@
-"""Connections of a client to servers that stop, are busy, do not answer, or refuse the client."""
+"""A client's connections to servers that stop, are busy, do not answer, or refuse it."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Protocols of several clients against a model of the server, with random faults.
+"""The protocols of several clients run against a model of the server, with random faults.
 
 The faults are cut connections, crashes, duplicated frames and busy answers. Each client receives every event of its
 partitions once and in order, each submission has one outcome, and a client's submissions are committed in order.

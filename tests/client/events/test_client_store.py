@@ -1,4 +1,4 @@
-"""The store of a client: a durable outbox, and one transaction for the cursor and the application's tables."""
+"""A client's store: a durable outbox, and one transaction for the cursor and the application's tables."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ def rows(path: Path, sql: str) -> list[Any]:
 
 
 def applied(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-    """Apply events as an application does, and fail for events of type `bad`."""
+    """Apply events as an application would, and fail for events of type `bad`."""
     connection.execute("CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY)")
     for one in events:
         connection.execute("INSERT INTO made VALUES (?)", (one.committed_id,))

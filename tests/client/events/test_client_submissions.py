@@ -1,4 +1,4 @@
-"""Submissions of a client: outcomes, ids, rejections and limits."""
+"""Client submissions: outcomes, ids, rejections and limits."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Keep the store of a ledger client open until end of input: python ledger_lock_worker.py FILE"""
+"""Keep a ledger client's store open until end of input: python ledger_lock_worker.py FILE"""
 
 import sys
 

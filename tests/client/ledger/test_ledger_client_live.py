@@ -1,4 +1,4 @@
-"""Writes and reads of the ledger client against a real server."""
+"""Writes and reads by the ledger client against a real server."""
 
 import asyncio
 import logging

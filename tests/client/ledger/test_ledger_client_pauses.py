@@ -1,4 +1,4 @@
-"""Pauses of the ledger client between attempts."""
+"""The ledger client's pauses between attempts."""
 
 import asyncio
 from pathlib import Path

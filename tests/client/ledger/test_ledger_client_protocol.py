@@ -1,4 +1,4 @@
-"""The protocol of the ledger client, case by case: sequences, answers, and requests for the client state."""
+"""The ledger client's protocol, case by case: sequences, answers, and requests for the client state."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Recovery of the ledger client: crashes, lost answers, and servers that have forgotten the client."""
+"""Ledger client recovery: crashes, lost answers, and servers that have forgotten the client."""
 
 import asyncio
 import signal
@@ -184,7 +184,7 @@ async def test_replayed_answer_after_a_server_restart_is_complete(tmp_path: Path
         assert believed == Written(first.tx_id, 1, None, first.height, None, is_replay=True)
 
 
-# --- client state of the server
+# --- client state on the server
 
 
 @BOTH_STORES

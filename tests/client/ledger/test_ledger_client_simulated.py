@@ -1,4 +1,4 @@
-"""The protocol of the ledger client against a model of the server, with random faults.
+"""The ledger client's protocol against a model of the server, with random faults.
 
 The network loses, duplicates, delays and reorders requests and answers. The client crashes at any point, including
 during a save. Conditions fail, and the server is busy, refuses writes and evicts the client. Each write is committed at

@@ -1,4 +1,4 @@
-"""The store of the ledger client: durability, and files that are refused."""
+"""The ledger client's store: durability, and files that are refused."""
 
 import asyncio
 import sqlite3

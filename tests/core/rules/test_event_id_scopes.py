@@ -1,4 +1,4 @@
-"""Scopes of event ids: an event commits once, even if its writers disagree on which tenants have separate ids."""
+"""Event id scopes: an event commits once, even if its writers disagree on which tenants have separate ids."""
 
 import tracemalloc
 from itertools import permutations

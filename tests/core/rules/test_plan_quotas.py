@@ -1,4 +1,4 @@
-"""Quotas: storage limits and write rates of tenants. The store contract has more tests of quotas."""
+"""Quotas: storage limits and write rates of tenants. The store contract has more quota tests."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The file of a log: foreign files are not changed, damage is reported, and older files are migrated."""
+"""A log's file: foreign files are not changed, damage is reported, and older files are migrated."""
 
 import asyncio
 import os
@@ -402,7 +402,7 @@ def test_file_of_the_first_schema_is_migrated_and_usable(
 def test_process_of_an_older_version_cannot_write_keys_during_a_migration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It could write to the index between two steps, but the first step removes the table."""
+    """The older process could write to the index between two steps, but the first step removes the table."""
     path = tmp_path / "log.db"
     make_log(path)
     make_older(path)

@@ -1,4 +1,4 @@
-"""Batches that the event loop decides and writes, and the writer thread makes durable."""
+"""Prepared batches: the event loop decides and writes them, and the writer thread makes them durable."""
 
 import asyncio
 import sqlite3

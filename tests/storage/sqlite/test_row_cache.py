@@ -97,7 +97,7 @@ async def test_failed_transaction_leaves_nothing_in_the_row_cache(
 
 
 def commit_shared(writing: StoreTransaction, connection: sqlite3.Connection, item: Item) -> Verdict:
-    """Commit an item in a transaction of the caller."""
+    """Commit an item in the caller's transaction."""
     connection.execute("BEGIN IMMEDIATE")
     (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
     connection.execute("COMMIT")

@@ -36,7 +36,7 @@ def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -
 
 
 def erase(session: Writer, lane: int, positions: Sequence[int]) -> int:
-    """Erase records of a lane, and return their number."""
+    """Erase records in a lane, and return their number."""
     return session.run_write(erase_bodies, lane, positions, None, 0, erase_values)
 
 

@@ -405,7 +405,7 @@ def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
 
 GROWING = re.compile(r"oncelog_(records|key_runs|partition_records|stream_records|rows)\b")
 LOOKS_AT_ALL = re.compile(r"(all|missing|extra|count)_\w+|\w+_sizes")
-"""Statements that verify a log or count the usage of tenants read all rows by design."""
+"""Statements that verify a log or count the tenants' usage read all rows by design."""
 SORTS_A_FEW = {"bodies", "briefs_at", "internal_page", "records_at"}
 """Statements that sort one page, or one page of each lane."""
 
