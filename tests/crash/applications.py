@@ -31,10 +31,10 @@ class Row(NamedTuple):
 
 
 class PlannedKill(NamedTuple):
-    """Where an application kills itself: in a transaction in which it receives events."""
+    """The point at which an application kills itself: inside a transaction that delivers events to it."""
 
     after: int = 0
-    """Number of the event since the process started, or 0 if the process does not kill itself."""
+    """Number of the event, counted from the start of the process, or 0 if the process does not kill itself."""
     before: str = ""
     """First word of the statement before which the process dies, or empty to die at the event."""
 
@@ -55,11 +55,11 @@ class Application:
         self.begun = asyncio.Event()
         """Set when the current process has received an event or has ended."""
         self.settled = asyncio.Event()
-        """Set when the process has reported that all submissions have outcomes. It then waits for `finish_at`."""
+        """Set when the process has reported outcomes for all submissions. The process then waits for `finish_at`."""
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.stands: dict[str, Any] = {}
-        """The report of the last process."""
+        """The report printed by the last process."""
         self._seed = seed
         self._events = events
         self._process: asyncio.subprocess.Process | None = None
@@ -74,7 +74,7 @@ class Application:
     async def live_once(self, url: str, death: PlannedKill = SURVIVES, *, kill_after: int = 0) -> bool:
         """Run one process. Return True if it exited normally and False if it was killed.
 
-        It kills itself as defined by `death`, or is killed as soon as it reports that it receives event number
+        It kills itself as defined by `death`, or is killed as soon as it reports receiving event number
         `kill_after`.
         """
         taken = 0
@@ -198,7 +198,7 @@ def check_outcomes(application: Application, plan: Sequence[Planned], log: Seque
 
 
 def check_received(application: Application, log: Sequence[Row], shared: frozenset[str] = frozenset()) -> None:
-    """Assert that the application received the events of its partitions once, with the order and content of the log."""
+    """Assert that the application received each event of its partitions once, in the log's order and unchanged."""
     assert application.stands["set_aside"] == []
     assert "ERROR" not in application.log()
 

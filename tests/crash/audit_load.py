@@ -1,4 +1,4 @@
-"""Names that audit_worker.py changes and test_audit_kill.py checks."""
+"""The chats and users that audit_worker.py changes and test_audit_kill.py checks."""
 
 from typing import Final
 

@@ -18,7 +18,7 @@ FOLLOWED: Final = {
 STALE_RATE: Final = 0.08
 SHARED_RATE: Final = 0.08
 RACE_EVERY: Final = 16
-"""A client starts race number n when it receives an event whose position is n times this."""
+"""A client starts race number n when it receives an event whose position is n times this number."""
 _NAMES: Final = tuple(FOLLOWED)
 _RACE: Final = 64
 """Offset of the client number in ids of race submissions."""
@@ -47,15 +47,15 @@ def plan_submission(seed: int, name: str, counter: int) -> Planned:
 
 
 def count_races(events: int) -> int:
-    """Return the number of races for clients that submit so many other events."""
+    """Return the number of races for clients that submit that many other events each."""
     return events // 4
 
 
 def race(seed: int, name: str, number: int) -> list[Planned]:
-    """Return two submissions of one request: one that all clients share, and one of this client.
+    """Return two submissions for one request: one that all clients share, and one that only this client makes.
 
     All clients submit the shared event concurrently, and only one client commits it. The other clients then find
-    events of other clients between their two submissions.
+    events from other clients between their own two submissions.
     """
     first = Planned(_id(_RACE, number), {"type": "won", "number": number}, ("all", "right"), is_shared=True)
     who = _RACE + _client_number(name)

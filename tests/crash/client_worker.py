@@ -5,7 +5,7 @@
 It submits its events with fixed ids, notes which ones the outbox has accepted, and stores all received events in a
 table in the file of the client's store. After a kill and restart, it continues where its notes end, and resubmits
 events that were accepted but not noted. START is the number of earlier processes. With DIE_AFTER, it kills itself in
-the transaction that delivers the event of that number, before the first statement that starts with DIE_BEFORE.
+the transaction that delivers the event with that number, before the first statement that starts with DIE_BEFORE.
 
 It prints `taking` and a number when it receives events, and `settled` when every submission has an outcome. It then
 reads a position, waits until it has received all events up to that position, and prints a report.
@@ -57,7 +57,7 @@ class Application:
     # --- delivery
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-        """Insert the events. The insert of an event delivered twice fails, and the test finds the failed event."""
+        """Insert the events. Inserting an event a second time fails, and the test detects the failure."""
         os.write(OUT, b"taking %d\n" % len(events))
         connection.execute(
             "CREATE TABLE IF NOT EXISTS given (place INTEGER PRIMARY KEY AUTOINCREMENT, committed_id INTEGER UNIQUE,"

@@ -10,7 +10,7 @@ pytest.register_assert_rewrite("crash.applications")
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spread sealing and merging over several transactions despite few keys."""
+    """Spread sealing and merging over several transactions, even with few keys."""
     monkeypatch.setattr(key_run, "RUN_KEYS", RUN_KEYS)
     monkeypatch.setattr(segments, "CLEAR_RUNS", 1)
     monkeypatch.setattr(index, "WORK_FACTOR", 0.8)

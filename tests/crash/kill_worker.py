@@ -1,8 +1,9 @@
 """The processes that test_kill.py kills: forks one for each input line FILE ROUND SEAL_KEYS DIE_AFTER.
 
 A process prints a line for each answer as soon as it arrives, and for each record that a follower received. It kills
-itself right after answer number DIE_AFTER, always in the middle of its work: other submitters wait for answers, and the
-writer thread may be anywhere in a commit. Processes are forked because a new process would mostly import modules.
+itself right after answer number DIE_AFTER, always in the middle of its work: other submitters are waiting for answers,
+and the writer thread may be anywhere in a commit. Processes are forked because a new process would spend most of its
+time importing modules.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""The writes that the processes of the crash tests submit. They are equal in every process and cheap to import.
+"""The writes that the processes of the crash tests submit. They are the same in every process.
 
-A round consists of the writes of SUBMITTERS submitters. Each submitter makes one kind of write, in order: events,
-messages to a chat that several submitters share, or transactions with a dense client sequence.
+This module is cheap to import. A round consists of the writes from SUBMITTERS submitters. Each submitter makes one kind
+of write, in order: events, messages to a chat that several submitters share, or transactions with a dense client
+sequence.
 """
 
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ def iterate_round(round_number: int) -> Iterator[Submission]:
 
 
 def find_write(key: bytes) -> Submission:
-    """Return the write that has a key."""
+    """Return the write with this key."""
     numbers = [int.from_bytes(key[start : start + 2], "big") for start in (10, 12, 14)]
     return write(numbers[0], numbers[1], numbers[2] - 1)
 
@@ -78,7 +79,7 @@ def format_answer(key: bytes, verdict: Verdict) -> bytes:
 
 
 def parse_answer(line: str) -> tuple[Submission, Verdict]:
-    """Parse a write and its verdict from a line of `format_answer`."""
+    """Parse a write and its verdict from a line that `format_answer` formatted."""
     kind, key, *numbers = line.split()
     assert kind in {"C", "R"}, line
     receipt = Receipt(*map(int, numbers))

@@ -42,7 +42,7 @@ READ_AFTER: Final = (2, 9)
 
 
 def build_batch(number: int) -> list[Item]:
-    """Return new writes of every kind, a retry from the same batch, and a retry from an earlier batch."""
+    """Return new writes of every kind, and retries of a write in the same batch and of one in an earlier batch."""
     items: list[Item] = [
         event(10 * number + 1, f"first of {number}", partitions=("a", f"p{number % 3}")),
         event(10 * number + 2, f"second of {number}", partitions=("a",)),
@@ -81,7 +81,7 @@ class Tally:
         )
 
     def record(self, items: Sequence[Item], verdicts: Sequence[object]) -> None:
-        """Add the answers to a batch."""
+        """Record the answers that a batch received."""
         for item, verdict in zip(items, verdicts, strict=True):
             if isinstance(item, Submission):
                 self.answers.append(build_answer(item, verdict))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def check_verified(disk: Disk, directory: Path) -> VerificationSummary:
 
 
 async def count_points(happens: Callable[[int], Awaitable[bool]], first: int = 1, step: int = 1) -> int:
-    """Call with first, first + step, … until the planned fault is not reached, and count how often it was."""
+    """Call with first, first + step, … until the planned fault is not reached, and return how often it was reached."""
     found = 0
     while await happens(first + found * step):
         found += 1

@@ -8,7 +8,7 @@ from oncelog.core.values import Committed, KeyIdentity, Receipt, Record, Replaye
 from oncelog.storage.store import Query, Store
 
 Order = list[tuple[int, int, KeyIdentity]]
-"""Lane, position and identity of each record, in the order of reading."""
+"""Lane, position and identity of each record, in the order in which the records were read."""
 
 
 async def read_all_records(store: Store) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Clients, network and server fail repeatedly, and still all clients receive all events exactly once."""
+"""Clients, network and server fail repeatedly, yet every client receives every event exactly once."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ FAULTS = Faults(
 SOAK_FAULTS = replace(FAULTS, refuse_rate=0.05, cut_rate=0.03, stall_rate=0.008, stall_ms_max=5000)
 """Some stalls last until the client's timeout."""
 WAITING = 20
-"""Number of events that exist when an application starts, and of events that arrive while it runs."""
+"""Number of events that already exist when an application starts, and number that arrive while it runs."""
 LOST = (aiohttp.ClientError, ConnectionError, AssertionError, TypeError, TimeoutError)
 """Errors of a client whose server is killed: no answer, or a closed connection instead of a text message."""
 
@@ -125,7 +125,7 @@ def get_size(*, is_soak: bool) -> Size:
 
 
 class Storm:
-    """Kills clients and the server at positions of the log. The seed determines victims and positions."""
+    """Kills clients and the server at certain log positions. The seed determines the victims and the positions."""
 
     def __init__(self, directory: Path, served: processes.ServerProcess, seed: int, size: Size, faults: Faults) -> None:
         self._served = served
@@ -153,7 +153,7 @@ class Storm:
         return sum(one.kills for one in self.applications)
 
     def describe(self) -> str:
-        """Return the state of all parts, for a storm that fails or hangs."""
+        """Describe the state of all components, in case the storm fails or hangs."""
         lines = [f"{self._progress.head} of {self.total} events; {self.server_kills} kills of the server; {self.proxy}"]
         for one in self.applications:
             waiting = f"{len(one.accepted())} accepted, {len(one.outbox())} without an outcome"
@@ -179,7 +179,7 @@ class Storm:
             following.cancel()
 
     async def _submit_first(self) -> None:
-        """Submit an event, so that expecting an empty log is stale."""
+        """Submit an event, so that a submission that expects an empty log is stale."""
         async with connect_directly(self._served.url) as client:
             await client.submit({"id": str(UUID(int=1)), "partitions": ALL, "event": {"type": "first"}})
 
@@ -288,7 +288,7 @@ async def test_application_killed_during_delivery_receives_each_event_once(
     chance = Random(seed)
     lives = get_size(is_soak=is_soak).lives
     ways = cycle([*DEATHS, None])
-    """It dies in a transaction before one of these statements, or from an external signal."""
+    """The application dies in a transaction before one of these statements, or from an external signal."""
     application = Application(tmp_path, "anna", seed, 0, ["all"])
     numbers = iter(range(1, 10**9))
 

@@ -24,7 +24,7 @@ pytestmark = BOTH_STORES
 SETTINGS = Settings(eviction_interval=1)
 """Each commit evicts all expired keys."""
 FIRST = (event(1), message(2), transaction(3, 1))
-"""Writes whose keys are remembered forever, for seven days and for 24 hours."""
+"""Three writes, whose keys are remembered forever, for seven days and for 24 hours respectively."""
 
 
 def open_log(path: Path, clock: ManualClock, **limits: int) -> Log:
@@ -109,7 +109,7 @@ async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path
 @pytest.mark.rule("CO-15")
 @pytest.mark.rule("CO-17")
 async def test_retries_are_answered_and_new_writes_refused_in_one_batch_after_a_jump(tmp_path: Path) -> None:
-    """All are in one group commit, and the answer cache is disabled."""
+    """All submissions are in one group commit, and the answer cache is disabled."""
     clock = ManualClock()
     await create_log(tmp_path / "log.db", clock)
     clock.jump(25 * HOUR_MS)

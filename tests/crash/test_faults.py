@@ -49,7 +49,7 @@ def check_error(error: StoreUnavailableError, fault: Fault) -> None:
 
 
 def check_atomic(history: History) -> None:
-    """Assert that either all new writes of a batch are stored or none."""
+    """Assert that either all new writes of a batch are stored or none are."""
     stored = {(record.policy, record.key) for record in history.records}
     for number in range(1, BATCHES + 1):
         news = build_batch(number)[:4]
@@ -230,7 +230,7 @@ async def run_until_power_loss(disk: Disk, tally: Tally, syncs: int, seed: int) 
 @pytest.mark.rule("CO-10")
 @pytest.mark.rule("CO-11")
 async def test_power_loss_after_failed_sync_loses_no_acknowledged_write(is_soak: bool) -> None:
-    """Data of the failed sync disappears with the power, so later acknowledgements must not depend on it."""
+    """Data of the failed sync disappears when the power is lost, so later acknowledgements must not depend on it."""
     losses = 0
     syncs = await find_syncs()
     seeds = range(SOAK_SEEDS if is_soak else SEEDS)

@@ -78,7 +78,7 @@ def parse(lines: Sequence[str]) -> tuple[list[Answer], dict[int, KeyIdentity]]:
 
 
 def run_until_killed(workers: Command, path: Path, *numbers: int) -> list[str]:
-    """Let a process work until it is killed, and return its output."""
+    """Let a process run until it is killed, and return its output."""
     write_line(workers, "\t".join(map(str, (path, *numbers))))
     lines: list[str] = []
     while not (line := read_line(workers)).startswith("ended"):

@@ -93,7 +93,7 @@ async def test_power_loss_at_any_sync_loses_no_acknowledged_write(copies: Path, 
 
 @pytest.mark.rule("CO-10")
 async def test_second_power_loss_during_recovery_loses_no_acknowledged_write(copies: Path) -> None:
-    """The second loss is at each sync of the second run, after a loss in the middle of the first run."""
+    """The second power loss comes at each sync of the second run, after a loss in the middle of the first run."""
 
     async def loses(number: int) -> bool:
         with Disk() as disk:

@@ -1,4 +1,4 @@
-"""A server is repeatedly killed under load: each acknowledged event is stored once and read once by all readers."""
+"""A server is repeatedly killed under load: each acknowledged event is stored once, and all readers get it once."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from server.running_server import SocketClient, numbers
 ROUNDS = 10
 SOAK_ROUNDS = 100
 POSTGRES_ROUNDS = 4
-"""A few rounds are enough for the server, because other tests cover killed stores."""
+"""A few rounds are enough for the server, because other tests cover kills of the store."""
 CONNECTIONS = 16
 READERS = 3
 PARTITIONS = ("a", "b", "c")

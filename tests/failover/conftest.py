@@ -12,7 +12,7 @@ from oncelog.testing.cluster import Cluster, ClusterSettings, run_cluster
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A cluster whose network can be cut. PostgreSQL does not sync, because the machine does not lose power."""
+    """A cluster whose network can be cut. PostgreSQL runs without fsync, because the machine does not lose power."""
     directory = Path(tempfile.mkdtemp(prefix="oncelog-failover-"))
     settings = ClusterSettings(parameters={"fsync": "off", "full_page_writes": "off"})
     try:

@@ -82,7 +82,7 @@ def to_api_order(history: History, kept: Sequence[Kept]) -> History:
 
 
 def measure_outage_s(directory: Path, apis: Sequence[type[Api]], began_ns: int, ended_ns: int) -> dict[str, float]:
-    """Return the longest time without a newly acknowledged write per API, around a span of time.
+    """Return, for each API, the longest interval without a newly acknowledged write around these times.
 
     Retries are excluded, because a server can answer them from its cache without a primary.
     """

@@ -1,7 +1,7 @@
 """Generates load on all APIs: python load_worker.py DIRECTORY SEED PAUSE_S ADDRESS URL...
 
-Each client writes step by step, with a pause of PAUSE_S between steps. It tries another server when a server does not
-answer in time, and sometimes repeats an acknowledged write. Some readers use one server, others change servers. Calls
+Each client writes step by step, with a pause of PAUSE_S between steps. It tries another server when one does not
+answer in time, and sometimes repeats an acknowledged write. Some readers use one server, others switch servers. Calls
 and readings are recorded in the format of `checker`, in one directory per API. The process answers these input lines:
 `acknowledged` (number of acknowledged writes per API), `unanswered` (number of abandoned calls), `stop` (all clients
 stop after an acknowledgement), and then, as JSON, the positions that the readers of each API must reach before the
@@ -86,7 +86,7 @@ class Client:
 
 
 class Reader:
-    """Resumes at its cursor, at the same server or, if it changes servers, at a different one."""
+    """Resumes from its cursor, on the same server or, if it switches servers, on a different one."""
 
     def __init__(self, api: Api, gateway: int | None, seed: int, file: TextIO) -> None:
         self._api = api

@@ -66,7 +66,7 @@ class Round:
 
     @property
     def longest_s(self) -> float:
-        """Return the longest time of all APIs."""
+        """Return the longest time of any API."""
         return max(self.measure_outage_s.values())
 
 
@@ -148,14 +148,14 @@ def cut(cluster: Cluster, flow: Flow, primary: Node) -> None:
 
 
 def standbys(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """Disconnect the primary from the standbys. It remains the primary but acknowledges no writes meanwhile."""
+    """Disconnect the primary from the standbys. It remains the primary, but cannot acknowledge writes."""
     cluster.cut(primary, with_etcd=False)
     flow.wait_for_abandoned_calls()
     cluster.mend(primary)
 
 
 def etcd(cluster: Cluster, flow: Flow, primary: Node) -> None:
-    """Kill the etcd leader. The other members elect a new leader, and the primary remains."""
+    """Kill the etcd leader. The other members elect a new leader, and the primary does not change."""
     cluster.kill_etcd_leader()
     flow.wait_for_writes()
     cluster.revive()

@@ -106,7 +106,7 @@ def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def wait_for_patronis(directory: Path, count: int = 1) -> list[int]:
-    """Wait until this number of Patroni processes runs, and return their ids. Patroni is started last."""
+    """Wait until this number of Patroni processes is running, and return their ids. Patroni is started last."""
 
     def patronis() -> list[int]:
         found = [

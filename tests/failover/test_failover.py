@@ -33,7 +33,7 @@ LIMITS = {f"postgres_{name}": getattr(Timeouts(), name) for name in Timeouts.__s
 
 
 async def storm(cluster: Cluster, directory: Path, seed: int, kinds: Sequence[Kind], pause_s: float) -> list[Round]:
-    """Run all rounds under load until all readers have caught up. The history is in the directory."""
+    """Run all rounds under load until all readers have caught up. The history is written to the directory."""
     rounds = []
     async with running_servers(*[cluster.address] * SERVERS, **LIMITS) as found:
         urls = [server.url for server in found]

@@ -52,7 +52,7 @@ def _event(number: int) -> oncelog.Submission:
 
 
 def apply_damage(file: bytes, program: bytes) -> bytes:
-    """Return the file after the steps of the program."""
+    """Return the file as changed by the steps of the program."""
     changed = bytearray(file)
     for start in range(0, min(len(program), STEPS_MAX * STEP_BYTES), STEP_BYTES):
         step = program[start : start + STEP_BYTES].ljust(STEP_BYTES, b"\x00")

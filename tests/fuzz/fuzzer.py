@@ -10,7 +10,7 @@ from fuzz.mutations import mutate
 from fuzz.targets import CORPUS, Target
 
 POOL_MAX: Final = 2000
-"""Limit of inputs from which others are derived: the corpus and accepted inputs of this run."""
+"""Maximum number of inputs to derive others from: the corpus and the inputs accepted in this run."""
 
 
 class Fault(NamedTuple):
@@ -46,7 +46,7 @@ def fuzz(target: Target, seed: int, count: int) -> Fault | None:
 
 
 def keep(fault: Fault) -> str:
-    """Add the input of a fault to the corpus, so that later runs begin with it. Return the name of its file."""
+    """Add the input that caused a fault to the corpus, so that later runs begin with it. Return the file name."""
     file = CORPUS / fault.target / f"fault-{sha256(fault.data).hexdigest()[:16]}"
     file.write_bytes(fault.data)
     return str(file)

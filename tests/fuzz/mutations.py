@@ -1,4 +1,4 @@
-"""Byte mutations, with which the fuzzer derives new inputs from the corpus."""
+"""Byte mutations that the fuzzer uses to derive new inputs from the corpus."""
 
 from collections.abc import Callable, Sequence
 from random import Random

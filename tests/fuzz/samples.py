@@ -147,7 +147,7 @@ def _push() -> bytes:
     columns = [{"column": "name", "value": "Tea"}, {"column": "price", "value": 3.5}]
     delta = {"op": "INSERT", "table": "products", "rowId": "tea", "clientId": "till-1", "columns": columns}
     pushed = _json({"deltas": [{**delta, "hlc": "116000000000000000", "deltaId": "0" * 64}]})
-    return b'{"deltas":[%b]}' % decode_push(pushed).bodies[0]  # with the id computed from its content
+    return b'{"deltas":[%b]}' % decode_push(pushed).bodies[0]  # with the delta id computed from the content
 
 
 async def _proof() -> bytes:

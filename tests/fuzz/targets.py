@@ -202,7 +202,7 @@ async def _fast_path_head(data: bytes) -> None:
     head_bytes = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
     if head_bytes < 4:
         raise NotPlainError
-    data = data[:head_bytes]  # like the connection
+    data = data[:head_bytes]  # as the connection does
     head = _fast_path()._parse_head(data)
     if head is None:
         raise NotPlainError

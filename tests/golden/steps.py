@@ -1,4 +1,4 @@
-"""The steps of a scenario: what clients send to a server, and how many answers they wait for."""
+"""The steps of a scenario: what clients send to the server, and how many answers they wait for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -125,7 +125,7 @@ class HangUp:
 
 @dataclass(frozen=True)
 class Rpc:
-    """Call a ledger method with a message in JSON form. Of a response stream, read the first `messages`."""
+    """Call a ledger method with a message in JSON form. If the answer is a stream, read its first `messages`."""
 
     method: str
     message: Json

@@ -1,4 +1,4 @@
-"""Record the surfaces other than the protocols that users, operators and other programs rely on."""
+"""Record what users, operators and other programs rely on, apart from the protocols."""
 
 import json
 import re

@@ -17,7 +17,7 @@ class ConnectionLostError(Exception):
 
 
 class Connection:
-    """A TCP connection to the server whose reads time out."""
+    """A TCP connection to the server, with a timeout on reads."""
 
     def __init__(self, port: int, receive_buffer_bytes: int = 0) -> None:
         self._socket = socket.socket()

@@ -4,7 +4,7 @@ PROTOCOL is `plain` or `tls`. SHAPE is the part that remains unfinished after BY
 (`frame`), the head of an HTTP request (`head`), a TLS handshake (`hello`), a TLS record after an unfinished frame
 (`record`), or responses that the client does not read (`unread`). On the gRPC port: metadata (`metadata`), or the
 message of a ledger call (`call`) or a health call (`health`).
-The worker prints on how many connections it sent all data, and keeps them open until it is killed.
+The worker prints the number of connections on which it sent all data, and keeps them open until it is killed.
 """
 
 import resource

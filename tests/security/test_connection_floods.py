@@ -167,7 +167,7 @@ async def test_flood_through_a_proxy_does_not_exhaust_the_stream_limit_of_its_ad
 
 @pytest.mark.rule("CO-27")
 async def test_unauthenticated_connections_that_hold_the_most_data_are_closed(tmp_path: Path) -> None:
-    """In total they hold at most `HELD_BYTES` times the maximum number of unauthenticated connections."""
+    """Together, these connections hold at most `HELD_BYTES` times the maximum number of unauthenticated connections."""
     async with flooded_server(tmp_path, "unfinished-head") as (served, flood):
         limiter = served.server._limiter
         # Each header is valid. The server would refuse a longer one if a single read returned all of it.
@@ -182,7 +182,7 @@ async def test_unauthenticated_connections_that_hold_the_most_data_are_closed(tm
 @pytest.mark.rule("CO-27")
 @pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])
 async def test_unread_responses_count_as_held_until_the_client_reads_them(tmp_path: Path, *, with_tls: bool) -> None:
-    requests = 100  # The responses have 120 KB each, which is more than the kernel buffers.
+    requests = 100  # Each response has 120 KB, which is more than the kernel buffers.
     settings = {"tls": make_certificate(tmp_path, "server")} if with_tls else {}
     async with serving(tmp_path, tokens=True, **settings) as served:  # type: ignore[arg-type]
         with socket.socket() as small:

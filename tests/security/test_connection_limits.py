@@ -66,7 +66,7 @@ async def test_unfinished_request_head_is_refused_above_its_limit(tmp_path: Path
 @pytest.mark.rule("CO-27")
 async def test_large_body_without_a_credential_is_refused_and_not_buffered(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
-        for _ in range(2):  # the second time on a connection that was already refused
+        for _ in range(2):  # the second request uses a connection that was already refused once
             connection.send(post(b" " * 3 * MIB, path="/v1/events"))
             assert (await connection.read_answer())[0] == 401
         connection.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

@@ -92,7 +92,7 @@ def test_unauthenticated_connections_use_little_memory(
             if size == MIB:
                 wait_until(lambda: metric(server, "oncelog_unauthenticated_connections") == 1)
             cost = memory_bytes(server, "VmHWM") - before
-            # 256 MiB per 1,000 open connections. With few connections, the heap growth at startup matters too.
+            # The limit is 256 MiB per 1,000 open connections. With few connections, heap growth at startup matters too.
             assert cost <= 256 * MIB * unauthenticated_max // 1000 + (0 if is_soak else 16 * MIB)
 
 

@@ -239,7 +239,7 @@ def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path
     assert found.expires_ms == auth_material.NOW_MS + 10
     with pytest.raises(AuthError):
         known.authenticate(other.text)
-    assert poll(known)[0] is False  # nothing is left to take away
+    assert poll(known)[0] is False  # no more rights to remove
     changed["expires_ms"] = auth_material.NOW_MS + 5
     write_file(path, json.dumps(content).encode(), mode)
     assert poll(known)[0]

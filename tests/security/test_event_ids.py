@@ -70,7 +70,7 @@ async def test_ids_from_before_the_switch_are_still_known(tmp_path: Path) -> Non
 async def test_server_that_has_not_seen_the_switch_asks_for_a_retry(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
         assert await statuses(served, (A, 1, "a/x")) == ["committed"]
-        await served.server.log.set_tenants(OWN)  # by another server
+        await served.server.log.set_tenants(OWN)  # as another server would
         assert await statuses(served, (A, 1, "a/x"), (A, 2, "a/x")) == ["committed", "server_busy"]
         served.server._reloader._wanted_tenants = OWN
         await served.server._reloader._update_tenants()
@@ -83,7 +83,7 @@ async def test_event_of_two_tenants_is_still_known_after_the_second_gets_own_ids
     first, second = ({**item(number, "a/x"), "partitions": ["a/x", "b/x"]} for number in (1, 2))
     async with serving(tmp_path, tokens=True, tenants=OWN[:1]) as served:
         before = numbers((await served.submit(first, credential=BOTH)).json["results"])
-        await served.server.log.set_tenants(OWN)  # by another server
+        await served.server.log.set_tenants(OWN)  # as another server would
         assert numbers((await served.submit(first, credential=BOTH)).json["results"]) == before
         assert (await served.submit(second, credential=BOTH)).error["code"] == "server_busy"
     async with serving(tmp_path, tokens=True, tenants=OWN) as served:

@@ -182,7 +182,7 @@ class EventStream:
 
 
 def close_code(message: aiohttp.WSMessage, socket: aiohttp.ClientWebSocketResponse) -> int | None:
-    """Return the close code of the server.
+    """Return the close code that the server sent.
 
     The socket's own close code is 1006 if the connection ends before aiohttp has answered the close frame.
     """
@@ -372,7 +372,7 @@ async def serving(
             yield served
         finally:
             await served.close()
-            # A stopping server accepts connections for a moment longer. Skip that: no client of the test connects now.
+            # A stopping server accepts connections for a moment longer. Skip that, because no client connects anymore.
             with mock.patch.object(server_module, "ACCEPT_GRACE_S", 0):
                 await server.stop()
 

@@ -135,7 +135,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 
 scripts = st.lists(st.lists(requests(), min_size=1, max_size=4), min_size=1, max_size=4)
-"""Requests of one connection, in pipelined groups."""
+"""Requests for one connection, in pipelined groups."""
 
 CREDENTIAL: Final = token(grants={"read": ["*"], "write": ["*"]})
 

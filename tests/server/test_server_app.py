@@ -336,7 +336,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
 async def test_stopping_server_waits_until_accepted_submits_have_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result is written after the broadcasts before it, which can be later than the commit."""
+    """A result is written only after earlier broadcasts, so possibly some time after the commit."""
     async with serving(tmp_path) as served:
         client = await served.connected()
         gate = served.hold_commits(monkeypatch)

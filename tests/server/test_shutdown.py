@@ -46,7 +46,7 @@ REQUESTS: Final = {
 
 @asynccontextmanager
 async def stop_in_background(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
-    """Start to stop the server, and check at the end of the block that it has stopped."""
+    """Begin to stop the server, and check at the end of the block that it has stopped."""
     task = asyncio.create_task(served.server.stop())
     await until(lambda: served.server.is_closing)
     yield task

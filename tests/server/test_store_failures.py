@@ -66,7 +66,7 @@ def test_different_failure_reason_is_logged_too(failures: StoreFailures, caplog:
 
 @pytest.mark.usefixtures("failures")
 def test_corruption_is_logged_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
-    """Each request may find a different damaged place."""
+    """Each request may find a different damaged record."""
     for place in (1, 2):
         to_api_error(CorruptError(f"record {place} is damaged"))
     assert [text for _, text in lines(caplog)] == [

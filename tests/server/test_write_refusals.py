@@ -379,7 +379,7 @@ async def test_last_quota_change_wins_while_usage_is_being_counted(
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30]
         assert metric(await measured(served), "oncelog_tenant_bytes_max", tenant="a") == 30
-        assert await set_tenants([])  # as another server does
+        assert await set_tenants([])  # as another server would
         server._reloader.apply_settings(server.settings)
         await until(lambda: server._reloader._tenants_task is None)
         assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30], "the same settings restore the quota"

@@ -164,7 +164,7 @@ def _check_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[s
 
 
 def _check_reader(reader: str, seen: Sequence[Seen], records: Sequence[Stored]) -> Iterator[str]:
-    """Check that the reader received every record once and in order."""
+    """Check that the reader received every record exactly once, in order."""
     last = 0
     for one in seen:
         if one.position <= last:

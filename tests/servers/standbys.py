@@ -1,4 +1,4 @@
-"""A PostgreSQL server whose COMMITs wait for a missing standby, and an operator for it."""
+"""A PostgreSQL server whose COMMITs wait for a missing standby, and the operator of that server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ class Operator:
         return [pid for (pid,) in await self._connection.fetch(WAITING, name)]
 
     async def wait_for_waiting_session(self) -> int:
-        """Wait until some session's COMMIT waits, and return the session's process id."""
+        """Wait until some session's COMMIT is waiting, and return the session's process id."""
         return int((await until(self.waiting_sessions))[0])
 
     async def cancel(self, pid: int) -> None:
@@ -67,7 +67,7 @@ class Operator:
         return bool(await self._connection.fetchval(statement, GATEWAY) == 0)
 
     async def start_waiting_commit(self, probe: Any) -> "asyncio.Task[Any] | None":
-        """Return a task whose COMMIT waits, or None if the COMMIT did not wait."""
+        """Return a task whose COMMIT is waiting, or None if the COMMIT did not wait."""
         written = asyncio.create_task(probe.execute(WRITE))
         while not written.done():
             if await self.waiting_sessions(PROBE):

@@ -1,8 +1,8 @@
 """Clients of several servers: python storm_worker.py DIRECTORY NAME SEED CLIENTS EVENTS ADDRESS URL...
 
-Each client submits its events, some with ids that other clients also use, and switches servers when one does not answer
-in time. Finally it submits its last event to every server. Each server has one permanent reader, two readers change
-servers, and one follows through the library, which also queries the newest position at intervals. The worker writes the
+Each client submits its events, some with ids that other clients also use, and switches servers when its server does
+not answer in time. Finally it submits its last event to every server. Each server has one permanent reader, two readers
+switch servers, and one reader uses the library and also queries the newest position at intervals. The worker writes the
 history into DIRECTORY in the format of `checker`. It prints `done` when all clients are done, reads the newest position
 from its input, and exits when its readers have reached that position.
 """
@@ -141,7 +141,7 @@ class Client:
 
 
 class Reader:
-    """Reads and resumes at its cursor, either always at one server or at random servers."""
+    """Reads and resumes from its cursor, either always on one server or on random servers."""
 
     def __init__(self, run_state: Run, server: int | None, name: str) -> None:
         self._run = run_state

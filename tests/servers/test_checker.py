@@ -11,7 +11,7 @@ from servers.checker import COMMITTED, REFUSED, UNKNOWN, Call, HeadQuery, Histor
 
 
 def sound_history() -> History:
-    """Two clients at two servers: `b` was sent twice, one client was refused `c`, and `d` was never acknowledged."""
+    """Two clients of two servers: `b` was sent twice, one client was refused `c`, and `d` was never acknowledged."""
     calls = [
         Call("ann", 1, "a", "x", 10, 20, COMMITTED, 1),
         Call("ann", 1, "b", "x", 30, 45, UNKNOWN),

@@ -43,7 +43,7 @@ async def test_scrub_reports_content_visible_to_an_old_snapshot_as_not_gone(data
             assert not await log._store.scrub()
             assert await bodies(old) == 3
             assert not await log._store.scrub()
-        async with snapshot_of(database) as new:  # cannot see the content, so `scrub` does not wait
+        async with snapshot_of(database) as new:  # cannot see the content, so `scrub` does not wait for it
             assert await bodies(new) == 1
             assert await until(log._store.scrub)
 

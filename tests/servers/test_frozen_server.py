@@ -42,7 +42,7 @@ HOLDS = {
     "after it wrote some events": ("COMMIT", True, 3),
     "after it wrote many events": ("COMMIT", True, LARGE),
 }
-"""Statement at which the server is frozen, whether the statement or its answer is held, and number of events."""
+"""Statement at which the server is frozen, whether the statement or its answer is held, and the number of events."""
 
 
 async def submit(session: aiohttp.ClientSession, server: ServerProcess, *numbers: int) -> list[int]:
@@ -119,7 +119,7 @@ async def check_taken_over(database: str, pid: int, since_ms: int) -> None:
 
 @pytest.mark.rule("CO-12", "CO-16")
 async def test_log_cut_off_after_any_request_loses_its_lane() -> None:
-    """The database detects an idle session after any request. Inside COPY, it would not."""
+    """The database detects an idle session after any request. The log does not use COPY, which would prevent this."""
     points = range(1, REQUESTS_MAX + 1)
     found = await asyncio.gather(*(is_taken_over_after(requests) for requests in points))
     count = found.index(False)

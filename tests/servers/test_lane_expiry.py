@@ -24,7 +24,7 @@ async def write(store: PostgresStore, *items: Item) -> None:
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("is_together", [False, True], ids=["alternating", "together"])
 async def test_each_lane_is_swept_by_its_own_commits(database: str, is_together: bool) -> None:
-    """If commits were counted over all lanes, the sweep could always hit a different lane."""
+    """If commits were counted across all lanes, every sweep could fall on the same lane and never reach this one."""
     assert lane_of_scope(CAMPAIGN, LANES) != 0
     clock = ManualClock()
     store = PostgresStore(database, Settings(lanes=LANES), clock=clock)

@@ -34,7 +34,7 @@ class Follower:
 
 @asynccontextmanager
 async def follow(address: str, poll_ms: int, **changed: int) -> AsyncIterator[tuple[Log, Follower]]:
-    """Open and follow a log with the given poll interval. The follower has caught up and the log listens."""
+    """Open and follow a log with the given poll interval. The follower has caught up, and the log is listening."""
     async with open_log(address, limits=limits(poll_ms=poll_ms, **changed)) as log:
         found = Follower(log)
         task = asyncio.create_task(found.run())

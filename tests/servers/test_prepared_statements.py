@@ -103,7 +103,7 @@ async def test_writer_replaces_a_session_that_does_not_answer_prepare(database: 
 
 @pytest.mark.rule("CO-12")
 async def test_session_with_invalid_prepared_statements_is_replaced(database: str) -> None:
-    """A table is altered. If the process froze while it prepares statements again, the session would keep its lane."""
+    """If the process froze while it prepared statements again in this session, the session would keep its lane."""
     async with open_log(database) as log:
         assert place(await log.submit(event(1))) == 1
         before = session_of(log)

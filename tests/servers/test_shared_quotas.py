@@ -1,4 +1,4 @@
-"""A quota applies across all servers, which count in one row regardless of the lanes they commit to."""
+"""A quota applies across all servers: they count usage in one row, whichever lanes they commit to."""
 
 import asyncio
 from functools import partial

@@ -23,7 +23,7 @@ RATE = 20
 
 @contextmanager
 def workers(database: str, path: Path, leases_s: Sequence[float], hold: str) -> Iterator[list[Worker]]:
-    """Start processes that call one function with one key on one database."""
+    """Start processes that call the same function with the same key on one database."""
     with ExitStack() as stack:
         found = [
             Worker(stack.enter_context(start_script(SCRIPT, database, path / "ran", CALLERS, lease_s, hold)))

@@ -86,7 +86,7 @@ async def test_commit_with_cancelled_wait_is_not_acknowledged(address: str) -> N
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_commit_is_not_acknowledged_when_every_wait_is_cancelled(address: str) -> None:
-    """This includes the queries for the outcome and the barrier of each new session."""
+    """The cancelled waits include those of the queries for the outcome and of each new session's barrier."""
     async with open_test_log(address) as log:
         async with standby_away(address) as operator:
             submitted = asyncio.create_task(log.submit(event(1)))
@@ -169,7 +169,7 @@ async def test_retrying_log_has_few_waiting_sessions(address: str, loop_clock: L
     most = 0
 
     async def wait_until_failed(*calls: Awaitable[Any]) -> None:
-        """Advance the clock while a session of the log waits, until all calls have failed."""
+        """Advance the clock whenever a session of the log is waiting, until all calls have failed."""
         nonlocal most
         tries = asyncio.gather(*calls, return_exceptions=True)
         while not tries.done():
@@ -195,7 +195,7 @@ async def test_retrying_log_has_few_waiting_sessions(address: str, loop_clock: L
 
 
 def sessions_of(log: Log) -> set[int]:
-    """Return the process ids of the writer's session and of the session at its barrier."""
+    """Return the process ids of the writer's session and of sessions that are at their barrier."""
     store: Any = log._store
     found = [store._writer._connection, *store._sessions._at_barrier.values()]
     return {one.get_server_pid() for one in found if one is not None and not one.is_closed()}

@@ -1,4 +1,4 @@
-"""`oncelog epoch --renew` reports the new epoch only after a missing standby has it."""
+"""`oncelog epoch --renew` does not report the new epoch before the missing standby has it."""
 
 import asyncio
 from threading import Event
@@ -17,7 +17,7 @@ from servers.standbys import Operator, standby_away
 
 
 async def has_another_waiting(operator: Operator, cancelled: int) -> bool:
-    """Whether a second session waits, which checks if the cancelled session's COMMIT is durable."""
+    """Whether a second session is waiting: the one that checks if the cancelled session's COMMIT is durable."""
     return any(pid != cancelled for pid in await operator.waiting_sessions())
 
 

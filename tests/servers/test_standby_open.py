@@ -24,7 +24,7 @@ from servers.shared_logs import LONG_MS, event, fetch_rows, limits, place
 from servers.standbys import GATEWAY, WRITE, Operator, open_session, standby_away
 
 CONNECT_MS = 50
-"""A session that has waited longer proves that the standby is away."""
+"""A session that has been waiting longer than this proves that the standby is away."""
 PATIENCE_MS = 300
 HURRY = Timeouts(connect_ms=CONNECT_MS, commit_ms=LONG_MS)
 TRIES = 2
@@ -36,7 +36,7 @@ WAITS_FOR_LONG = """
 
 @asynccontextmanager
 async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[int]:
-    """Open a session whose COMMIT waits, such as a killed server leaves behind."""
+    """Open a session whose COMMIT is waiting, like one that a killed server leaves behind."""
     async with open_session(address, GATEWAY) as connection:
         waiting = asyncio.create_task(connection.execute(WRITE))
         try:
@@ -74,7 +74,7 @@ def without_connect_timeout(
 
 
 class LongWait(NamedTuple):
-    """A log on a server where a session has waited for a long time."""
+    """A log on a server where a session has been waiting for a long time."""
 
     address: str
     operator: Operator
@@ -83,7 +83,7 @@ class LongWait(NamedTuple):
 
 @pytest_asyncio.fixture(scope="class", loop_scope="session")
 async def long_wait(session_loop: None, standby_server: str) -> AsyncIterator[LongWait]:
-    """A long wait, shared by the tests of a class."""
+    """A long wait that all tests of a class share."""
     address = str(await create_schema(standby_server))
     async with open_log(address):
         pass
@@ -116,7 +116,7 @@ class TestAnotherSessionHasWaitedForLong:
 
 @pytest.mark.rule("CO-11", "CO-16")
 async def test_log_waits_if_other_sessions_have_only_begun_to_wait(address: str) -> None:
-    """Every session waits briefly, and continues when the standby has answered."""
+    """Every session waits briefly, and continues as soon as the standby has answered."""
     async with open_session(address, GATEWAY) as connection, standby_away(address) as operator:
         others = asyncio.create_task(connection.execute(WRITE))
         first = await operator.wait_for_waiting_session()

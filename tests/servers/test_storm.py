@@ -1,4 +1,4 @@
-"""Several servers on one database under faults: servers are killed, and sessions are cut, mostly during COMMIT."""
+"""Several servers on one database under faults: servers are killed, and sessions are cut off, mostly during COMMIT."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ HEAD = "SELECT position FROM oncelog_lanes WHERE lane = 0"
 class Size:
     servers: int
     clients: int
-    """Per load process."""
+    """Number of clients per load process."""
     events: int
-    """Per client."""
+    """Number of events per client."""
     kills: int
     faults: PostgresFaults
 
@@ -104,7 +104,7 @@ async def storm(database: str, directory: Path, seed: int, size: Size) -> list[P
             proxy.faults = size.faults
             proxy.commit_faults.extend(
                 chance.sample(list(CommitFault), len(CommitFault))
-            )  # each fate once, and then by chance
+            )  # each fault once, then at random
         rest = (seed, size.clients, size.events, database, *(server.url for server in found))
         loads = [
             stack.enter_context(start_script(storm_worker.__file__, directory, f"load{load}", *rest))

@@ -1,4 +1,4 @@
-"""After a COMMIT without an answer, the log finds out the outcome and gives it to all callers."""
+"""After a COMMIT without an answer, the log finds out the outcome and reports it to all callers."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def test_commit_with_a_lost_answer_happens_once_and_is_acknowledged(databa
         first = await log.submit(event(1))
         assert isinstance(first, Committed)
         assert proxy.done[fate] == 1
-        if fate in COMMITTED_FATES:  # one COMMIT queries the outcome; the batch is not repeated
+        if fate in COMMITTED_FATES:  # one further COMMIT, for the outcome query; no repeated batch
             assert proxy.done[Incident.PASSED] == passed + 1
         if fate is CommitFault.CUT_BEFORE:
             assert proxy.done[Incident.PASSED] == passed + 2

@@ -92,7 +92,7 @@ async def test_bad_parameters_are_refused_by_name(
         assert (found, body["error"]["details"]["field"]) == (status, field)
         code = "bad_request" if status == 400 else "history_changed"
         assert body["error"]["code"] == code
-    # Without the filter, the list contains errors of asyncio from sessions that an earlier test has closed.
+    # Without the filter, the list would contain asyncio errors from sessions that an earlier test closed.
     errors = [one.message for one in caplog.records if one.levelno >= logging.ERROR and one.name.startswith("oncelog")]
     assert errors == []
 

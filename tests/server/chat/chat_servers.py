@@ -111,7 +111,7 @@ class Device:
         return code
 
     async def take_frames(self) -> list[Json]:
-        """Return all frames sent so far: the server answers a ping after the frames that it sent before."""
+        """Return all frames that the server has sent so far. It answers a ping only after these frames."""
         await self.request("ping")
         frames, self.frames = self.frames, []
         return frames

@@ -93,7 +93,7 @@ class Place:
 
 
 class Relay:
-    """A proxy between a client and a server that can start to drop all answers."""
+    """A proxy between a client and a server. It can start dropping all answers."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")

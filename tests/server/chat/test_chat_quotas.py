@@ -33,7 +33,7 @@ def error_of(answer: Any) -> tuple[int, str, str, str, int, int]:
 async def test_chats_and_members_count_against_the_tenant_quota(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         log = server.served.server.log
-        # Each member counts together with the audit record of its addition.
+        # Each member counts, and so does the audit record of adding the member.
         await log.set_tenants([Tenant("chat", records_max=6)])
         members = [f"user:{number}" for number in range(499)]
         large = await server.http("POST", "/v1/chats", "ann", {"chat_id": "large", "members": members})
@@ -113,7 +113,7 @@ async def test_members_and_roles_count_against_the_tenant_rate(tmp_path: Path) -
     async with run_server(tmp_path, clock=ManualClock()) as server:
         log = server.served.server.log
         await log.set_tenants([Tenant("chat", new_writes_per_second_max=1)])
-        # A new chat is admitted as a whole, even with more members than the rate allows in one burst.
+        # A new chat is admitted even if it has more members than the rate allows in one burst.
         await server.create("c", "ann", "bob", "cyd")
         refusals = await member_refusals(server)
         assert {(status, code) for status, code, _ in refusals} == {(429, "RATE_LIMITED")}

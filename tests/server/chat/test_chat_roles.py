@@ -1,4 +1,4 @@
-"""Chat roles: owners and members over HTTP and WebSocket, the limit on new chats, and chats older than roles."""
+"""Chat roles: owners and members over HTTP and WebSocket, the limit on new chats, and chats that predate roles."""
 
 import asyncio
 from pathlib import Path
@@ -94,7 +94,7 @@ async def test_owners_add_and_remove_members_and_appoint_owners(shared_server: S
     assert await set_role(server, chat, "bob", "ann", "member") == (200, "member")
     assert await refusal_of(server, chat, "ann", "bob", present=False) == (403, "NOT_AN_OWNER")
     assert (await server.set_member(chat, "bob", "dan", present=False)).status == 200
-    assert (await server.set_member(chat, "bob", "dan")).json["role"] == "member"  # rejoins without the role
+    assert (await server.set_member(chat, "bob", "dan")).json["role"] == "member"  # rejoins without the owner role
     assert await set_role(server, chat, "bob", "bob", "member") == (409, "LAST_OWNER")
     assert await roles_of(server, chat, "dan") == {
         "ann": "member",
@@ -189,7 +189,7 @@ async def test_members_of_an_older_chat_are_owners_until_one_is_appointed(tmp_pa
         expected = {"ann": "owner", "bob": "member", "dan": "member", "zoe": "member"}
         assert await roles_of(server, "old", "bob") == expected
         assert await refusal_of(server, "old", "zoe", "ann", present=False) == (403, "NOT_AN_OWNER")
-        # The migration preserved the join order: members of one request joined in the order of their names.
+        # The migration preserved the join order: members added by one request joined in the order of their names.
         await server.set_member("old", "ann", "ann", present=False)
         assert await roles_of(server, "old", "bob") == {"bob": "owner", "dan": "member", "zoe": "member"}
         assert (await server.http("POST", "/v1/chats", "ann", {"chat_id": "left"})).status == 403

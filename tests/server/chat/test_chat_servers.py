@@ -1,4 +1,4 @@
-"""The Chat API on two servers with one log behaves the same whichever server a user is connected to."""
+"""The Chat API on two servers that share a log behaves the same, whichever server a user is connected to."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ async def test_message_sent_on_both_servers_is_stored_once(pair: Pair) -> None:
 @pytest.mark.rule("CH-4", "CH-7")
 @pytest.mark.parametrize("name", ["ann", "bob"])
 async def test_device_whose_id_was_taken_on_the_other_server_receives_the_stored_message(pair: Pair, name: str) -> None:
-    """With two users, and with two devices of one user: the second gets an answer, but for the other's text."""
+    """The devices belong to two users or to one. The device that loses gets an answer, but for the winner's text."""
     (one, other), chat, users = pair.servers, pair.chat, pair.users("ann", "bob")
     await pair.create(*users)
     devices = (await one.connect(users[0]), await other.connect(*pair.users(name)))

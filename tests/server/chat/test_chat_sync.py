@@ -1,4 +1,4 @@
-"""Sync and history: pages forwards and backwards, and cursors of another chat or history."""
+"""Sync and history: pages forwards and backwards, and cursors from another chat or history."""
 
 import pytest
 

@@ -33,7 +33,7 @@ SETS: Final = {
     ],
     "back": [change(1, a=1), change(2, op="DELETE"), change(3, op="INSERT"), change(1, client="b", b=1)],
 }
-"""Small sets that cover every rule of the merge."""
+"""Small sets of deltas that together cover every merge rule."""
 
 
 def generate_deltas(random_: random.Random, count: int) -> list[Json]:

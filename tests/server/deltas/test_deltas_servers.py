@@ -1,4 +1,4 @@
-"""The Deltas API on server processes: a server killed around a commit, and two servers on one log."""
+"""The Deltas API on server processes: a server killed around a commit, and two servers that share a log."""
 
 import asyncio
 import contextlib
@@ -112,7 +112,7 @@ async def test_hangup_signal_reloads_the_schemas(tmp_path: Path) -> None:
         schemas.write_text('{"shop": {"t": {"a": "integer"}}}', encoding="utf-8")
         os.kill(served.process.pid, signal.SIGHUP)
         number = 2
-        while (await gateway.push(change(number, a="text"))).status == 200:  # until the process has handled the signal
+        while (await gateway.push(change(number, a="text"))).status == 200:  # until the signal has been handled
             number += 1
             await asyncio.sleep(0.01)
         assert refusal(await gateway.push(change(number, a="text"))) == (422, "INVALID")

@@ -162,7 +162,7 @@ class Peer:
             await waiting
 
     async def request(self, kind: str, payload: Any, **more: Any) -> Json:
-        """Send a message and return the reply to it, regardless of other messages before it."""
+        """Send a message and return the reply to it, even if other messages arrive first."""
         msg_id = await self.send(kind, payload, **more)
         return await self.reply(msg_id)
 

@@ -109,7 +109,7 @@ async def test_results_that_would_overtake_broadcasts_wait_for_the_end_of_the_sy
         await bob.submit(item(6))
         await ada.send("submit_events", {"events": [item(6)]})
         await turns()
-        # The result of a retry of an event that ada has read would overtake no broadcast, but an earlier result.
+        # Ada has read event 1, so the result of its retry could not overtake a broadcast, only an earlier result.
         assert ada.received() == ["connected", "sync_response"]
         await ada.sync(since=page["next_since_committed_id"])
         await bob.submit(item(7))

@@ -21,7 +21,7 @@ from server.malformed_frames import malformed_frames
 from server.running_server import EventStream, SocketClient, api_key, item, numbers, serving
 
 MALFORMED_FRAMES = 20_000
-"""Number with --soak. The default is a tenth of it."""
+"""Number of frames with --soak. Without --soak, a tenth of it."""
 CONNECTIONS = 8
 CONNECT_TIMEOUT_MS = 20
 GROWTH_BYTES_MAX = 24 * 2**20

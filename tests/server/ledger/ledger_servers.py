@@ -111,7 +111,7 @@ class SharedServer:
         return self.server.ledger(self.name, vault, client_id)
 
     def ledger_as(self, credential: str | None, vault: str = "", suffix: str = "") -> Ledger:
-        """Return a client of the test's organization, with `suffix` appended to its name, that sends the credential."""
+        """Return a client that sends the credential. `suffix` is appended to the name of the test's organization."""
         return self.server.ledger(f"{self.name}{suffix}", vault, credential=credential)
 
     @property

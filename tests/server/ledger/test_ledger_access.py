@@ -227,7 +227,7 @@ async def test_grants_apply_to_the_scopes_they_list(
     """`{o}` in a grant stands for the test's organization."""
     name, server = shared_server.name, shared_server.server
     scopes = [(name, ""), (name, "main"), (name, "other"), (f"{name}2", ""), (f"a{name}/b", "")]
-    for scope in scopes:  # under the key that the other credential tries
+    for scope in scopes:  # with the idempotency key that the other credential will send
         assert (
             code(await server.ledger(*scope, credential=token("root")).write(1, SET, relate("r"), key=key(1))) == "OK"
         )

@@ -36,7 +36,7 @@ CODES: Final = {
     "SEQUENCE_GAP": 7,
     "SEQUENCE_REUSED": 8,
 }
-"""The numbers of rule LG-20."""
+"""The numbers that rule LG-20 assigns."""
 PAST_MS: Final = 1
 FUTURE_MS: Final = 2**50
 ON_EXISTING: Final[list[tuple[Json, str]]] = [

@@ -1,4 +1,4 @@
-"""Limits of the Ledger API: streams that must end, a full queue, and the rate of new writes."""
+"""Limits of the Ledger API: streams that the server must end, a full queue, and the rate of new writes."""
 
 import asyncio
 from pathlib import Path
@@ -53,7 +53,7 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
         await writer.write(2, SET)
         assert await watching.next() == await staying.next()
         if how == "expired":
-            clock.advance(100_000 + 30_000 - 1)  # the end of the leeway
+            clock.advance(100_000 + 30_000 - 1)  # one millisecond before the leeway ends
             server.server.run_checks()
             await writer.write(3, SET)
             assert await watching.next() == await staying.next()
@@ -88,7 +88,7 @@ async def test_stream_ends_when_the_credential_loses_its_rights(tmp_path: Path, 
 async def test_stream_ends_even_if_its_reader_does_not_read(
     tmp_path: Path, wire: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More blocks are pending than the connection buffers. The reader gets the buffered ones, then the stream ends."""
+    """More blocks are pending than the connection buffers. The reader gets the buffered ones before the stream ends."""
     sent = 0
 
     def counted(make: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a ledger remembers after a restart, on a second server, with a full cache, and after erasure."""
+"""What a ledger still knows after a restart, on a second server, with a full cache, and after erasure."""
 
 from pathlib import Path
 from typing import Final

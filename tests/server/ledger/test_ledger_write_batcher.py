@@ -20,7 +20,7 @@ LONG_WAIT_S = 1000.0
 
 @pytest.fixture
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold every write, as if many calls were waiting for their commit, until a condition that the test sets."""
+    """Hold every write, as if many calls were waiting for their commit. Each test sets what releases the writes."""
     monkeypatch.setattr(write_batcher, "BATCHING_THRESHOLD", 0)
     monkeypatch.setattr(write_batcher, "BATCH_WRITES_MAX", 1000)
     monkeypatch.setattr(write_batcher, "BATCH_WAIT_S", LONG_WAIT_S)
@@ -32,7 +32,7 @@ def count_held_writes(server: LedgerServer) -> int:
 
 
 def start_write(server: LedgerServer, number: int, *operations: Any) -> "asyncio.Task[Any]":
-    """Send a write of a client that is unique to the number."""
+    """Send a write from a client that is unique to the number."""
     ledger = server.ledger(client_id=f"client-{number}")
     return asyncio.ensure_future(ledger.write(1, *(operations or (put(f"entity/{number}", b"v"),))))
 

@@ -293,7 +293,7 @@ def test_large_integers_are_not_rounded() -> None:
 
 
 def forged() -> list[bytes]:
-    """Return documents with consistent hashes but contradictory members, as the forger of a block can make them."""
+    """Return forged documents: their hashes are consistent, but their members contradict each other."""
     found = prove_alone(SMALL, 4, 7)
     leaf = hash_leaf(encode_record_header(SMALL), found.body_hash)
     beside = bytes(32)

@@ -188,7 +188,7 @@ async def test_messages_are_shown_as_text_and_scripts_are_blocked(tmp_path: Path
         for one in (ann, bob):
             assert await one.tab.run("document.querySelectorAll('#messages :is(script, img, h1, a)').length") == 0
             assert "taken" not in await one.tab.run("document.title")
-        # Even with such a bug in the page, the content security policy blocks the script.
+        # Even if the page assigned text to innerHTML, the content security policy would reject it.
         script = "try { document.body.innerHTML = '<p>'; 'was taken' } catch (error) { error.name }"
         assert await bob.tab.run(script) == "TypeError"
         loaded = "performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)"
@@ -329,7 +329,7 @@ async def test_page_fits_a_phone_and_has_light_and_dark_themes(tmp_path: Path, c
 
 
 def delete_log(directory: Path) -> None:
-    """Delete the log of the server."""
+    """Delete the server's log."""
     for file in directory.glob("log.db*"):
         file.unlink()
 
