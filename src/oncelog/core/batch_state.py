@@ -174,7 +174,7 @@ class BatchState:
         self.streams = Overlay(snapshot.streams, self._undo_log)
         self.floors: Overlay[str, int | None] = Overlay(snapshot.floors, self._undo_log)
         self.has_floors = bool(snapshot.floors)
-        """False in nearly all batches; their writes skip the floor look-up."""
+        """False in nearly all batches; their writes skip the floor lookup."""
         self.leap_above = 0
         self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._undo_log)
         self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._undo_log)

@@ -78,8 +78,7 @@ SETTING_NUMBER_MAX: Final = 2**53 - 1
 def check_whole_numbers(
     settings: Struct, names: Iterable[str], *, highest: float = math.inf, may_be_zero: Container[str] = ()
 ) -> None:
-    """Raise SettingsError if one of the named fields is not a whole number from 1 (or 0, if allowed) to the highest
-    value."""
+    """Raise SettingsError if one of the named fields is not a whole number from 1 (or 0, if allowed) to the maximum."""
     for name in names:
         value = getattr(settings, name)
         lowest = 0 if name in may_be_zero else 1

@@ -80,7 +80,7 @@ class ReadSet(Struct):
 def build_read_set(batch: Sequence[Request], settings: Settings) -> ReadSet:
     """Collect the keys of everything that `plan` reads for the batch. Stores lock the lanes in ascending order.
 
-    Malformed items are refused without a look-up, because a store may be unable to represent their names.
+    Malformed items are refused without a lookup, because a store may be unable to represent their names.
     """
     read_set = ReadSet()
     for index, item in enumerate_items(batch):

@@ -62,7 +62,7 @@ class Usage(Struct, frozen=True, gc=False):
 
 
 class Tenants:
-    """The tenants of a log. Finds a write's tenants with one look-up per part of a name, however many tenants there
+    """The tenants of a log. Finds a write's tenants with one lookup per part of a name, however many tenants there
     are."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:

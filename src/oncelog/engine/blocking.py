@@ -511,7 +511,7 @@ class BlockingLog(BlockingLogBase):
         Return the status of an identity and the reason for that status.
 
         Without a `scope`, the identity is looked up in the scope of the whole log. If tenants of the log have separate
-        ids, an unknown event may belong to one of them, and the look-up raises LookupError. Pass `event_scope("acme")`
+        ids, an unknown event may belong to one of them, and the lookup raises LookupError. Pass `event_scope("acme")`
         for events of the tenant `acme`, or `""` for events outside these tenants.
         """
         return self._portal.call(self._log.lookup, key, policy=policy, scope=scope, client=client)

@@ -1,4 +1,4 @@
-"""The read methods of a log: pages, followers, look-ups, proofs and recorded acts."""
+"""The read methods of a log: pages, followers, lookups, proofs and recorded acts."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -202,7 +202,7 @@ class LogReader:
         """Return the status of an identity and the reason for that status.
 
         Without a `scope`, the identity is looked up in the scope of the whole log. If tenants of the log have separate
-        ids, an unknown event may belong to one of them, and the look-up raises LookupError. Pass `event_scope("acme")`
+        ids, an unknown event may belong to one of them, and the lookup raises LookupError. Pass `event_scope("acme")`
         for events of the tenant `acme`, or `""` for events outside these tenants.
         """
         key_status = await self._open_store.get_key_status(build_identity(policy, scope or "", client, key))

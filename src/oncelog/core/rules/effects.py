@@ -83,8 +83,8 @@ def _merge_delta(scope: str, delta: RowDelta, state: BatchState) -> Effects | Re
 
 
 def _apply_operations(submission: Submission, version: int, log_time_ms: int, state: BatchState) -> Effects | Refused:
-    """Return the effects of the operations, or the refusal of the first that fails. Each sees the effects of those
-    before it."""
+    """Return the effects of the operations, or the refusal of the first one that fails. Each operation sees the effects
+    of the previous ones."""
     effects = Effects()
     for index, operation in enumerate(submission.operations):
         match operation:

@@ -178,7 +178,7 @@ def collect_usage_keys(
 ) -> tuple[set[str], set[MemberIdentity]]:
     """Return the tenants whose usage a batch may change and the members that it may add, for its read set.
 
-    A known-only item needs no usage, because a look-up must not wait for locked rows.
+    A known-only item needs no usage, because a lookup must not wait for locked rows.
     """
     usage: set[str] = set()
     members: set[MemberIdentity] = set()

@@ -53,7 +53,7 @@ _ERRORS_KEPT: Final = 20
 
 
 class LogState(Struct, frozen=True):
-    """How much a log contains."""
+    """Number of records in a log, and the time up to which it has them."""
 
     records: int
     newest_ms: int
@@ -73,7 +73,7 @@ class _SyncAnswer(Struct):
 
 
 def read_state(path: str) -> LogState:
-    """Return how much a log contains."""
+    """Return the number of records in a log and the time of the newest commit."""
     with open_read_transaction(path) as (connection, metadata):
         heads = run_query(connection, load_heads)
         records = count_records(heads, run_query(connection, load_gaps))

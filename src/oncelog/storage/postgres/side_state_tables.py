@@ -146,7 +146,7 @@ _ENCODERS: Final = {table.name: table.encode_value for table in TABLES}
 
 
 async def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
-    """Return the rows of one table that exist, by key."""
+    """Return the existing rows of one table, by key."""
     if table.name == USAGE_TABLE:
         rows = await connection.fetch(SQL["lock_usage"], list(keys))
         return {tenant: table.decode_value(tuple(values)) for tenant, *values in rows}

@@ -86,7 +86,7 @@ DELETE_SQL: Final = {table.name: _build_delete_sql(table) for table in TABLES}
 
 
 def load_table(connection: Any, table: SideStateTable, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
-    """Return the rows of one table that exist, by key."""
+    """Return the existing rows of one table, by key."""
     needs = [(lane_of_scope(table.get_scope(key), lanes), *table.encode_key(key)) for key in keys]
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for columns in needs:

@@ -31,7 +31,7 @@ class TcpLink:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
-        """Stop forwarding in both directions, for new connections too. Neither end is notified."""
+        """Stop forwarding in both directions, including for new connections. Neither end is notified."""
         self._connected.clear()
 
     def mend(self) -> None:

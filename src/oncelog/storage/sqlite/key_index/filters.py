@@ -12,7 +12,7 @@ GLOBAL_CAPACITY_MIN: Final = 1_000_000
 GLOBAL_FALSE_POSITIVE_RATE: Final = 0.005
 """Per layer. Every layer is checked for a new key, so the rates add up."""
 LAYER_GROWTH: Final = 5
-"""Each layer is this many times as large as the previous one, which keeps the layers few."""
+"""Each layer is this many times as large as the previous one, which keeps the number of layers small."""
 SEGMENT_FALSE_POSITIVE_RATE: Final = 0.01
 """False-positive rate of a segment's filter."""
 _FILL_BATCH_ROWS: Final = 100
