@@ -159,7 +159,7 @@ Any number of threads may share one log; one group commit can contain the writes
     ),
     Module(
         name="oncelog.idempotency.blocking_once_call",
-        docstring="Calls of functions that `once` decorates and that are not async.",
+        docstring="Calls to blocking functions that `once` decorates.",
         translations=(
             Translation(
                 source="oncelog.idempotency.once_call:wrap_async",
@@ -212,13 +212,13 @@ Any number of threads may share one log; one group commit can contain the writes
     with BlockingClient("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         outcome = client.submit({"type": "todo.added", "text": "milk"}).outcome()
 
-Any number of threads may share one. Handlers are called in threads, one event after the other; `apply` is called in
-the store's thread, and must not use the client: that would wait for itself.
+Any number of threads may share a client. Handlers are called in threads, one event after the other. `apply` is called
+in the store's thread and must not use the client: such a call would deadlock.
 """,
         twins=(
             Twin(
                 source="oncelog.client.events.outbox:Pending",
-                docstring="A submission in the outbox: the methods of `Pending`.",
+                docstring="A submission in the outbox, with the methods of the async `Pending`.",
                 base=OBJECT,
                 holds="pending",
                 omits=frozenset({"check_accepted", "has_same_content", "settle"}),
@@ -226,7 +226,7 @@ the store's thread, and must not use the client: that would wait for itself.
             ),
             Twin(
                 source="oncelog.client.events.client:Client",
-                docstring="One client of one server, for code without an event loop: the methods of `Client`.",
+                docstring="A blocking events client for one server, with the methods of `Client`.",
                 base="oncelog.client.events.blocking_base:BlockingEventsBase",
                 holds="client",
                 client="events",
@@ -254,12 +254,12 @@ the store's thread, and must not use the client: that would wait for itself.
     with BlockingLedgerClient("127.0.0.1:7271", path="pay.db", organization="acme", client_id="billing-1") as ledger:
         outcome = ledger.write([set_entity("user:1", b"…")], timeout_s=10)
 
-Any number of threads may share one.
+Any number of threads may share a client.
 """,
         twins=(
             Twin(
                 source="oncelog.client.ledger.scope:LedgerScope",
-                docstring="A scope of a ledger, for code without an event loop: the methods of `LedgerScope`.",
+                docstring="A scope of a ledger for blocking code, with the methods of `LedgerScope`.",
                 base=_STATUS_SOURCE,
                 holds="scope",
                 inherits=_STATUS_METHODS,
@@ -269,7 +269,7 @@ Any number of threads may share one.
             ),
             Twin(
                 source="oncelog.client.ledger.client:LedgerClient",
-                docstring="One client of one ledger, for code without an event loop: the methods of `LedgerClient`.",
+                docstring="A blocking client for one ledger, with the methods of `LedgerClient`.",
                 base=_CLIENT,
                 holds="client",
                 client="ledger",
@@ -287,12 +287,12 @@ Any number of threads may share one.
         client.put("products", "p1", {"name": "Tea"})
         client.synced(timeout_s=10)
 
-Any number of threads may share one.
+Any number of threads may share a client.
 """,
         twins=(
             Twin(
                 source="oncelog.client.deltas.client:DeltasClient",
-                docstring="One client of one gateway, for code without an event loop: the methods of `DeltasClient`.",
+                docstring="A blocking client for one gateway, with the methods of `DeltasClient`.",
                 base="oncelog.client.deltas.blocking_base:BlockingDeltasBase",
                 holds="client",
                 client="deltas",
@@ -317,12 +317,12 @@ Any number of threads may share one.
         client.create("tea", members=["user:bob"])
         print(client.send("tea", "hello").outcome(timeout_s=10))
 
-Any number of threads may share one.
+Any number of threads may share a client.
 """,
         twins=(
             Twin(
                 source="oncelog.client.chat.outbox:Pending",
-                docstring="A message in the outbox: the methods of `Pending`.",
+                docstring="A message in the outbox, with the methods of the async `Pending`.",
                 base=OBJECT,
                 holds="pending",
                 omits=frozenset({"check_accepted", "has_same_content", "settle"}),
@@ -330,7 +330,7 @@ Any number of threads may share one.
             ),
             Twin(
                 source="oncelog.client.chat.client:ChatClient",
-                docstring="One device of one user, for code without an event loop: the methods of `ChatClient`.",
+                docstring="A blocking chat client for one device of one user, with the methods of `ChatClient`.",
                 base=_CLIENT,
                 holds="client",
                 client="chat",

@@ -166,7 +166,7 @@ def _copy_log(file: str, destination: str, *, force: bool, file_mode: str) -> No
 
 
 def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: int | None) -> None:
-    """Replicate a log until the user interrupts the command, or once without an interval for status lines."""
+    """Replicate a log until the user interrupts the command, or only once if there is no status interval."""
     with ProgressMeter() as meter:
         replication = replicate(file, target, keep_ms, meter)
         with replication as running:
@@ -189,7 +189,7 @@ def _replicate(file: str, target: BackupTarget, keep_ms: int, status_every_ms: i
 
 
 def _sync(file: str, target: BackupTarget, running: Replication) -> None:
-    """Wait until the target has all commits so far, and print how many these are."""
+    """Wait until the target has all commits so far, and print their number."""
     state = read_state(file)
     running.sync()
     newest = f", the newest of {format_utc(state.newest_ms)}" if state.records else ""
@@ -362,12 +362,12 @@ def epoch(
 
 
 def _is_url(backup: str) -> bool:
-    """Return whether a backup is a target of continuous backups, or is meant to be one."""
+    """Return whether a backup is given as a URL, which may be malformed."""
     return "://" in backup and not is_address(backup)
 
 
 def _parse_target(url: str, endpoint: str | None) -> BackupTarget:
-    """Parse a URL. Endpoint and region of S3 come from the variables that other tools use, too."""
+    """Parse a URL. The S3 endpoint and region come from the environment variables that other tools also use."""
     if not url.lower().startswith("s3://"):
         return parse_target(url, endpoint)
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

@@ -34,7 +34,7 @@ def open_file(path: str) -> BufferedReader:
 def open_input(path: str, content: str = "") -> AbstractContextManager[BinaryIO]:
     """Open a file, or standard input for `-`. Exit if standard input is closed. Raises OncelogError.
 
-    `content` names what each line contains in the prompt to a user at a terminal.
+    `content` is what the prompt at a terminal calls the content of a line, such as "event".
     """
     if path != STANDARD_INPUT:
         return open_file(path)

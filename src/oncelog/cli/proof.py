@@ -175,7 +175,7 @@ def _check_document(file: str, block_hash: str | None, head: Path | None) -> Non
 def _find_anchor(
     document: ProofDocument, expected_hash: bytes | None, head: ExportedHead | None
 ) -> tuple[bytes | None, str]:
-    """Return the trusted hash of the document's block, if any, and how a valid block compares with it."""
+    """Return the trusted hash of the document's block, if any, and a phrase that says how a valid block compares."""
     block = document.block
     if expected_hash is not None:
         return expected_hash, "it has the given hash"

@@ -402,7 +402,7 @@ class Retrier:
             except LostError as error:
                 if deadline_s is None and not self._was_connected:
                     raise
-                if _has_cause(error, "ClientSSLError", "InvalidURL"):  # every further attempt would fail alike
+                if _has_cause(error, "ClientSSLError", "InvalidURL"):  # every attempt would fail in the same way
                     raise OncelogError(str(error)) from error
                 problem, was_sent = error, was_sent or not _has_cause(error, "ClientConnectorError")
             except ServerRefusedError as error:
@@ -424,7 +424,7 @@ class Retrier:
 
 
 def _has_cause(error: LostError, *names: str) -> bool:
-    """Return whether one of these errors of aiohttp is the cause of a lost connection."""
+    """Return whether one of these aiohttp errors is the cause of a lost connection."""
     import aiohttp  # noqa: PLC0415 - the library alone does not need it
 
     return isinstance(error.__cause__, tuple(getattr(aiohttp, name) for name in names))

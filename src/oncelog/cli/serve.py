@@ -27,10 +27,10 @@ FORCE_AFTER_S: Final = 1.0
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread waits before it requests the interpreter lock from another thread. With Python's default of 5 ms,
 each durable commit and each row of a read would wait that long while the event loop is busy."""
-# Python starts a collection when it has created a certain number of objects more than it has freed. A server that
-# caches the newest answers frees an old one for each new one, so this difference hardly grows while 100,000 young
-# objects accumulate, and the collection that finally runs stops the server for 50 ms. With the default threshold of
-# 700, collections take 9 % of the time.
+# Python starts a collection once it has created a certain number more objects than it has freed. A server that caches
+# the newest answers frees an old one for each new one, so this difference hardly grows while 100,000 young objects
+# accumulate, and the collection that finally runs stops the server for 50 ms. With the default threshold of 700,
+# collections take 9 % of the time.
 GC_THRESHOLD_OBJECTS: Final = 50_000
 """Threshold for automatic collections, in case the event loop cannot run the explicit ones."""
 COLLECT_PAUSE_S: Final = 0.1
@@ -212,7 +212,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 async def collect_forever(closed_connections: Callable[[], int] = int, pause_s: float = COLLECT_PAUSE_S) -> None:
     """Collect garbage at short intervals until cancelled. Objects that exist at the start are never collected."""
-    gc.collect()  # otherwise the freeze would keep the garbage of the startup forever
+    gc.collect()  # otherwise the freeze would keep garbage from startup forever
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD_OBJECTS)
     closed_before = closed_connections()

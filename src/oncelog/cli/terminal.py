@@ -45,7 +45,7 @@ class CommandGroup(typer.Typer):
     """A group of commands whose errors are translated into the exit statuses of this module (`translate_errors`)."""
 
     def __init__(self, *, interrupts_on_sigterm: bool = False, **options: Any) -> None:
-        """With `interrupts_on_sigterm`, SIGTERM interrupts the commands like Ctrl-C."""
+        """With `interrupts_on_sigterm`, SIGTERM interrupts the commands as Ctrl-C does."""
         super().__init__(no_args_is_help=True, **options)
         self._interrupts_on_sigterm = interrupts_on_sigterm
 
@@ -98,7 +98,7 @@ def discard_output(stream: TextIO) -> None:
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM interrupt a command like Ctrl-C."""
+    """Make SIGTERM interrupt a command as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, _handle_sigterm)
     try:
         yield

@@ -1,4 +1,7 @@
-"""Clients of the Events API: a durable outbox, and every event once, in one order. See docs/guides/client.md."""
+"""Clients of the Events API: submissions are durable, and each event arrives once, in one order.
+
+See docs/guides/client.md.
+"""
 
 from typing import TYPE_CHECKING
 

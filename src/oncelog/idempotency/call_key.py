@@ -62,7 +62,7 @@ def get_module_name(module: str) -> str:
 
 
 def build_policy(kind: str, name: str, retention: Retention) -> Policy:
-    """Build the policy for a function's calls. Every function has its own, so the log refuses a changed retention."""
+    """Build the policy for a function's calls: one per function, so that the log refuses a changed retention."""
     plain = _NON_NAME_CHARACTERS.sub("-", name.lower())
     policy = f"{kind}.{plain}"
     if plain != name or len(policy) > NAME_CHARACTERS_MAX:

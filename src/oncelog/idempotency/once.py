@@ -118,7 +118,7 @@ def _choose_wrapper(function: Callable[..., Any], log: object) -> Callable[..., 
 
 
 def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
-    """Return the work that a call of a decorated function represents, with its scope and key for `Log.lookup` and
+    """Return the work that a call to a decorated function represents, with its scope and key for `Log.lookup` and
     `Log.erase`."""
     calls = getattr(function, "__oncelog__", None)
     if not isinstance(calls, OnceOptions):

@@ -1,4 +1,7 @@
-"""Calls of async functions that `once` decorates. `tools/blocking` generates those of other functions from them."""
+"""Calls to async functions that `once` decorates.
+
+`tools/blocking` generates the module for blocking functions from this one.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -37,8 +37,8 @@ class _StoredOutcome(Struct, Generic[R], omit_defaults=True):
 
 
 class ResultCodec:
-    """Codec for a function's outcomes. The decorator creates it when the function is defined, which reports types that
-    cannot be encoded."""
+    """Codec for a function's outcomes. The decorator creates it when the function is defined, so that types that
+    cannot be encoded are reported early."""
 
     def __init__(self, function: Callable[..., Any], result: Any, remembered_errors: Sequence[type[Exception]]) -> None:
         self._type = _get_result_type(function) if result is NO_RESULT else result

@@ -48,7 +48,7 @@ Tool = Callable[..., Any]
 
 
 class Shadow(Struct, frozen=True, kw_only=True):
-    """Fields of a key from before v2, for observing a migration."""
+    """Fields of a key from before v2, to observe a migration."""
 
     execution_request_id: str | None
     replay_ordinal: int

@@ -43,7 +43,7 @@ class SharedLog:
 
     @contextmanager
     def transaction(self, work: Work) -> Iterator["SharedTransaction"]:
-        """Hold the file's write lock while the work is done, and commit its result."""
+        """Hold the file's write lock during the work, and commit its result."""
         submission = _build_submission(work)
         with self._borrowed.transaction() as borrowed:
             borrowed.run(declare_policies, [work.policy])
@@ -62,7 +62,7 @@ class AsyncSharedLog:
 
     @asynccontextmanager
     async def transaction(self, work: Work) -> AsyncIterator["SharedTransaction"]:
-        """Lock the key while the work is done, and commit its result."""
+        """Lock the key during the work, and commit its result."""
         submission = _build_submission(work)
         context = self._borrowed.transaction(work.policy, work.identity, waits=work.waits, wait_ms=work.wait_ms)
         async with context as borrowed:

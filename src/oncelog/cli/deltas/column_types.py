@@ -1,4 +1,4 @@
-"""Types of CSV cells, which are the types in a gateway's schemas."""
+"""Types of CSV cells: the same types as in a gateway's schemas."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 
 CellEncoder = Callable[[str], bytes]
-"""Encodes the text of a cell as canonical JSON. Raises ValueError that states the problem."""
+"""Encodes the text of a cell as canonical JSON. Raises a ValueError that states the problem."""
 
 
 def _encode_integer(text: str) -> bytes:

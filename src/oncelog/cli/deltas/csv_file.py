@@ -133,7 +133,7 @@ class CsvFile:
         head, records = self._read_header()
         columns = [
             (b'{"column":"%b","value":' % name.encode(), _build_encoder(name, types[name]), head.places[name])
-            for name in sorted(head.places)  # the order of `extract`
+            for name in sorted(head.places)  # sorted like the columns of `extract`
         ]
         for number, (line, cells) in enumerate(records):
             try:

@@ -37,7 +37,7 @@ class PushItem(InputItem, frozen=True):
 
 
 def find_refused_item(items: Sequence[PushItem], error: GatewayRefusedError) -> PushItem | None:
-    """Return the delta that the gateway refuses, or None if it refuses the request as a whole."""
+    """Return the delta that the gateway refuses, or None if it refuses the whole request."""
     return None if error.index is None or not 0 <= error.index < len(items) else items[error.index]
 
 

@@ -154,7 +154,7 @@ def _parse_types(options: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_start(text: str) -> int:
-    """Parse the option --at into the clock of the first row. Raises OncelogError."""
+    """Parse the option --at into the clock reading of the first row. Raises OncelogError."""
     time_ms = parse_utc_ms(text)
     if time_ms is None:
         raise OncelogError(f"--at must be a time such as 2026-01-31T12:00:00Z, not {text!r}")
@@ -187,7 +187,7 @@ def _check_file(csv: CsvFile) -> CsvContent:
 # --- state ------------------------------------------------------------------------------------------------
 # The id of a delta depends on its clock, and the clock of an import is its start time. If a crash lost the start time,
 # the next run would create different ids and write all rows again. The state is therefore saved before the first
-# request, in a file next to the CSV file, and removed when the server has answered all rows.
+# request, in a file next to the CSV file, and removed when the server has answered for all rows.
 
 
 class _Target(Struct, frozen=True):
@@ -270,7 +270,7 @@ class _Import:
         return self._committed + self._duplicates
 
     def begin(self, start: int | None) -> None:
-        """Choose the clock of the first row: the time of --at or of an interrupted import, or the current time."""
+        """Choose the clock of the first row: the time from --at or from an interrupted import, or the current time."""
         if start is not None:
             self._state = _ImportState(self._target, self._shape, _check_file(self._csv), start)
             return

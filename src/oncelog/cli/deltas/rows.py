@@ -113,7 +113,7 @@ async def _iterate_pages(
 
 
 async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[_RowPage], output_format: Format) -> int:
-    """Print rows as a table or CSV. All rows are spooled first, because the columns are known only after the last."""
+    """Print rows as a table or CSV. All rows are spooled first, because later rows may have more columns."""
     widths: dict[str, int] = {}
     id_width = len(ROW_ID)
     count = 0

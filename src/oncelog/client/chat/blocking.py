@@ -5,7 +5,7 @@
         client.create("tea", members=["user:bob"])
         print(client.send("tea", "hello").outcome(timeout_s=10))
 
-Any number of threads may share one.
+Any number of threads may share a client.
 """
 
 import os
@@ -37,7 +37,7 @@ from oncelog.portal import Portal
 
 
 class BlockingPending(BlockingObject):
-    """A message in the outbox: the methods of `Pending`."""
+    """A message in the outbox, with the methods of the async `Pending`."""
 
     def __init__(self, pending: Pending, portal: Portal) -> None:
         super().__init__(portal)
@@ -105,7 +105,7 @@ class BlockingPending(BlockingObject):
 
 
 class BlockingChatClient(BlockingBaseClient):
-    """One device of one user, for code without an event loop: the methods of `ChatClient`."""
+    """A blocking chat client for one device of one user, with the methods of `ChatClient`."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class BlockingChatClient(BlockingBaseClient):
     def pending(self, chat_id: str | None = None) -> list[BlockingPending]:
         """Like `ChatClient.pending`.
 
-        Return the messages without an outcome, of one chat or of all, in order. Includes those of earlier runs.
+        Return the messages without an outcome, from one chat or all, in order. Includes those from earlier runs.
         """
         portal = self._portal
         return [BlockingPending(pending, portal) for pending in portal.run(self._client.pending, chat_id)]
@@ -178,7 +178,7 @@ class BlockingChatClient(BlockingBaseClient):
     def send_again(self, client_message_id: UUID | str) -> BlockingPending:
         """Like `ChatClient.send_again`.
 
-        Return a refused message to the outbox, under its id. Raises ClientError if none has this id.
+        Return a refused message to the outbox, under its id. Raises ClientError if no refused message has it.
         """
         portal = self._portal
         return BlockingPending(portal.call(self._client.send_again, client_message_id), portal)
@@ -193,7 +193,7 @@ class BlockingChatClient(BlockingBaseClient):
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> Iterator[Message]:
         """Like `ChatClient.messages`.
 
-        Iterate over the messages of one chat or of all as they arrive, in chat order, including the user's own.
+        Iterate over the messages of one chat or all chats as they arrive, in chat order, including the user's own.
 
         The stream begins after the messages that the application has received, or after `after`. A message counts as
         received when the loop requests the next one; the client then acknowledges it to the server. Raises
@@ -215,7 +215,7 @@ class BlockingChatClient(BlockingBaseClient):
 
         Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
-        The user's message takes its place in the chat once the server has committed it. With `before`, return only
+        A pending message moves to its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.
         """
         return self._portal.call(self._client.lines, chat_id, before=before, count=count)
@@ -256,7 +256,7 @@ class BlockingChatClient(BlockingBaseClient):
     def details(self, chat_id: str) -> ChatDetails:
         """Like `ChatClient.details`.
 
-        Return the server's state of a chat, with its members.
+        Return the state of a chat on the server, with its members.
         """
         return self._portal.call(self._client.details, chat_id)
 
@@ -290,7 +290,7 @@ class BlockingChatClient(BlockingBaseClient):
     ) -> list[Message]:
         """Like `ChatClient.history`.
 
-        Return messages from the server, in order: the first after a sequence, or the last before one.
+        Return messages from the server, in order: the first ones after a sequence, or the last ones before it.
         """
         return self._portal.call(self._client.history, chat_id, after=after, before=before, limit=limit)
 

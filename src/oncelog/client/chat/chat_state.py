@@ -1,9 +1,9 @@
 """State of one chat, without I/O: its messages, its outbox, and the changes to save and report.
 
 All messages up to `complete_to` have arrived, so readers may see them. The next message raises `complete_to` by one.
-The last page of a sync raises it to the end of the page: sequences that the page lacks do not exist, so a gap does not
-hold messages back. Messages beyond the next one are stored (`ahead`) and show that a message is missing. If the missing
-message does not arrive soon, the client syncs the chat, because the live message may be lost.
+The last page of a sync raises it to the end of the page: sequences missing from the page do not exist, so a gap
+does not hold messages back. Messages beyond the next one are stored (`ahead`) and show that a message is missing. If
+the missing message does not arrive soon, the client syncs the chat, because the live message may have been lost.
 
 While a sync has further pages, `complete_to` does not change, so readers never see part of a sync.
 """
@@ -108,7 +108,7 @@ class ChatState:
         return self.is_member and self.received_to > self.acked_to
 
     def add_message(self, message: Message, ahead_max: int) -> bool:
-        """Add a live message. Return False if it need not be saved: it is a duplicate, or a sync fetches it again."""
+        """Add a live message. Return False if it need not be saved: it is a duplicate, or a sync will refetch it."""
         number = message.sequence
         self.heard_to = max(self.heard_to, number)
         if number <= self.complete_to or number in self.ahead:
@@ -135,7 +135,7 @@ class ChatState:
             self.is_catching_up, self.is_synced = False, True
             self.ahead = {number for number in self.ahead if number > self.complete_to}
             self._advance()
-            # Sequences that the server reported before the request but that the page lacks do not exist.
+            # Sequences that the server reported before the request and that are not in the page do not exist.
             heard_since = self.heard_to if self.heard_to > self.asked_heard_to else 0
             self.heard_to = max(self.complete_to, heard_since, max(self.ahead, default=0))
         return batch.messages
@@ -150,7 +150,7 @@ class ChatState:
 
 
 class ChangeSet(Struct):
-    """Changes to save and report, in field order."""
+    """Changes to save and report, in the order of the fields."""
 
     reset_chats: list[str] = field(default_factory=list)
     """Chats whose messages and watermarks the store removes first."""

@@ -147,7 +147,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return (await self._outbox.submit([draft]))[0]
 
     def pending(self, chat_id: str | None = None) -> list[Pending]:
-        """Return the messages without an outcome, of one chat or of all, in order. Includes those of earlier runs."""
+        """Return the messages without an outcome, from one chat or all, in order. Includes those from earlier runs."""
         return [message for message in self._outbox.pending.values() if chat_id in (None, message.chat_id)]
 
     def refused(self) -> list[RefusedMessage]:
@@ -155,7 +155,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return [message for _, message in sorted(self._outbox.refused.items())]
 
     async def send_again(self, client_message_id: UUID | str) -> Pending:
-        """Return a refused message to the outbox, under its id. Raises ClientError if none has this id."""
+        """Return a refused message to the outbox, under its id. Raises ClientError if no refused message has it."""
         self._runtime.check_open()
         number, message = self._get_refused(str(client_message_id))
         draft = OutboxMessage(
@@ -180,7 +180,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     # --- reading
 
     def messages(self, chat_id: str | None = None, *, after: int | None = None) -> MessageStream:
-        """Iterate over the messages of one chat or of all as they arrive, in chat order, including the user's own.
+        """Iterate over the messages of one chat or all chats as they arrive, in chat order, including the user's own.
 
         The stream begins after the messages that the application has received, or after `after`. A message counts as
         received when the loop requests the next one; the client then acknowledges it to the server. Raises
@@ -207,7 +207,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     async def lines(self, chat_id: str, *, before: int | None = None, count: int = LINES_DEFAULT) -> list[Line]:
         """Return a chat for a user interface: the last messages, then the user's messages that are not committed yet.
 
-        The user's message takes its place in the chat once the server has committed it. With `before`, return only
+        A pending message moves to its place in the chat once the server has committed it. With `before`, return only
         messages before that sequence.
         """
         runtime = self._runtime
@@ -220,7 +220,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
             runtime.store.load_messages_before, chat_id, INTEGER_MAX if before is None else before, complete_to,
             user_id, count,
         )  # fmt: skip
-        self._delivery_counts.schedule(chat_id)  # later marks depend on the watermarks
+        self._delivery_counts.schedule(chat_id)  # the next call uses the new watermarks
         lines = [
             _to_line(message, message.sender_id, get_mark(message, user_id, watermarks), message) for message in found
         ]
@@ -286,7 +286,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
         return details
 
     async def details(self, chat_id: str) -> ChatDetails:
-        """Return the server's state of a chat, with its members."""
+        """Return the state of a chat on the server, with its members."""
         return await self._check_chat(chat_id).get_details(chat_id)
 
     async def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
@@ -313,7 +313,7 @@ class ChatClient(ConnectedClient[ChatRuntime, Status]):
     async def history(
         self, chat_id: str, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> list[Message]:
-        """Return messages from the server, in order: the first after a sequence, or the last before one."""
+        """Return messages from the server, in order: the first ones after a sequence, or the last ones before it."""
         return await self._check_chat(chat_id).get_history(chat_id, after, before, limit)
 
     async def watermarks(self, chat_id: str) -> dict[str, int]:

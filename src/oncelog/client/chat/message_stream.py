@@ -1,4 +1,4 @@
-"""The message reader of a chat client: each message once, in the order of its chat."""
+"""The message reader of a chat client. It yields each message once, in chat order."""
 
 from collections import deque
 from typing import Final
@@ -63,7 +63,8 @@ class MessageStream:
             return
         for chat_id in found:
             place, generation = self._cursors[chat_id]
-            complete_to = self._runtime.progress[chat_id].complete_to  # it may grow while the store reads
+            # Read this before the page, because it may grow in the meantime.
+            complete_to = self._runtime.progress[chat_id].complete_to
             page = await self._runtime.call_store(
                 self._runtime.store.load_messages_after, chat_id, place, complete_to, PAGE_MESSAGES
             )

@@ -86,7 +86,7 @@ class ChatProtocol(ChatSender):
     # --- the list of chats
 
     def start_list(self) -> None:
-        """Record that the connector requests the list of chats. Changes that arrive from now on may not be in it."""
+        """Record that the connector is requesting the list of chats. Changes that arrive from now on may be missing."""
         self.wants_list = False
         self._heard_since_list.clear()
         self._acked_since_list.clear()
@@ -192,7 +192,7 @@ class ChatProtocol(ChatSender):
         self.changes.messages.append(message)
         queued = chat.queue.get(message.client_message_id)
         if queued is not None and message.sender_id == self.user_id:
-            # An attempt committed it, and the answer was lost or has not arrived yet.
+            # An earlier attempt committed it, and the answer was lost or has not arrived yet.
             is_different = message.content is not None and queued.entry.equality_key != (
                 message.content,
                 message.content_type,
@@ -219,7 +219,7 @@ class ChatProtocol(ChatSender):
         if queued is not None:
             sent = Sent(frame.message_id, frame.sequence, frame.created_at, frame.duplicate, frame.content_mismatch)
             self._settle(chat, frame.client_message_id, sent)
-            if frame.content_mismatch:  # a different message has the id: a sync fetches it if it is missing here
+            if frame.content_mismatch:  # a different message has this id; a sync fetches it if this client lacks it
                 chat.heard_to = max(chat.heard_to, frame.sequence)
                 self._report_progress(chat, chat.complete_to, now_ms)
             else:
@@ -248,7 +248,7 @@ class ChatProtocol(ChatSender):
         self._send_syncs()
 
     def _reset_chat(self, chat: ChatState) -> None:
-        """Reload a chat from the start, because the server has lost some of its messages without a change of epoch."""
+        """Reload a chat from the start, because the server has lost some of its messages under the same epoch."""
         logger.warning("the server has lost messages of the chat %s: the client loads the chat again", chat.chat_id)
         self.changes.updates.append(HistoryChange(self.epoch, self.epoch, chat.chat_id))
         self.changes.reset_chat(chat)
@@ -268,7 +268,8 @@ class ChatProtocol(ChatSender):
             if not frame.present:
                 self.leave(frame.chat_id)
                 if frame.chat_id in self.chats and self.chats[frame.chat_id].queue:
-                    self._schedule_sync(frame.chat_id)  # the server's answer refuses the queued messages
+                    # The server will refuse the sync, and the client will then refuse the queued messages.
+                    self._schedule_sync(frame.chat_id)
                     self._send_syncs()
                 return
             self.join(frame.chat_id, frame.role)
@@ -292,7 +293,7 @@ class ChatProtocol(ChatSender):
             self._handle_sync_error(self._syncs.pop(request_id), error, now_ms)
             self._send_syncs()
         elif request_id and request_id == self._last_ack_id:
-            # For example, the acknowledgement is beyond the last message. The list of chats shows which one that is.
+            # For example, it was for a message after the last one. The list of chats contains the last sequence.
             logger.warning("an acknowledgement was refused: %s: %s", error.code, error.message)
             self.wants_list |= error.code == codec.INVALID_ACK and self.phase is ChatPhase.READY
         else:

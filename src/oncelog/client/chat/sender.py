@@ -31,7 +31,7 @@ class ChatPhase(Enum):
 
 
 class Work(Enum):
-    """Kinds of work that `tick` does when due."""
+    """Kinds of work that `tick` does when it is due."""
 
     SYNC = "sync"
     SEND = "send"
@@ -174,11 +174,11 @@ class ChatSender(BaseProtocol):
         self._sync_queue[chat_id] = None
 
     def _check_gap(self, chat: ChatState, now_ms: int) -> None:
-        """Schedule a sync if a message before the newest one is missing. It may still arrive in the meantime."""
+        """Schedule a sync if a message before the newest one is missing. It may still arrive before the sync."""
         if chat.is_synced and not chat.is_gapped:
             self._due_ms[Work.SYNC].pop(chat.chat_id, None)
         elif chat.sync_id is None and chat.chat_id not in self._sync_queue:
-            # This includes chats and memberships that the client has just learned about.
+            # Chats and memberships that are new to the client also need a sync.
             self._due_ms[Work.SYNC].setdefault(chat.chat_id, now_ms + self._limits.gap_wait_ms)
 
     def _send_syncs(self) -> None:
@@ -246,7 +246,7 @@ class ChatSender(BaseProtocol):
 
     @staticmethod
     def _withdraw_attempt(chat: ChatState, name: str) -> None:
-        """Uncount an attempt that the server answered without a commit."""
+        """Do not count an attempt that the server answered without committing the message."""
         chat.in_flight.remove(name)
         chat.queue[name].attempts -= 1
 

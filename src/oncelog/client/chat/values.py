@@ -84,7 +84,7 @@ class Sent(Struct, frozen=True):
     duplicate: bool = False
     """Whether an earlier attempt had committed it."""
     content_mismatch: bool = False
-    """Whether the chat already has a different message under this id, which it keeps. An id must not be used twice."""
+    """Whether the chat already had a different message with this id and kept it. An id must not be used twice."""
 
 
 class Refused(Struct, frozen=True):
@@ -161,7 +161,7 @@ class Mark(Enum):
 
 
 class Line(Struct, frozen=True):
-    """A message in a user interface, which may be one that the user sent and that is not committed yet."""
+    """A message in a user interface, either committed or sent by the user and not committed yet."""
 
     client_message_id: str
     sender_id: str

@@ -5,7 +5,7 @@
         client.put("products", "p1", {"name": "Tea"})
         client.synced(timeout_s=10)
 
-Any number of threads may share one.
+Any number of threads may share a client.
 """
 
 import os
@@ -33,7 +33,7 @@ from oncelog.deprecation import alias_method
 
 
 class BlockingDeltasClient(BlockingDeltasBase):
-    """One client of one gateway, for code without an event loop: the methods of `DeltasClient`."""
+    """A blocking client for one gateway, with the methods of `DeltasClient`."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class BlockingDeltasClient(BlockingDeltasBase):
     def changes(self, table: str | None = None) -> Iterator[Change]:
         """Like `DeltasClient.changes`.
 
-        Stream all changes from now on, in one table or in all: `for change in client.changes()`.
+        Stream all changes from now on, to one table or all tables: `for change in client.changes()`.
 
         Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart, read the
         rows instead.

@@ -186,7 +186,7 @@ class DeltasClient(BaseClient[DeltasRuntime, Status]):
             after = page[-1].row_id
 
     def changes(self, table: str | None = None) -> BoundedStream[Change]:
-        """Stream all changes from now on, in one table or in all: `async for change in client.changes()`.
+        """Stream all changes from now on, to one table or all tables: `async for change in client.changes()`.
 
         Raises UpdatesLostError if the reader falls too far behind. The stream is not durable: after a restart, read the
         rows instead.

@@ -48,7 +48,7 @@ class GatewayRefusedError(ServerRefusedError):
 
 
 def describe_failure(error: ClientError) -> str:
-    """Return the error text of a failed request. A gateway's code is upper case, as in the Deltas API."""
+    """Return the error text of a failed request. A gateway's code is in upper case, as in the Deltas API."""
     return f"{error.code.upper()}: {error.message}" if isinstance(error, GatewayRefusedError) else str(error)
 
 
@@ -114,7 +114,7 @@ class SnapshotPage(Struct, Generic[RowT, HlcT], frozen=True):
     """Token of the next page. Empty on the last page."""
     epoch: str
     horizon: HlcT | None = None
-    """Tombstone horizon of the gateway if it has dropped deleted rows. A row that no page contains is then deleted."""
+    """Tombstone horizon, if the gateway has dropped deleted rows. Rows that are on no page then count as deleted."""
 
 
 RowPage = SnapshotPage[SnapshotRow, int]
@@ -221,7 +221,7 @@ def decode_error(status: int, body: bytes, retry_after_ms: int) -> GatewayRefuse
 
 
 def decode_connected(text: str) -> str:
-    """Decode the first message of a live connection into its epoch. Raises ProtocolError or GatewayRefusedError."""
+    """Return the epoch in the first message of a live connection. Raises ProtocolError or GatewayRefusedError."""
     return _decode_live_message(text, "connected").epoch
 
 

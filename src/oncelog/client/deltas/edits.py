@@ -109,7 +109,7 @@ class Edits(Struct):
         return delta.delta_id.hex()
 
     def _check_acceptable(self, delta: RowDelta, row: Row, body: bytes) -> None:
-        """Raise an error for a delta that the gateway would refuse, because it would block all deltas behind it."""
+        """Raise an error for a delta that the gateway would refuse. Once sent, it would block all deltas behind it."""
         limits = self.limits
         for name, value in delta.columns:
             if len(value) > limits.value_bytes_max:

@@ -1,8 +1,8 @@
 """The push and pull protocols, without I/O.
 
 Pushing: every push begins at the head of the outbox. After a failure nothing is known about the pushed deltas, so all
-of them are pushed again. A gateway accepts or refuses a push as a whole, so the deltas before a refused one are pushed
-without it.
+of them are pushed again. A gateway accepts all deltas of a push or none, so the deltas before a refused one are pushed
+again without it.
 
 Pulling: the puller sends `next_request`, passes the answer to `handle_answer`, applies the returned effect to the file
 and calls `confirm`. Only then does the state change: if the file cannot be written, the same request is sent again.
@@ -145,7 +145,7 @@ def _find_rejected_entry(batch: Sequence[OutboxEntry], error: GatewayRefusedErro
 
 
 class ReadDeltas(Struct, frozen=True):
-    """Read the stored deltas after a cursor or, with `is_live`, each new delta when the gateway commits it."""
+    """Read the stored deltas after a cursor or, with `is_live`, each new delta as the gateway commits it."""
 
     since: int
     epoch: str
@@ -179,11 +179,11 @@ class ResetRows(Struct, frozen=True):
 
 
 class RestartSnapshot(Struct, frozen=True):
-    """Restart reading the snapshot at its first page. The file does not change."""
+    """Restart reading the snapshot from its first page. The file does not change."""
 
 
 PullEffect = DeltaPage[RowDelta] | RowPage | StageRows | ResetRows | RestartSnapshot
-"""The effect of a page itself is a merge into the rows. Deltas, and the last page of a snapshot, also move the
+"""A page is itself an effect: it is merged into the rows. Deltas, and the last page of a snapshot, also move the
 cursor."""
 
 
@@ -250,7 +250,7 @@ class PullProtocol:
                 self.cursor, self.epoch, self.is_caught_up = effect.cursor, effect.epoch, not effect.has_more
             case SnapshotPage():
                 self._advance_snapshot(effect)
-                # The file now has rows of this history. Rows of a different history replace them and are not merged.
+                # The file now has rows of this history. Rows from a different history replace them and are not merged.
                 self.epoch = effect.epoch
             case StageRows():
                 self._advance_snapshot(effect.page)

@@ -33,7 +33,7 @@ _ROW_DECODER: Final = msgspec.msgpack.Decoder(Row)
 
 
 class SyncState(Struct):
-    """In-memory copy of frequently used values of the file, which other threads may read."""
+    """In-memory copy of frequently used values in the file, which other threads may read."""
 
     hlc: int = 0
     cursor: int = 0
@@ -44,7 +44,7 @@ class SyncState(Struct):
     oldest_number: int = 0
     """Number of the oldest delta in the outbox, or 0 if the outbox is empty."""
     newest_number: int = 0
-    """Highest number that any delta in the outbox ever had."""
+    """Highest number that any delta in the outbox has ever had."""
 
 
 class DeltasStore(BaseStore):
@@ -151,7 +151,7 @@ class DeltasStore(BaseStore):
     # --- outbox
 
     def list_pending(self, before: int | None, deltas_max: int, bytes_max: int) -> list[OutboxEntry]:
-        """Return the oldest deltas in the outbox, in order. The first is returned whatever its size."""
+        """Return the oldest deltas in the outbox, in order. The first is returned regardless of its size."""
         batch: list[OutboxEntry] = []
         size = 0
         with self._file.translate_errors():
@@ -164,11 +164,12 @@ class DeltasStore(BaseStore):
         return batch
 
     def acknowledge(self, number: int, answer: PushReply) -> bool:
-        """Remove the deltas up to this number. If a different history acknowledged them, return False without a change.
+        """Remove the deltas up to this number. If the answer is from a different history, return False instead.
 
         A late answer may come from a history that a restore has replaced, and the restore may have lost the deltas. The
         answer's history must therefore be the one that the client knows, or a continuation of it. A replaced history
-        never continues its replacement. During a reset, `replace` decides instead.
+        never continues its replacement. During a reset the deltas are only marked; `replace` checks
+        their history.
         """
         epoch = answer.epoch
         if self.sync_state.epoch not in ("", epoch, *answer.previous_epochs) and not self.sync_state.is_reset_wanted:
@@ -240,13 +241,13 @@ class DeltasStore(BaseStore):
             self._save_cursor(connection, clocks, self.sync_state.cursor, self.sync_state.epoch)
 
     def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> list[Change] | None:
-        """Replace all rows with the staged ones, apply the outbox, and return the changes (None if too many)."""
+        """Replace all rows with the staged ones and apply the outbox. Return the changes, or None if too many."""
         with self._transaction(is_durable=True, changes_outbox=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
                 with self._file.translate_damage():
                     delta = decode_delta(body)
                 staged = self._load_state(connection, delta.table, delta.row_id, "staged_row")
-                if staged.is_empty:  # the gateway may have dropped the row; deltas below the horizon then lose
+                if staged.is_empty:  # the gateway may have dropped the row, so deltas below the horizon lose
                     staged = build_row_without_state(horizon, delta.table, delta.row_id)
                 _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
             replaced = self._compute_replacement(connection, changes_max)
@@ -260,8 +261,8 @@ class DeltasStore(BaseStore):
     def _compute_clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
         """Return the clock after a reset: if the outbox is empty, the highest clock reading in the rows.
 
-        If the clock was far ahead, this corrects it once its deltas have been withdrawn. The clock is never below the
-        tombstone horizon, because an edit below it would lose.
+        If the clock was far ahead, this corrects it once the deltas from that time have been withdrawn. The clock is
+        never below the tombstone horizon, because an edit below it would lose.
         """
         pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
         if pending:

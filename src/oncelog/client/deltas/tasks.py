@@ -139,7 +139,7 @@ class Puller(SyncTask):
         self._rounds_requested = 0
         self._rounds_done = 0
         self._snapshot_restarts = 0
-        """How many times in a row the snapshot was restarted."""
+        """How many consecutive times the snapshot was restarted."""
         self._lost_history: tuple[str, int] | None = None
         """Epoch and cursor of a history that the gateway no longer has."""
         sync_state = runtime.store.sync_state
@@ -159,7 +159,7 @@ class Puller(SyncTask):
             self.skip_pause()
 
     async def run_round(self) -> None:
-        """Wait until all deltas that the gateway currently has have arrived."""
+        """Wait until all of the gateway's current deltas have arrived."""
         self._rounds_requested += 1
         round_number = self._rounds_requested
         self.skip_pause()

@@ -93,7 +93,7 @@ class DeltaRefusedError(ClientError):
 
 
 class HistoryChange(BaseHistoryChange, frozen=True):
-    """The gateway's history differs from the one that the client followed: a backup was restored or the log truncated.
+    """The gateway's history differs from the one that the client followed, after a restore or a truncation of the log.
 
     The gateway's rows, with the outbox applied to them, have replaced the local rows. Changes that the gateway has lost
     are lost here too.
@@ -145,6 +145,6 @@ class DeltasLimits(ConnectionLimits, frozen=True, kw_only=True):
     changes_max: int = 10_000
     """Changes queued for one reader of `changes`. Beyond this, the reader gets UpdatesLostError."""
     changes_bytes_max: int = 64 * MIB
-    """Size of the values in these changes."""
+    """Total size of the values in the queued changes."""
     answer_timeout_ms: int = 60_000
     """If the gateway does not answer a request within this time, the client retries it."""

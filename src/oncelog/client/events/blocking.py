@@ -4,8 +4,8 @@
     with BlockingClient("http://127.0.0.1:7171", path="todo.db", partitions=["list/1"]) as client:
         outcome = client.submit({"type": "todo.added", "text": "milk"}).outcome()
 
-Any number of threads may share one. Handlers are called in threads, one event after the other; `apply` is called in
-the store's thread, and must not use the client: that would wait for itself.
+Any number of threads may share a client. Handlers are called in threads, one event after the other. `apply` is called
+in the store's thread and must not use the client: such a call would deadlock.
 """
 
 import os
@@ -29,7 +29,7 @@ from oncelog.portal import Portal
 
 
 class BlockingPending(BlockingObject):
-    """A submission in the outbox: the methods of `Pending`."""
+    """A submission in the outbox, with the methods of the async `Pending`."""
 
     def __init__(self, pending: Pending, portal: Portal) -> None:
         super().__init__(portal)
@@ -78,7 +78,7 @@ class BlockingPending(BlockingObject):
 
 
 class BlockingClient(BlockingEventsBase):
-    """One client of one server, for code without an event loop: the methods of `Client`."""
+    """A blocking events client for one server, with the methods of `Client`."""
 
     def __init__(
         self,

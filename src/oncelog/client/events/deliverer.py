@@ -100,7 +100,7 @@ class EventStream(BoundedStream[Event]):
         return event
 
     def deliver(self, event: Event) -> "asyncio.Future[bool]":
-        """Pass the next event to the loop. The result is False if the loop exits before it requests the one after."""
+        """Pass the next event to the loop. The result is False if the loop exits before it requests another event."""
         self._handled = asyncio.get_running_loop().create_future()
         if self._is_over:
             self._handled.set_result(False)

@@ -109,10 +109,10 @@ class EventsProtocol(BaseProtocol):
         self.wants_events = True
         """Whether the application consumes events. If not, the client requests none until `want_events` is called."""
         self.page_count = 0
-        """How many pages were requested. If it stays the same while `is_page_due`, the application takes no events."""
+        """Number of requested pages. If it stays the same while `is_page_due`, the application is not taking events."""
         self._scope = frozenset(partitions)
         self._cursor = cursor
-        """All events of the partitions up to this committed id have arrived."""
+        """All events in the partitions up to this committed id have arrived."""
         self._queue: deque[OutboxEntry] = deque()
         self._request: _Request | None = None
         self.ready: deque[Event] = deque()
@@ -393,7 +393,7 @@ class EventsProtocol(BaseProtocol):
     # --- frames out
 
     def _catch_up_if_ready(self) -> None:
-        """Leave phase ASIDE, unless a request is in flight: the events of its answer could not be put in order."""
+        """Leave phase ASIDE, unless a request is in flight, because the events in its answer could not be sorted in."""
         if self.phase is not EventsPhase.ASIDE or not self.wants_events or self.read_error is not None:
             return
         request = self._request
@@ -434,7 +434,7 @@ class EventsProtocol(BaseProtocol):
     # --- requests that the server does not accept
 
     def _postpone(self, request: _Request) -> None:
-        """Hold broadcasts back until the request is answered, because a busy server turned it away (see above)."""
+        """Hold broadcasts back until the request is answered, because a busy server turned it away."""
         request.is_under_way = False
         if not request.holds_broadcasts and self.phase is EventsPhase.LIVE:
             request.holds_broadcasts, request.cursor = True, self._cursor

@@ -49,7 +49,7 @@ class Event(Struct, frozen=True):
 
     @property
     def type(self) -> str:
-        """Type of the event, or an empty text if the event has none or has been erased."""
+        """Type of the event, or an empty string if the event has none or has been erased."""
         return "" if self.event is None else str(self.event.get("type", ""))
 
 
@@ -63,7 +63,7 @@ class Fault(Struct, frozen=True):
 
 
 class Committed(Struct, frozen=True):
-    """Outcome of a committed submission, even if an earlier connection had sent it first."""
+    """Outcome of a committed submission, even if it was first sent over an earlier connection."""
 
     committed_id: int
     status_updated_at: int
@@ -115,9 +115,9 @@ class Status(BaseStatus, frozen=True, kw_only=True):
 
 
 class HistoryChange(BaseHistoryChange, frozen=True):
-    """The server's history differs from the one that the client followed: a backup was restored or the log truncated.
+    """The server's history differs from the one that the client followed, after a restore or a truncation of the log.
 
-    The new history may lack events up to `cursor` that the client has delivered, or have different events at their ids.
+    The new history may lack events up to `cursor` that the client has delivered, or have others in their places.
     """
 
     cursor: int

@@ -4,7 +4,7 @@
     with BlockingLedgerClient("127.0.0.1:7271", path="pay.db", organization="acme", client_id="billing-1") as ledger:
         outcome = ledger.write([set_entity("user:1", b"…")], timeout_s=10)
 
-Any number of threads may share one.
+Any number of threads may share a client.
 """
 
 import os
@@ -35,7 +35,7 @@ from oncelog.portal import Portal
 
 
 class BlockingLedgerScope(BlockingStatusSource):
-    """A scope of a ledger, for code without an event loop: the methods of `LedgerScope`."""
+    """A scope of a ledger for blocking code, with the methods of `LedgerScope`."""
 
     def __init__(self, scope: LedgerScope, portal: Portal | None) -> None:
         super().__init__(scope, portal)
@@ -226,7 +226,7 @@ class BlockingLedgerScope(BlockingStatusSource):
 
 
 class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
-    """One client of one ledger, for code without an event loop: the methods of `LedgerClient`."""
+    """A blocking client for one ledger, with the methods of `LedgerClient`."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ _GRPC_MODULES: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
 class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
-    """A client of one ledger, with its own file. `async with` opens and closes it."""
+    """A client for one ledger, with its own file. `async with` opens and closes it."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments, most with a default
         self,
@@ -85,7 +85,7 @@ class LedgerClient(BaseClient[LedgerRuntime, Status], LedgerScope):
             await self._add_scope(*names).open()
 
     async def _drain(self) -> None:
-        """Wait for the answers to calls in flight, at most `close_timeout_ms`."""
+        """Wait for the answers to calls in flight, for at most `close_timeout_ms`."""
         await self._end_scopes()
 
     async def _release(self) -> None:

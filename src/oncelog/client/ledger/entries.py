@@ -129,7 +129,7 @@ class ScopeState(NamedTuple):
     freed: int = 0
     """Highest sequence of a write that was given up. A delayed copy of that write may still commit under it."""
     highest: int = 0
-    """Highest sequence that any write ever had."""
+    """Highest sequence that any write has ever had."""
 
 
 class StoreChanges(NamedTuple):

@@ -93,7 +93,7 @@ class LedgerProtocol:
 
     @property
     def needs_state(self) -> bool:
-        """Whether the client state must still be requested or its answer is outstanding."""
+        """Whether the client state must be requested, or was requested and has not arrived yet."""
         return self._wants_state or self._requested_from is not None
 
     # --- submitting
@@ -168,7 +168,7 @@ class LedgerProtocol:
     # --- sending
 
     def next_calls(self, now_ms: int) -> list[WriteCall]:
-        """Return the calls to make now, in order. Pass the answer of each to `handle_answer`."""
+        """Return the calls to make now, in order. Pass each answer to `handle_answer`."""
         if self.is_paused or self.needs_state or self.forgotten is not None or self._unsaved_removals:
             return []
         calls: list[WriteCall] = []

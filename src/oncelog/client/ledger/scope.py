@@ -144,7 +144,7 @@ class LedgerScope(StatusSource[LedgerRuntime, Status]):
 
     async def end(self) -> None:
         """Close the write stream. For internal use by the client."""
-        async with self._open_lock:  # the stream may be opening
+        async with self._open_lock:  # the stream may still be opening
             if self._stream is not None:
                 await self._stream.close()
 

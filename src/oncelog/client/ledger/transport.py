@@ -37,7 +37,7 @@ _REFUSED_STATUSES: Final = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
-"""Statuses of calls that the server rejects unprocessed. After any other status the effect of a call is unknown."""
+"""Statuses of calls that were rejected and not executed. After any other status the effect of a call is unknown."""
 TOO_LARGE: Final = "too_large"
 UNREADABLE_CODES: Final = frozenset({error_codes.FORBIDDEN, error_codes.NOT_FOUND})
 
@@ -129,7 +129,7 @@ class LedgerTransport:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            # The call was cancelled but not the caller, so the channel was closed.
+            # The call was cancelled, but its caller was not: the channel has been closed.
             raise LostError(f"{self.address}: the client was closed") from None
 
     async def get_client_state(self, organization: str, vault: str, *, waits: bool = True) -> ClientState:

@@ -87,7 +87,7 @@ class Written(Struct, frozen=True):
     """The transaction is committed, exactly once."""
 
     tx_id: str | None
-    """None if the server has evicted its answer. Then only the sequence is known."""
+    """None if the server has evicted its answer. In that case only the sequence is known."""
     sequence: int
     """Client sequence of the transaction."""
     version: int | None = None
@@ -131,7 +131,7 @@ class PendingWrite(Struct, frozen=True):
 
 
 class Recovered(Struct, frozen=True):
-    """A write of an earlier run and its outcome."""
+    """A write from an earlier run and its outcome."""
 
     key: UUID
     operations: tuple[Operation, ...]

@@ -112,7 +112,7 @@ class LedgerOutbox(BaseOutbox[LedgerRuntime, QueuedWrite, Pending, bool]):
         return [PendingWrite(UUID(bytes=entry.key), sequence, entry.operations) for sequence, entry in found]
 
     def report(self, settled: SettledWrite) -> None:
-        """Report an outcome, unless it was reported before: a committed write is reported before and after its save."""
+        """Report an outcome unless it was already reported: a committed write is reported before and after its save."""
         entry, outcome = settled
         if not entry.is_reported:
             entry.is_reported, entry.outcome = True, outcome
@@ -188,7 +188,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
         return ConnectionState.LIVE
 
     async def wait_recovered(self) -> list[Recovered]:
-        """Wait until all writes of an earlier run have outcomes. Return them in order."""
+        """Wait until all writes from an earlier run have outcomes. Return them in order."""
 
         def are_known() -> bool:
             self._check_remembered()
@@ -370,7 +370,7 @@ class WriteStream(RetryTask[LedgerRuntime]):
     # --- ending
 
     async def close(self) -> None:
-        """Wait for the answers to sent writes, at most `close_timeout_ms`, and stop all tasks.
+        """Wait for the answers to sent writes, for at most `close_timeout_ms`, and stop all tasks.
 
         Writes without an outcome remain in the file.
         """

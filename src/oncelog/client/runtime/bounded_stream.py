@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class BoundedStream(Generic[T]):
-    """Yields all items since the stream was created: `async for item in stream`. `aclose` ends it."""
+    """Yields all items added since the stream was created: `async for item in stream`. `aclose` ends it."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Lifecycle of a client: its store thread, its tasks, its waiting callers, and how they all end.
+"""Lifecycle of a client: its store thread, tasks and waiting callers, from opening to closing or failure.
 
-`BaseClient` is the base of the four public classes. The parts of a client share its `ClientRuntime`.
+`BaseClient` is the base of the four public client classes. The parts of a client share its `ClientRuntime`.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ClientRuntime(Generic[StoreType, LimitsType]):
         self.is_ready = False
         """Whether opening has succeeded."""
         self.store_error: str | None = None
-        """Why the file cannot be written, or None while it can."""
+        """Why the file cannot be written, or None if it can be."""
         self.streams: list[BoundedStream[Any]] = []
         """Streams that the application reads."""
         self.end_calls: list[Callable[[], None]] = []
@@ -249,7 +249,7 @@ ProtocolType = TypeVar("ProtocolType")
 
 
 class ProtocolRuntime(ClientRuntime[StoreType, LimitsType], Generic[StoreType, LimitsType, ProtocolType]):
-    """Runtime of a client whose protocol starts from the content of the store."""
+    """Runtime of a client whose protocol is built from the state in the store."""
 
     loaded_protocol: ProtocolType | None = None
     """The protocol, or None until the store is open."""

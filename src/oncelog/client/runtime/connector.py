@@ -97,12 +97,12 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
             return RetryPause(self._protocol.reconnect_ms)
         except ServerRefusedError as error:
             self._record_error(str(error))
-            # An expired token denies an admitted connection; in that case the token function may return a new one.
+            # If the client was admitted before, its token has probably expired. A token function may return a new one.
             has_expired = self._was_admitted and self._may_renew_token
             self.is_admitted = has_expired or error.code.lower() not in self.denied_codes
             return RetryPause(error.retry_after_ms, is_long=not self.is_admitted)
         finally:
-            if self._protocol.answer_count - before > 1:  # more answers than the one to `connect`
+            if self._protocol.answer_count - before > 1:  # more than the answer to `connect` arrived
                 self._backoff.reset()
             self._process_changes()
         return RetryPause()
@@ -113,7 +113,7 @@ class BaseConnector(RetryTask[Runtime], Generic[Runtime, ProtocolType]):
         super()._record_error(error)
 
     def _process_changes(self) -> None:
-        """Wake the tasks that have work because of a frame or a connection change."""
+        """Wake the tasks that may have new work after a frame or a connection change."""
         if self._protocol.is_submitting:
             self._was_admitted = self.is_admitted = True
             self.last_error = None

@@ -21,7 +21,7 @@ class BlockedWrites:
         return next(reversed(self._errors.values()), None)
 
     def block(self, code: str, message: str, queue: str = "") -> None:
-        """Record that the first write of a queue must be retried later. The record outlives the connection."""
+        """Record that the first write of a queue must be retried later. A reconnect does not change this."""
         is_new = self._errors.pop(queue, None) is None
         self._errors[queue] = f"{code}: {message}"
         if is_new:

@@ -50,9 +50,9 @@ class StoreSchema(Struct, frozen=True):
     """Tables of one kind of client, and the scripts that create and migrate them."""
 
     kind: str
-    """Name of the client in errors: "deltas client"."""
+    """Name of the client in errors, such as "deltas client"."""
     package: str
-    """Package with a `sql` directory: `schema.sql`, `queries.sql`, and `migrate_N.sql` for every version N from 2."""
+    """Package with a `sql` directory: `schema.sql`, `queries.sql`, and `migrate_N.sql` for each version N from 2 on."""
     version: int
     application_id: int = 0
     """`application_id` of the file, or 0 if the tables may be in the application's own file."""
@@ -164,7 +164,7 @@ class StoreFile:
         """
         if self.path == MEMORY:
             return
-        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # the same for every name of the file
+        path = f"{os.path.realpath(self.path)}{self._schema.lock_suffix}"  # the same for every path of the file
         try:
             lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
