@@ -133,7 +133,7 @@ Answer = Callable[[list[str], int], Any]
 
 @contextmanager
 def faulty_server(results: Answer) -> Iterator[str]:
-    """Run a server in this process whose answers are the return values of a function."""
+    """Run a server in this process. Its answers are the return values of a function."""
     requests = 0
 
     async def events(request: web.Request) -> web.StreamResponse:
