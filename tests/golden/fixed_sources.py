@@ -19,7 +19,7 @@ ELAPSED_MS: Final = 3_600_000
 
 
 class FixedRandom:
-    """Replacement for `os.urandom`. Each size has a separate sequence, so a new draw shifts only draws of its size."""
+    """Replacement for `os.urandom`. Each size has a separate sequence: an added draw shifts only draws of its size."""
 
     def __init__(self) -> None:
         self.seed = ""

@@ -27,7 +27,7 @@ from server.test_server_app import make_certificate
 SLOTS: Final = 20
 """`unauthenticated_connections_max` of the servers in these tests."""
 NON_EVICTING_COUNT: Final = SLOTS // 2 - 1
-"""This many new connections do not evict one that was accepted before them."""
+"""Number of new connections that never evict one accepted before them."""
 ROUNDS: Final = 2
 ANY_CERTIFICATE: Final = ssl.create_default_context()
 ANY_CERTIFICATE.check_hostname, ANY_CERTIFICATE.verify_mode = False, ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Client ids and actors of events: no credential can write as another's client, and readers see the actor."""
+"""Client ids and actors of events: no credential can write as the client of another, and readers see the actor."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Write or follow a lane: python lane_worker.py ADDRESS write NAME COUNT | follow NAME COUNT FILE
 
-The worker starts at the first line of its input. A follower writes all received positions to FILE, in order.
+The worker starts when it reads the first input line. A follower writes all received positions to FILE, in order.
 """
 
 import asyncio

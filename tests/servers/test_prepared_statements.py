@@ -26,7 +26,7 @@ CONNECT_MS = LONG_MS // 10
 
 
 class DistantServer:
-    """A session with a distant server, which takes some time to prepare each statement."""
+    """A session with a distant server, so that preparing each statement takes some time."""
 
     def __init__(self, each_s: float) -> None:
         self.now_s = 0.0

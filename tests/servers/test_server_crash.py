@@ -26,7 +26,7 @@ CRASHES = 2
 SOAK_CRASHES = 40
 POLL_MS = 5
 OUTAGE_S = 0.75
-"""Long enough for more failed polls than a tailer tolerates before it may report an error."""
+"""Long enough for more failed polls in succession than a tailer tolerates without reporting an error."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError, KeyError, AssertionError)
 
 

@@ -34,7 +34,7 @@ async def fail_until_deadline(deadline: RetryDeadline, time: VirtualClock) -> No
 async def test_retry_deadline_starts_at_the_first_lost_session(
     monkeypatch: pytest.MonkeyPatch, before_s: float
 ) -> None:
-    """The batch may have started long ago, and a restart at each loss would retry forever."""
+    """The batch may have started long ago. If each loss restarted the deadline, it would be retried forever."""
     time = VirtualClock()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
     monkeypatch.setattr(asyncio, "sleep", time.sleep)
