@@ -44,7 +44,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
 }
 """All benchmarks, by the name of the command and of its results."""
 ALONE: Final = ("peers", "server")
-"""Benchmarks that need further packages (`make peers`), and therefore run only if they are named."""
+"""Benchmarks that need additional packages (`make peers`) and therefore run only when they are named."""
 
 RESULTS: Final = Path(__file__).parent / "results"
 

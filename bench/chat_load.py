@@ -81,7 +81,7 @@ async def users(server: Serving, who: Sequence[str], *, live: bool) -> AsyncIter
 
 
 class Sends(Requests):
-    """Messages of connections that send to their chats in turn."""
+    """Messages from connections that send to their chats in turn."""
 
     def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
         super().__init__(connections)
@@ -106,7 +106,7 @@ class Sends(Requests):
 
 
 class SequenceCheck:
-    """Checks that the sequences of each chat continue without gaps or repetitions."""
+    """Checks that each chat's sequences continue without gaps or repetitions."""
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}

@@ -88,7 +88,7 @@ async def _submissions(sizes: Sizes) -> dict[str, Series]:
 
 
 async def _by_the_client(client: Client, server: Serving, submitters: int, seconds: float) -> Slice:
-    """Submit events as dicts, as an application does. An event counts once its outcome is stored."""
+    """Submit events as dicts, as an application does. An event is counted when its outcome has been stored."""
     waiting = zip(uuids(), itertools.cycle(EVENTS), itertools.cycle([[name] for name in PARTITIONS]), strict=False)
     waited: list[float] = []
     watch = Watch(server.pid)
@@ -116,7 +116,7 @@ async def _by_the_client(client: Client, server: Serving, submitters: int, secon
 
 
 async def _catching_up(sizes: Sizes) -> tuple[Slice, Slice]:
-    """Read the pages alone, then catch up with an empty client that fills a table of the application."""
+    """Read the pages alone, then catch up with an empty client that fills an application table."""
     with directory() as place:
         say(f"storing {sizes.stored} events …")
         async with oncelog.open(place / "stored.db") as log:

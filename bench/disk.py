@@ -21,7 +21,7 @@ def file_system(path: Path) -> str:
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, mounted, *_ = line.split()
         if path.resolve().is_relative_to(mount) and Path(mount).is_relative_to(best):
-            best, kind = Path(mount), mounted  # the last of several on one mount point counts
+            best, kind = Path(mount), mounted  # of several mounts on one mount point, the last is visible
     return kind
 
 

@@ -1,6 +1,6 @@
 """One of several processes on a log: `python -m bench.gateway_worker ADDRESS STREAM CALLERS`.
 
-Each input line is a number of seconds. The process submits new writes to its stream for this time and prints how many
+Each input line is a number of seconds. The process submits new writes to its stream for that long and prints how many
 it has submitted.
 """
 

@@ -33,7 +33,7 @@ from oncelog.testing.postgres import DURABLE_SETTINGS, PostgresServer, create_sc
 
 GATEWAYS: Final = 4
 CALLERS: Final = 256
-"""Callers of each process."""
+"""Callers per process."""
 SERVER: Final = {**DURABLE_SETTINGS, "shared_buffers": "512MB", "max_wal_size": "4GB"}
 """Replaces PostgreSQL defaults for very small machines. Other settings keep their defaults."""
 BARE: Final = """\

@@ -41,7 +41,7 @@ class Caller(asyncio.Protocol):
             self.done.set_exception(exc or ConnectionError("the server has closed the connection"))
 
     def call_until(self, until: float) -> "asyncio.Future[None]":
-        """Send requests until this time. The returned future is done at the last answer."""
+        """Send requests until this time. The returned future completes with the last answer."""
         self.waited = []
         self._until = until
         self.done = asyncio.get_running_loop().create_future()
@@ -84,7 +84,7 @@ class Caller(asyncio.Protocol):
 
 
 async def keep_calling(callers: "list[Caller]", server: int, seconds: float, events: int = 1) -> Slice:
-    """Run all callers concurrently for this time, with `events` events per request."""
+    """Run all callers concurrently for this long, with `events` events per request."""
     watch = Watch(server)
     await asyncio.gather(*(caller.call_until(watch.began + seconds) for caller in callers))
     waited = [one for caller in callers for one in caller.waited]

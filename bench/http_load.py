@@ -40,7 +40,7 @@ class Writer(Caller):
 
 @asynccontextmanager
 async def writers(host: str, port: int, count: int, first: int) -> AsyncIterator[list[Caller]]:
-    """Yield a number of writers, numbered from `first` on. Each number is a separate client."""
+    """Yield this many writers, numbered from `first`. Each number is a separate client."""
     loop = asyncio.get_running_loop()
     made: list[Caller] = []
     try:

@@ -1,4 +1,4 @@
-"""First runs and replays, compared with alternatives of other projects. `make peers` installs them and runs this.
+"""First runs and replays, compared with alternatives from other projects. `make peers` installs them and runs this.
 
 The peers have different purposes. bench/README.md lists the differences.
 """
@@ -85,7 +85,7 @@ class _Context:
 
 @contextmanager
 def dbos(place: Path) -> Iterator[Peer]:
-    """DBOS on SQLite: a workflow without steps, with an id from the order."""
+    """DBOS on SQLite: a workflow without steps, whose id is derived from the order."""
     peer = import_module("dbos")
 
     peer.DBOS(

@@ -38,12 +38,12 @@ from oncelog import Committed, Log, Submission
 UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
 """Rate limits are off, because one benchmark caller represents many."""
 COMMAND: Final = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store"]
-"""The store path follows."""
+"""Command that starts a server. The path of the store is appended."""
 ADDRESS: Final = r"(?:https?|wss?)://([0-9.]+|localhost):([0-9]+)(?=[\s/\"])"
 BATCH: Final = 100
 PAGE: Final = 1000
 AT_ONCE: Final = 50
-"""Partitions per sync, out of a hundred. The API accepts 64."""
+"""Partitions per sync, out of a hundred. The API accepts up to 64."""
 READERS: Final = 4
 
 
@@ -120,7 +120,7 @@ def run(effort: Effort) -> Report:
 
 @contextmanager
 def serving(place: Path, store: Path | str, *settings: str) -> Iterator[Serving]:
-    """Run the server of Oncelog on a file or a database."""
+    """Run an Oncelog server on a file or a database."""
     chosen = [word for setting in settings for word in ("--set", setting)]
     output = place / f"{store.stem if isinstance(store, Path) else 'gateway'}.log"
     with process([*COMMAND, str(store), *UNLIMITED, *chosen], output, ADDRESS) as (pid, said):
@@ -132,7 +132,7 @@ def serving(place: Path, store: Path | str, *settings: str) -> Iterator[Serving]
 
 @dataclass(frozen=True)
 class Ours:
-    """The server of Oncelog and its connections, with the interface of the peers."""
+    """An Oncelog server and connections to it, with the same interface as the peers."""
 
     server: Serving
     connections: list[Connection]
@@ -143,7 +143,7 @@ class Ours:
         return await Load(self.connections, 1).keep_busy(self.server.pid, self.in_flight, seconds)
 
     async def half_load(self, seconds: float) -> tuple[Slice, Slice]:
-        """Measure full load and directly afterwards half load, because the machine's speed changes."""
+        """Measure full load and then, immediately afterwards, half load, because the machine's speed changes."""
         full = await self.load(seconds / 2)
         return full, await Load(self.connections, 1).pace(self.server.pid, full.per_s / 2, seconds)
 

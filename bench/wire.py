@@ -44,7 +44,7 @@ def wire_events(partitions: Sequence[str] = PARTITIONS) -> Iterator[WireEvent]:
 
 @dataclass(frozen=True)
 class Slice:
-    """Figures of a period in which a server was kept busy."""
+    """Figures for a period in which a server was kept busy."""
 
     events: int
     """Acknowledged events."""

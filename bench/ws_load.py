@@ -1,4 +1,4 @@
-"""A minimal client of the Events API, and the loads that it runs on a server.
+"""A minimal client of the Events API, and the loads that it puts on a server.
 
 This is not a client for applications. The benchmark measures the server, which shares the machine with the client, so
 the client saves CPU time. It masks frames with zeros (which RFC 6455, 5.3 allows, and which does not change the bytes),

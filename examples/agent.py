@@ -1,10 +1,10 @@
 """An agent whose tools must not run twice: it is killed in the middle of its plan, and a second agent continues.
 
-Run it with `.venv/bin/python examples/agent.py`. Each run creates agent.db again.
+Run it with `.venv/bin/python examples/agent.py`. Each run recreates agent.db.
 
 A script replaces the language model, because the example is about the loop around it. Every tool call goes through
-`Runs`, whose six fields identify the call. So any process can execute a plan again from its first step: `Runs` returns
-the stored results of finished steps and does not run their tools.
+`Runs`, whose six fields identify the call. Any process can therefore execute a plan again from its first step: `Runs`
+returns the stored results of finished steps and does not run their tools.
 """
 
 import asyncio

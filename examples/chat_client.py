@@ -1,8 +1,8 @@
 """Two chat clients: Ann's process is killed while she writes offline, and Bob gets every message once, in order.
 
 Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/chat_client.py`. Pass the
-address of the server as an argument if it is not http://127.0.0.1:7171. The files of the clients are in a temporary
-directory, and each run creates a new chat.
+server's address as an argument if it is not http://127.0.0.1:7171. The clients' files are in a temporary directory, and
+each run creates a new chat.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 def open_client(name: str, files: Path, url: str = URL) -> ChatClient:
-    """Return the client of a user, with a separate file. In development mode a name is a token."""
+    """Return a user's client, which has its own file. In development mode a user's name is also the token."""
     return ChatClient(url, path=files / f"{name}.db", token=name)
 
 

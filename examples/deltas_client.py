@@ -1,8 +1,8 @@
-"""Two deltas clients: tills edit one list of products, one of them is killed offline, and both get the same rows.
+"""Two deltas clients: two tills edit a product list, one is killed while offline, and both end up with the same rows.
 
 Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/deltas_client.py`. Pass
-the address of the server as an argument if it is not http://127.0.0.1:7171. Each run creates till-1.db and till-2.db
-again, and uses a new gateway.
+the server's address as an argument if it is not http://127.0.0.1:7171. Each run recreates till-1.db and till-2.db, and
+uses a new gateway.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 def open_till(name: str, gateway: str, url: str = URL) -> DeltasClient:
-    """Return the client of a till, with a separate file."""
+    """Return a till's client, which has its own file."""
     return DeltasClient(url, gateway, path=f"{name}.db", client_id=name)
 
 
@@ -33,12 +33,12 @@ async def edit_and_die(gateway: str) -> None:
 
 
 def run_first_till(gateway: str) -> None:
-    """Run the process of the first till, which is killed."""
+    """Run the first till's process, which is killed."""
     asyncio.run(edit_and_die(gateway))
 
 
 async def sync_both(gateway: str) -> None:
-    """Open the file of the first till again, and edit the same rows with a second till."""
+    """Reopen the first till's file, and edit the same rows with a second till."""
     async with open_till("till-1", gateway) as first, open_till("till-2", gateway) as second:
         print(f"the file has {first.status().pending} edits that no gateway knows of")
         changes = second.changes("products")

@@ -1,7 +1,7 @@
 """The embedded log in a file: a worker is killed, and a second one submits everything again.
 
-Run it with `make tour` or `.venv/bin/python examples/embedded.py`. Each run creates tour.db again, and prints commands
-to try with it.
+Run it with `make tour` or `.venv/bin/python examples/embedded.py`. Each run recreates tour.db, and prints commands to
+try on it.
 """
 
 import multiprocessing

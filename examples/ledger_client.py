@@ -1,8 +1,8 @@
 """A ledger client that is killed while it pays bills, and recovers its writes.
 
 Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/ledger_client.py`. Pass
-the address of the gRPC port as an argument if it is not 127.0.0.1:7271. Each run creates ledger_client.db again, and
-uses a new client and a new vault.
+the server's gRPC address as an argument if it is not 127.0.0.1:7271. Each run recreates ledger_client.db, and uses a
+new client and a new vault.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ BILLS = 10
 
 
 def open_client(run: str) -> LedgerClient:
-    """Return the client of a run. Its sequence and its pending writes are in the file."""
+    """Return the client for a run. The file contains its sequence and its pending writes."""
     return LedgerClient(ADDRESS, path=FILE, organization="acme", vault=run, client_id=f"billing-{run}")
 
 

@@ -45,7 +45,7 @@ DAY_MS = 86_400_000
 
 
 class Tour:
-    """A log in memory, and a clock. Prints what it does."""
+    """An in-memory log with its own clock. Prints what it does."""
 
     def __init__(self) -> None:
         self.log = MemoryLog()
@@ -181,7 +181,7 @@ def show_runs(tour: Tour) -> None:
 
 
 def show_deltas(tour: Tour) -> None:
-    """Merge edits of rows, which give the same rows in any order of arrival."""
+    """Merge row edits, which give the same rows in whatever order they arrive."""
     tour.print_title("5. Offline rows: the identity is a hash of the content, and the last writer wins")
 
     def change(client: str, ahead_ms: int, before: dict[str, object], after: dict[str, object]) -> Submission:
@@ -217,7 +217,7 @@ def show_proof(tour: Tour) -> None:
 
 
 def main() -> None:
-    """Print the tour. A reader that closes the pipe ends it without an error."""
+    """Print the tour. Stop without an error if the reader closes the pipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -1,6 +1,6 @@
 """A nightly job that is killed and restarted: it bills each account once.
 
-Run it with `.venv/bin/python examples/nightly.py`. Each run creates nightly.db again.
+Run it with `.venv/bin/python examples/nightly.py`. Each run recreates nightly.db.
 
 The job does not store where it stopped. It begins at the first account every time, and `once` returns the stored bill
 of each account that was already billed this night. Two jobs that run at the same time do no harm either.

@@ -1,7 +1,7 @@
 """A payment endpoint that clients may retry: the answer is lost, and the card is charged once.
 
 Run it with `.venv/bin/python examples/payments.py` (it needs FastAPI and httpx, which `make test` installs). Each run
-creates payments.db again.
+recreates payments.db.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Validation of new events by a shop. examples/validated.py starts a server with `--set validate=shop_rules:check`."""
+"""A shop's validation of new events. examples/validated.py starts a server with `--set validate=shop_rules:check`."""
 
 from oncelog import NewEvent
 
 
 def check(event: NewEvent) -> None:
-    """Raise an error for an event that must not be committed. The client gets the text of the error."""
+    """Raise an error for an event that must not be committed. The client gets the error's text."""
     if event.type == "order.placed":
         total = event.body.get("total")
         if not isinstance(total, int) or total <= 0:

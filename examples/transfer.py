@@ -1,10 +1,10 @@
 """Rows and a stored result in one transaction: a transfer between accounts that is killed at every statement.
 
-Run it with `.venv/bin/python examples/transfer.py`. Each run creates transfer.db again.
+Run it with `.venv/bin/python examples/transfer.py`. Each run recreates transfer.db.
 
 Each round requests a new transfer. In the first round the process is killed before its first statement, in the next
-round before its second, and so on, until a round survives. After each kill the transfer is requested again, as by a
-client without an answer. At the end the balances show that every transfer happened once.
+round before its second, and so on, until a round survives. After each kill the transfer is requested again, as a client
+that received no answer would do. At the end the balances show that every transfer happened once.
 """
 
 import multiprocessing
@@ -22,7 +22,7 @@ CENTS = 10_000
 def transfer(key: str, cents: int, die_before: int = 0) -> int:
     """Move money once for each key, and return the remaining balance.
 
-    The process kills itself before the statement number `die_before`, counting the statements of Oncelog and its own.
+    The process kills itself before statement number `die_before`, counting Oncelog's statements and its own.
     """
     connection = sqlite3.connect(FILE)
     log = oncelog.share(connection)
@@ -50,7 +50,7 @@ def transfer(key: str, cents: int, die_before: int = 0) -> int:
 
 
 def create_tables() -> None:
-    """Create a log, and tables of the application in its file."""
+    """Create a log, and the application's tables in the same file."""
     for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm")):
         name.unlink(missing_ok=True)
     with oncelog.open_blocking(FILE):

@@ -1,6 +1,6 @@
-"""A server that validates orders with a function of the application (shop_rules.py) before it commits them.
+"""A server that validates orders with an application function (shop_rules.py) before it commits them.
 
-Run it with `.venv/bin/python examples/validated.py` (it needs the extra `server`). Each run creates validated.db again.
+Run it with `.venv/bin/python examples/validated.py` (it needs the extra `server`). Each run recreates validated.db.
 """
 
 import os
@@ -26,7 +26,7 @@ def start_server() -> tuple["subprocess.Popen[str]", str]:
         [*command, "--set", "validate=shop_rules:check", "--set", "log.level=error"],
         stdout=subprocess.PIPE,
         text=True,
-        # The module is in the directory of this file. A module in the working directory of the server needs no path.
+        # The module is in the same directory as this file. A module in the server's working directory needs no path.
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
     assert server.stdout is not None

@@ -3,7 +3,7 @@
     python -m tools.advisories                  check; exits with status 1 if a pinned version is affected
     python -m tools.advisories --renew DIR      rewrite the list from a checkout of the PyPA advisory database
 
-The list has the advisories of all packages that requirements/*.txt pin, and the date of the database.
+The list contains the advisories for all packages that requirements/*.txt pin, and the date of the database.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def affected_pins(pins: Iterable[Pin], packages: dict[str, list[Advisory]]) -> I
 
 
 def read_database(directory: Path, names: set[str]) -> dict[str, list[Advisory]]:
-    """Read the advisories of some packages from a checkout of the PyPA advisory database."""
+    """Read the advisories for these packages from a checkout of the PyPA advisory database."""
     packages: dict[str, list[Advisory]] = {}
     for name in sorted(names):
         files = sorted((directory / "vulns" / name).glob("*.yaml"))

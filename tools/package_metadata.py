@@ -1,4 +1,4 @@
-"""Make the description and the links of the package.
+"""Make the package's description and links.
 
 The package index shows README.md outside the repository, where relative links lead nowhere. The repository does not
 know the address at which it is published, so the address is a variable of the build:
@@ -6,7 +6,7 @@ know the address at which it is published, so the address is a variable of the b
     PROJECT_URL=https://… make dist
 
 With it, the package links to the repository, its documentation, changelog and security policy, and relative links of
-the README become absolute. Without it, relative links become their text.
+the README become absolute. Without it, relative links are replaced with their text.
 """
 
 import os
@@ -41,14 +41,14 @@ def make_description(readme: str, project_url: str | None) -> str:
 
 
 def make_urls(project_url: str | None) -> dict[str, str]:
-    """Return the links of the package by label."""
+    """Return the package's links by label."""
     if not project_url:
         return {}
     return {"Repository": project_url} | {label: page_url(project_url, page) for label, page in PAGES.items()}
 
 
 def page_url(project_url: str, page: str) -> str:
-    """Return the address of a page of the repository, in the form that the common hosts share."""
+    """Return the address of a page in the repository, in the form that the common hosts share."""
     return f"{project_url}/blob/{BRANCH}/{page}"
 
 
@@ -64,7 +64,7 @@ class LinkHook(MetadataHookInterface):
     """Hatch runs this hook when it reads the metadata of the package."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set the description and the links."""
+        """Set the description and links."""
         project_url = read_project_url()
         readme = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         text = make_description(readme, project_url)

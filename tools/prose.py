@@ -1,8 +1,8 @@
 """List sentences that read like a translation: `python -m tools.prose` (`make prose`).
 
 CONTRIBUTING.md explains why. A hit is a place to look, not a verdict. `--check` compares the number of hits per 1,000
-lines of prose with `tools/prose_limits.json`, and `--lower` records the present numbers.
-Prose is Markdown outside of code, and in code the comments and the texts of three words or more.
+lines of prose with `tools/prose_limits.json`, and `--lower` records the current numbers. Prose is Markdown outside of
+code and, in code, comments and strings of three words or more.
 """
 
 import argparse

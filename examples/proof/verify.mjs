@@ -1,4 +1,4 @@
-// Checks a proof of Oncelog. Written from docs/reference/proofs.md. Runs in Node 20 and in browsers, without packages.
+// Checks an Oncelog proof. Written from docs/reference/proofs.md. Runs in Node 20 and in browsers, without packages.
 //   node verify.mjs FILE                               exit status 0 if the proof holds, else 1
 //   const { blockHash } = await verify(parse(json));   throws an Error if it does not hold
 // Compare the block hash with one that you trust: any program can make up a block.

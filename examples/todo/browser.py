@@ -1,4 +1,4 @@
-"""A headless Chromium that is driven over the DevTools protocol, for the test of the page and for its picture."""
+"""A headless Chromium, driven over the DevTools protocol, for testing the page and for taking its picture."""
 
 import asyncio
 import base64
@@ -25,7 +25,7 @@ class Tab:
         self._numbers = itertools.count(1)
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command of the protocol and return its result. Commands must not overlap."""
+        """Send a protocol command and return its result. Commands must not overlap."""
         number = next(self._numbers)
         async with asyncio.timeout(WAIT_S):
             await self._socket.send_json({"id": number, "method": method, "params": parameters})
@@ -64,7 +64,7 @@ class Tab:
 
 @asynccontextmanager
 async def open_browser(profile: Path) -> AsyncIterator[Tab]:
-    """Run a browser with one page. The profile is an empty directory, or that of an earlier run."""
+    """Run a browser with one page. The profile is an empty directory, or one from an earlier run."""
     program = shutil.which("chromium")
     if program is None:
         raise RuntimeError("chromium is missing: apt-get install chromium")

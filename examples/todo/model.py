@@ -5,7 +5,7 @@ An event has the form that both dialects of the server show, so that the web pag
     {"type": "todo.added", "schemaVersion": 1, "payload": {"item": "…", "text": "milk", "by": "ann"}, "meta": {…}}
 
 The list depends on nothing but the events in the order of the log, so all clients that have read the same events show
-the same list. `page/model.mjs` is this module in JavaScript; a test compares both.
+the same list. `page/model.mjs` is this module in JavaScript; a test compares the two.
 """
 
 import re
@@ -41,14 +41,14 @@ class Item(NamedTuple):
 
     id: str
     place: int
-    """Number of the event that added the item: its place in the list, equal for all readers."""
+    """Number of the event that added the item: its place in the list, the same for all readers."""
     text: str
     by: str
     is_done: bool = False
     is_removed: bool = False
     """The item stays in the table, so that a later event about it does not bring it back."""
     is_pending: bool = False
-    """The outbox has a change of the item."""
+    """Whether the outbox contains a change to the item."""
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def get_followed_partition(name: str) -> str:
 
 
 def list_event_partitions(name: str) -> list[str]:
-    """Return the partitions of each event of a list, equal to those of the page's events."""
+    """Return the partitions of each event of a list, the same as those of the page's events."""
     return [f"project/{name}", f"todo/{name}"]
 
 
@@ -76,7 +76,7 @@ def build_event(kind: str, item: str, by: str, text: str | None = None) -> dict[
 
 
 def parse_change(event: Mapping[str, Any] | None) -> Change | None:
-    """Return the content of an event. None for other events: any client can write to the partition."""
+    """Return the content of an event, or None if it is not about an item: any client can write to the partition."""
     if event is None or type(event.get("schemaVersion")) is not int or event["schemaVersion"] != SCHEMA_VERSION:
         return None
     kind, payload = event.get("type"), event.get("payload")
@@ -106,11 +106,11 @@ def apply_change(item: Item | None, change: Change, place: int) -> Item | None:
             return item._replace(is_done=change.kind == DONE)
         case "todo.removed":
             return item._replace(is_removed=True)
-    return item  # it exists already
+    return item  # it already exists
 
 
 def fold(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> dict[str, Item]:
-    """Return all items, including removed ones, after numbered events in the order of the log."""
+    """Return all items, including removed ones, after these numbered events, given in log order."""
     items: dict[str, Item] = {}
     for number, event in events:
         change = parse_change(event)
@@ -120,7 +120,7 @@ def fold(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> dict[str, It
 
 
 def build_list(events: Iterable[tuple[int, Mapping[str, Any] | None]]) -> list[Item]:
-    """Return the list after numbered events in the order of the log."""
+    """Return the list after these numbered events, given in log order."""
     return list_visible(fold(events).values())
 
 
@@ -156,7 +156,7 @@ _COLUMNS: Final = 'id, place, text, "by", is_done, is_removed'
 
 
 def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-    """Update the table. The client calls this in the transaction that moves its cursor, so each event counts once."""
+    """Update the table. The client calls it in the transaction that moves its cursor, so no event is applied twice."""
     connection.execute(_TABLE)
     for event in events:
         change = parse_change(event.event)
@@ -172,13 +172,13 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
 
 
 def reset(connection: sqlite3.Connection) -> None:
-    """Empty the table. The client calls this when the server has another log, for example after a restore."""
+    """Empty the table. The client calls this when the server has a different log, for example after a restore."""
     connection.execute(_TABLE)
     connection.execute("DELETE FROM todo_items")
 
 
 class Table:
-    """Reads the table over a separate connection, because that of the client belongs to the client's thread."""
+    """Reads the table over a separate connection, because the client's belongs to the client's thread."""
 
     def __init__(self, path: str) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)

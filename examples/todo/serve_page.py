@@ -22,7 +22,7 @@ class Handler(SimpleHTTPRequestHandler):
     """Serves two directories."""
 
     def translate_path(self, path: str) -> str:
-        """Return the file of a path. The base class keeps it inside the directory."""
+        """Return the file for a path. The base class keeps it inside the directory."""
         path = urlsplit(path).path
         if path.startswith(_MODULES_PATH):
             self.directory = str(MODULES)
@@ -31,12 +31,12 @@ class Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def end_headers(self) -> None:
-        """Forbid caching, so that a changed page appears at the next load."""
+        """Forbid caching, so that a changed page appears on the next load."""
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
-        """Print no log of requests."""
+        """Do not log requests."""
 
 
 def create_page_server(port: int = PORT) -> ThreadingHTTPServer:

@@ -1,7 +1,7 @@
 """A shared to-do list in a terminal: python examples/todo/terminal.py --name ann
 
-The terminal stores every change in the outbox and shows it at once. Without a server, the only difference is the mark
-next to a pending item. Start several terminals with different names, and the page (serve_page.py).
+The terminal stores every change in the outbox and shows it immediately. Without a server, the only difference is the
+mark next to a pending item. Start several terminals with different names, and the page (serve_page.py).
 """
 
 import argparse
@@ -47,7 +47,7 @@ _REJECTED: Final = "rejected/"
 
 
 class Switch:
-    """A transport that the user can turn off. The client handles that like every lost connection."""
+    """A transport that the user can turn off. The client handles that like any lost connection."""
 
     def __init__(self, url: str, limits: ClientLimits) -> None:
         self._transport = WebSocketTransport(normalize_url(url), limits)
@@ -55,7 +55,7 @@ class Switch:
         self.is_off = False
 
     async def connect(self) -> Socket:
-        """Connect, as `Transport` says. Raises LostError while the switch is off."""
+        """See `Transport`. Raises LostError while the switch is off."""
         self._check_on()
         socket = await self._transport.connect()
         try:
@@ -71,13 +71,13 @@ class Switch:
             raise LostError("switched off")
 
     async def turn_off(self) -> None:
-        """End the connection and refuse further ones."""
+        """Close the connection and refuse new ones."""
         self.is_off = True
         if self._socket is not None:
             await self._socket.close()
 
     def turn_on(self) -> None:
-        """Allow connections. The client connects after its pause, or at once after `reconnect_now`."""
+        """Allow connections. The client connects after its pause, or immediately after `reconnect_now`."""
         self.is_off = False
 
     async def close(self) -> None:
@@ -126,8 +126,8 @@ class TodoApp(App[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Draw the screen, and draw it again after each change of the client."""
-        # The client calls the function in one of its tasks, but only the task of the application may draw.
+        """Draw the screen, and redraw it after each change in the client."""
+        # The client calls the function in one of its tasks, but only the application's task may draw.
         self._client.on_status(lambda _: self._schedule_draw())
         self.query_one("#items").focus()
         await self._draw()
@@ -152,7 +152,7 @@ class TodoApp(App[None]):
         self.query_one("#status", Static).update(self._format_status(status))
 
     def _replace_options(self, widget: OptionList, options: list[Option]) -> None:
-        """Replace the lines. The highlight stays on its item or, if that is gone, on its place."""
+        """Replace the lines. The highlight stays on its item or, if the item is gone, at its position."""
         place, highlighted = widget.highlighted, widget.highlighted_option
         widget.set_options(options)
         ids = [option.id for option in options]
@@ -225,7 +225,7 @@ class TodoApp(App[None]):
 
 
 def _is_finished(pending: Pending, cursor: int) -> bool:
-    """Whether the table needs no update for the submission: it contains the event, or the event was rejected."""
+    """Whether the table is up to date with the submission: it contains the event, or the event was rejected."""
     outcome = pending.result
     return outcome.committed_id <= cursor if isinstance(outcome, Committed) else outcome is not None
 
@@ -247,7 +247,7 @@ def _format_rejected(rejection: RefusedEvent) -> Content:
 
 
 def _make_printable(text: str) -> str:
-    """Replace control characters, which other clients may have written and the terminal would execute."""
+    """Replace control characters, which other clients may have written and the terminal would interpret."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
@@ -256,7 +256,7 @@ async def open_terminal(
     url: str, name: str, store: str, list_name: str = "home", limits: ClientLimits | None = None
 ) -> AsyncIterator[TodoApp]:
     """Open a client and yield its terminal. Raises StoreInUseError if another client has the file open."""
-    limits = limits or ClientLimits(pause_ms_max=2000)  # a user waits
+    limits = limits or ClientLimits(pause_ms_max=2000)  # short, because a user is waiting
     switch = Switch(url, limits)
     client = Client(
         url,
@@ -269,7 +269,7 @@ async def open_terminal(
         transport=switch,
     )
     async with client:
-        # The list is derived from the log alone, so the client can start over with another log.
+        # The list is derived from the log alone, so the client can start over with a different log.
         client.on_history_changed(lambda _: client.start_over())
         table = model.Table(store)
         try:
@@ -279,7 +279,7 @@ async def open_terminal(
 
 
 def parse_name(text: str) -> str:
-    """Return the name of a list or of a user. For the command line."""
+    """Parse the name of a list or of a user, for the command line."""
     if not model.NAME.fullmatch(text):
         raise argparse.ArgumentTypeError("must be at most 64 lower-case letters, digits and hyphens")
     return text

@@ -90,7 +90,7 @@ class Moves:
         return f"{root}{moved}/__init__.py" if path.endswith("/__init__.py") else f"{root}{moved}.py"
 
     def new_directory(self, path: str) -> str:
-        """Return the new path of a directory's files, or its package or the same path if they are separated."""
+        """Return a directory's new path. If its files are separated, return its package's path or the old one."""
         found = self.directories.get(path, set())
         if len(found) == 1 and "" not in found:
             return next(iter(found))
@@ -155,7 +155,7 @@ class Project:
         return self.exported(module, name) == Symbol(f"{module}.{name}", "") and self.is_module(f"{module}.{name}")
 
     def new_local(self, source: Source, scope: Scope, name: str) -> str:
-        """Return the new name of a variable of a scope."""
+        """Return the new name of a variable in a scope."""
         known = self._locals.get((id(scope), name))
         if known is None:
             known = self._locals[id(scope), name] = self._new_local(source, scope, name)

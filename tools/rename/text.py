@@ -128,7 +128,7 @@ def _unique_names(project: Project) -> dict[str, str]:
 
 
 def _with_other_meanings(project: Project, names: set[str]) -> Iterator[str]:
-    """Yield names that are also members, variables or, as strings, perhaps names on a wire."""
+    """Yield names that are also members or variables or that, as strings, may be wire names."""
     for source in project.sources.values():
         for scope in source.scopes[1:]:
             for name in names & scope.bindings.keys():

@@ -80,7 +80,7 @@ def _document(result: Result, text: TextMap, path: str) -> None:
 
 
 def _programs(context: Context, path: str, text: str) -> Iterator[str]:
-    """Yield lines of a document's Python programs that use a member no class has after the renames."""
+    """Yield lines of a document's Python programs that use a member that no class has after the renames."""
     is_python = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):

@@ -1,4 +1,4 @@
-// The to-do list as a function of the events in a log. It is model.py in JavaScript; the reasons are there.
+// The to-do list as a function of the events in a log. It is model.py in JavaScript; model.py explains the reasons.
 
 const KINDS = ["todo.added", "todo.renamed", "todo.done", "todo.undone", "todo.removed"];
 const WITH_TEXT = ["todo.added", "todo.renamed"];
@@ -6,7 +6,7 @@ const SCHEMA_VERSION = 1;
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-// Returns the content of an event; null for other events.
+// Returns the content of an event, or null if it is not about an item.
 const parseChange = ({ type, schemaVersion, payload }) => {
   if (schemaVersion !== SCHEMA_VERSION || !KINDS.includes(type) || !isObject(payload)) return null;
   const { item, text = "", by = "" } = payload;
@@ -43,7 +43,7 @@ const fold = (committed) => {
 // Returns the list after committed events.
 export const buildList = (committed) => listVisible(fold(committed));
 
-// Returns the list as if the server committed the waiting events next. Items with waiting changes are marked.
+// Returns the list as if the server committed the pending events next. Items with pending changes are marked.
 export const buildListWithPending = (committed, waiting) => {
   const items = fold(committed);
   let place = Math.max(0, ...[...items.values()].map((item) => item.place));

@@ -1,5 +1,6 @@
 // A shared to-do list in a web page, on the unmodified npm client `insieme`. The page stores every change in its
-// database (IndexedDB) and shows it at once. Without a server, the only difference is the mark next to a pending item.
+// database (IndexedDB) and shows it immediately. Without a server, the only difference is the mark next to a pending
+// item.
 import { createBrowserWebSocketTransport, createIndexedDbClientStore, createSyncClient } from "insieme/browser";
 import { buildListWithPending } from "./model.mjs";
 
@@ -36,8 +37,8 @@ const client = createSyncClient({
 
 // --- the network
 
-// The package does not notice a connection that was lost while it waits for an answer. So the page stops and starts it
-// again, which sends the unanswered events again under the same ids.
+// The package does not notice a connection that was lost while it waits for an answer. The page therefore stops and
+// starts it again, which sends the unanswered events again under the same ids.
 let connecting = null;
 
 const connect = async () => {
@@ -73,7 +74,7 @@ const switchNetwork = async () => {
 let drawing = Promise.resolve();
 let isDrawRequested = false;
 
-// Draws the page after the drawing that is under way. Further calls until then share that drawing, which shows
+// Draws the page once the drawing in progress is finished. Calls made until then share this next drawing, which shows
 // everything that has happened before it begins.
 const show = () => {
   if (isDrawRequested) return drawing;

@@ -4,4 +4,4 @@ import logging
 from typing import Final
 
 logger: Final = logging.getLogger("oncelog.doors")
-"""Logger of all servers. It keeps a name from before the package was renamed, because users configure it."""
+"""Logger that all servers use. Its name predates the renaming of the package: users have configured it."""

@@ -30,7 +30,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 async def find_outcome(log: Log, record: Record) -> Outcome:
-    """Return the outcome of the write that a stored record's identity belongs to."""
+    """Return the outcome of the write that committed a stored record."""
     if not record.key:
         return describe_stored(record, None)
     policy = log.policies[record.policy]
@@ -40,7 +40,7 @@ async def find_outcome(log: Log, record: Record) -> Outcome:
 
 
 async def load_outcome(log: Log, field: str, key: bytes, *, policy: Policy, scope: str, client: str = "") -> Outcome:
-    """Return the outcome of an identity. Raises ApiError with the field name if the identity has no record."""
+    """Look up the outcome of a write by its identity. Raises ApiError with the field name if the log lacks it."""
     outcome = await log.lookup(key, policy=policy, scope=scope, client=client)
     if outcome.record is None:
         raise unknown_error(field)
@@ -98,7 +98,7 @@ def path_parameter(
 
 
 def resume_parameter(id_name: str, cursor_name: str = "since") -> Parameter:
-    """Declare the header that resumes a stream of server-sent events, whose event ids are `id_name` values."""
+    """Declare the header that resumes a stream of server-sent events. The event ids are `id_name` values."""
     schema = {
         "anyOf": [integer_schema(), {"type": "string", "maxLength": 0}],
         "description": f"The last `{id_name}` that the client received. Unless empty, it overrides `{cursor_name}`.",

@@ -1,7 +1,7 @@
 """The server: one log, its APIs and the operator endpoints, with HTTP and WebSocket on one port.
 
-A server starts and stops once. `stop` refuses new connections, finishes accepted requests, closes all connections, and
-closes the log.
+A server can be started and stopped only once. `stop` refuses new connections, finishes accepted requests, closes all
+connections, and closes the log.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ LISTEN_RETRY_S: Final = 1.0
 """Pause between attempts to read an unreadable log."""
 REPLIES_TIMEOUT_S: Final = 3.0
 """Longest wait for replies to be written when the server stops, within `shutdown_ms`. Only clients that do not read
-exceed it."""
+their replies reach this limit."""
 LINGER_S: Final = 0.25
 """How long a stopping server keeps idle connections open, to answer a request that is still on its way."""
 ACCEPT_GRACE_S: Final = 0.05
@@ -57,7 +57,7 @@ RENEW_S: Final = 1.0
 
 
 class Server:
-    """`async with Server(settings) as server:` serves until the block is left."""
+    """`async with Server(settings) as server:` serves until the block exits."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class Server:
         self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)
         self._tasks = BackgroundTasks()
         self._loaders: list[Callable[[], None]] = [self._authenticator.reload, self._certificate.load]
-        """Functions that load one file each. A function that fails raises OncelogError and keeps the previous
-        content."""
+        """Functions that load one file each. A function that fails raises OncelogError and leaves the previous content
+        in use."""
         if self._schemas is not None:
             self._loaders.append(self._schemas.reload)
         self._reloader = Reloader(
@@ -274,7 +274,7 @@ class Server:
             self._tasks.start(self._listen_again())
 
     def _on_chat_failure(self, error: Exception) -> None:
-        """Close all Chat API connections. The hub reads its lanes again once the next client connects."""
+        """Close all Chat API connections. The hub reads its lanes again when the next client connects."""
         logger.error("chats cannot be read; all Chat API connections are closed: %s", error)
         self.apis.chat_sessions.fail_all(error)
 
@@ -306,7 +306,7 @@ class Server:
     def reload(self) -> None:
         """Reload the settings, certificate, schemas and credential files, and recheck open connections.
 
-        A part that cannot be loaded is logged and keeps its previous content.
+        If a part cannot be loaded, the failure is logged and its previous content remains in use.
         """
         self._reloader.reload()
 

@@ -92,7 +92,7 @@ class AuthGate:
         return self._authenticator.refresh_principal(principal, self.clock.wall_ms())
 
     def get_client_id(self, principal: Principal) -> str | None:
-        """Return the only client id that the principal may write under, or None in development mode, which allows all.
+        """Return the only client id that the principal may write under, or None in development mode, which allows any.
 
         A credential without a client id writes under its full actor. The actor includes the kind, because a user and an
         API key may share a name.

@@ -148,7 +148,7 @@ class Connection(Caller):
         self.is_closing: Callable[[], bool] = bool
 
     def attach(self, transport: Transport) -> None:
-        """Set the transport, which exists after the TLS handshake. Aborts it if the connection was closed by then."""
+        """Set the transport, which exists after the TLS handshake. Aborts it if the connection is already closed."""
         if self.counted_address is None:
             transport.abort()
             return
@@ -173,7 +173,7 @@ class Connection(Caller):
                 self.byte_limit.ignore_body(body)
 
     def set_principal(self, principal: Principal) -> None:
-        """See `Caller`. A connection is counted for its first principal only."""
+        """See `Caller`. A connection is counted only for its first principal."""
         if self.counted_address is not None:
             self._limiter.count_principal(self, principal)
             self.remove_limits()
@@ -433,7 +433,8 @@ class ConnectionLimiter:
             self._close_oldest()
 
     def _close_oldest(self) -> bool:
-        """Close the oldest unauthenticated connection: of an address that has more than half of them, or else of all.
+        """Close the oldest unauthenticated connection from the address that has more than half of them, or the oldest
+        of all.
 
         A flood from one address evicts only its own connections. A flood from many addresses does not single out an
         address that several callers share. The server accepts at least `evictable_max / 2` newer connections before it

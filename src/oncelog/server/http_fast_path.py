@@ -57,7 +57,7 @@ _OTHER_SAMPLES: Final = (
     ("a second Content-Length", b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 3"),
     ("an invalid head", b"Host:", b"Host :"),
 )
-"""Sample heads that the fast path must leave to aiohttp: a description, the part of the plain head, and its
+"""Sample heads that the fast path must leave to aiohttp: a description, the part of the plain head to replace, and its
 replacement."""
 
 

@@ -82,7 +82,7 @@ class HttpProtocol(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """See aiohttp. The response quotes no part of the request."""
-        super().handle_error(request, status, exc, message)  # logs, and raises if a response has been started
+        super().handle_error(request, status, exc, message)  # logs, and raises if a response has already started
         error = SERVER_FAILURE
         if status < web.HTTPInternalServerError.status_code:
             text = TOO_LONG_MESSAGE if isinstance(exc, LineTooLong) else MALFORMED_MESSAGE

@@ -76,7 +76,7 @@ class HttpPort:
         try:
             sockets = await bind(host, port)
         except OSError as error:
-            # `socket.create_server` puts the address into its error text, which this error already has.
+            # `socket.create_server` puts the address into its error text, but this error already contains the address.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
             advice = f"; stop the program that uses it, or set another {port_setting}"
             raise SettingsError(

@@ -13,9 +13,9 @@ TOKEN_CHARACTERS_MAX: Final = 16_384
 """The server refuses a longer token before decoding it."""
 TOKEN_HEADER_CHARACTERS_MAX: Final = 4096
 TOKEN_SIGNATURE_CHARACTERS_MAX: Final = 1400
-"""Length of a signature by an 8192-bit RSA key in base64url."""
+"""Length, in base64url, of a signature made with an 8192-bit RSA key."""
 TOKEN_KEYS_MAX: Final = 32
-"""Maximum number of token keys, in all files together. A token without a key id is checked against every key without an
+"""Maximum number of token keys across all files. A token without a key id is checked against every key without an
 id."""
 TOKEN_KEY_FILE_BYTES_MAX: Final = 256 * 1024
 TLS_FILE_BYTES_MAX: Final = 1024 * 1024

@@ -162,5 +162,5 @@ class Listener:
 
 def _shut_down(accepted: socket.socket) -> None:
     """Shut down a connection that is still in its TLS handshake."""
-    with suppress(OSError):  # the connection is closed already
+    with suppress(OSError):  # the connection is already closed
         accepted.shutdown(socket.SHUT_RDWR)

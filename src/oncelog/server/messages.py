@@ -206,8 +206,8 @@ def decode_struct(body: bytes, decoder: msgspec.json.Decoder[T], assigned: Colle
 
     `assigned` lists the members that clients must leave out because the server assigns them.
     """
-    # Convert to the canonical form first: it rejects rounded numbers and repeated keys, and writes 1.0 as 1 (CO-1 to
-    # CO-3).
+    # Convert to the canonical form first: the conversion rejects rounded numbers and repeated keys, and writes 1.0 as 1
+    # (CO-1 to CO-3).
     try:
         return decoder.decode(canonical_text(body))
     except CanonicalError as error:

@@ -52,7 +52,7 @@ class Counts:
     events_committed: int = 0
     events_replayed: int = 0
     events_rejected: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By reason, a name from the API's table that clients cannot choose."""
+    """By reason. The reasons come from the API's table, so clients cannot choose them."""
     requests: defaultdict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))
     """By API, transport and outcome. Clients cannot choose a label, because the number of series must be limited."""
     ledger_writes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))

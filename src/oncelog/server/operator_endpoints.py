@@ -36,9 +36,9 @@ OperatorHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 METRICS_GRANT: Final = "oncelog/metrics"
 """A credential needs a read grant for this name to read `/metrics`."""
 METRICS_TIMEOUT_S: Final = 1.0
-"""Longest wait for the store. After it, the metrics show the positions from the previous request."""
+"""Longest wait for the store. After that, the metrics show the positions from the previous request."""
 READY_TIMEOUT_S: Final = 5.0
-"""Longest wait for the store. After it, the server answers that it is not ready."""
+"""Longest wait for the store. After that, the server answers that it is not ready."""
 PART_BYTES: Final = 16 * 1024
 """Size of the parts in which the server writes a document, each after the client has read enough of the previous ones.
 Every caller may request the document, so the server must not buffer all of it for a client that does not read."""

@@ -68,7 +68,7 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 
 def get_scheme(peer: str | None, forwarded_proto: str | None, is_tls: bool, trusted: Networks) -> str:
-    """Return the scheme that the client used: from `X-Forwarded-Proto` of a trusted proxy, else the server's."""
+    """Return the scheme that the client used: from `X-Forwarded-Proto` of a trusted proxy, or else the server's own."""
     own = "https" if is_tls else "http"
     if forwarded_proto is None or not is_trusted(peer, trusted):
         return own

@@ -99,7 +99,7 @@ class LogLimiter:
         self.log(logging.WARNING, message, **fields)
 
     def flush(self) -> None:
-        """Write the last suppressed line of each message that is within its limit again, with the suppressed count."""
+        """For each message that is back within its limit, write the last suppressed line, with the suppressed count."""
         for message, (suppressed, level, fields) in list(self._suppressed.items()):
             if self._rates.allows(message):
                 self._write(level, message, fields, suppressed - 1)

@@ -38,8 +38,8 @@ class Reloader:
         self._apis = apis
         self._authenticator = authenticator
         self._loaders = loaders
-        """Functions that load one file each. A function that fails raises OncelogError and keeps the previous
-        content."""
+        """Functions that load one file each. A function that fails raises OncelogError and leaves the previous content
+        in use."""
         self._run_checks = run_checks
         """Checks the rights of open connections."""
         self._tasks = tasks
@@ -55,7 +55,7 @@ class Reloader:
     def reload(self) -> None:
         """Reload all parts, independently of each other, and recheck open connections.
 
-        A part that cannot be loaded is logged and keeps its previous content.
+        If a part cannot be loaded, the failure is logged and its previous content remains in use.
         """
         failures = 0
         for load in (*self._loaders, self._reload_settings):

@@ -49,7 +49,7 @@ class ReplyQueue:
         self._head: Reply | None = None
         self._tail: Reply | None = None
         self._has_gaps = False
-        """Whether a reply may have been placed in the send queue before an earlier one was."""
+        """Whether a reply may have been placed in the send queue before an earlier reply."""
         self._empty_future: asyncio.Future[None] | None = None
 
     def append(self, reply: Reply) -> None:
@@ -119,7 +119,7 @@ class ReplyQueue:
         self._has_gaps = self._has_gaps or reply.next is not None
 
     def remove_written(self, reply: Reply) -> None:
-        """Remove the first reply after it was written."""
+        """Remove the first reply, which has been written."""
         following = self._head = reply.next
         self.count -= 1
         if following is None:
@@ -155,7 +155,7 @@ class ReplyQueue:
 
 
 def _iterate_placed(reply: Reply | None) -> Iterator[Reply]:
-    """Yield this reply and the later ones, as far as they are in the send queue."""
+    """Yield the replies that are in the send queue, beginning with this one."""
     while reply is not None:
         if reply.is_placed:
             yield reply

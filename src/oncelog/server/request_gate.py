@@ -153,7 +153,8 @@ class RequestGate:
     ) -> tuple[str, str] | None:
         """Return the header for which a request is refused, and why. Cached, because most requests are alike."""
         if self._is_development and not is_loopback_host(host):
-            # A web page's host name can be pointed at this machine, so that the page shares the server's origin.
+            # An attacker can point a web page's host name at this machine, which makes the page share the server's
+            # origin.
             return "Host", "must be a loopback name in development mode"
         scheme = get_scheme(remote, forwarded, self._has_tls(), self._trusted_networks)
         if not is_allowed_origin(origin, scheme, host, self._allowed_origins):

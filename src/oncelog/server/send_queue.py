@@ -26,7 +26,7 @@ class SessionTransport(Protocol):
         """Send frames without waiting."""
 
     def count_buffered_bytes(self) -> int:
-        """Return how many bytes were written but not sent yet."""
+        """Return how many bytes have been written but not yet sent."""
 
     async def drain(self) -> None:
         """Wait until the transport accepts more bytes. Raises OSError if the connection is lost."""
@@ -49,7 +49,7 @@ class ReplySlot:
     """Whether the reply may be sent once it is known."""
 
     def on_written(self) -> None:
-        """Called after the reply was written."""
+        """Called once the reply has been written."""
 
 
 class SendQueueOwner(Protocol):

@@ -118,7 +118,7 @@ class _Form(Struct, frozen=True):
     """Converts a string from the environment or the command line."""
     plural: str = ""
     is_table: bool = False
-    """Whether a file may contain a string instead of a table, which is parsed in the same way."""
+    """Whether a file may contain, instead of a table, a string in the form used on the command line."""
 
     def decode(self, value: object, is_text: bool) -> object:
         """Convert a value to its type. Raises _WrongValueError if that is impossible."""

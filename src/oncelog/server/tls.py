@@ -123,7 +123,8 @@ def _describe_problem(error: ssl.SSLError, chain: FileContents, key: FileContent
 def _open_path(contents: FileContents) -> Iterator[str]:
     """Yield a path from which OpenSSL, which accepts only paths, reads the bytes that the server has checked.
 
-    The original file may have been replaced meanwhile. Where a descriptor has no path, OpenSSL reads that file anyway.
+    The original file may have been replaced meanwhile. On systems where a descriptor has no path, OpenSSL reads the
+    original file.
     """
     with _open_memory_file() as file:
         source = _DESCRIPTOR_DIRECTORY / str(file.fileno())

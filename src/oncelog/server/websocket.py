@@ -33,7 +33,7 @@ class WebSocketSessionTransport:
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
         self._request = request
         self._transport: asyncio.Transport | None = transport
-        # TLS transports have different limits, with which `drain` would wait although the queue has room.
+        # TLS transports have different limits, with which `drain` would wait even though the queue has room.
         transport.set_write_buffer_limits(high=TRANSPORT_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
@@ -65,7 +65,7 @@ class WebSocketSessionTransport:
             self._transport.abort()
 
     def release(self) -> None:
-        """Release the transport after the connection was closed."""
+        """Release the transport once the connection has been closed."""
         self._transport = None
 
     def refuse_first_message(self) -> None:

@@ -314,7 +314,7 @@ class WebSocketSession(ABC, Generic[M, R]):
         self.transport.close(code, reason)
 
     def on_disconnect(self) -> None:
-        """Release the session after its connection was closed."""
+        """Release the session once its connection has been closed."""
         self._is_refusing = self._is_closing = True
         self._stop_delivery()
         self._release()

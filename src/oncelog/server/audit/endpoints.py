@@ -27,7 +27,7 @@ from oncelog.server.messages import (
 )
 
 SERVER_ACTOR: Final = "system:server"
-"""Actor of the acts that the server finds in its settings and files."""
+"""Actor of acts that the server records because its settings or files have changed."""
 PAGE_ACTS_DEFAULT: Final = 100
 PAGE_ACTS_MAX: Final = 500
 _FILTERS: Final = {
@@ -36,7 +36,7 @@ _FILTERS: Final = {
     "stream": (NAME_CHARACTERS_MAX, "Only acts that concern this stream."),
     "target": (TARGET_CHARACTERS_MAX, "Only acts on this target."),
 }
-"""Longest value and description of each parameter that filters acts by a string."""
+"""Maximum length and description of each string parameter that filters acts."""
 _DESCRIPTION: Final = """\
 Administrative acts of all lanes by log time, oldest first. The `audit` grant must include the stream, or be `*` if \
 the request has no `stream`. A page can be empty even though more pages follow. Request the next page with `after` set \

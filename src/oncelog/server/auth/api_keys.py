@@ -43,12 +43,12 @@ from oncelog.server.auth.secret_files import FileContents, SecretCheck
 from oncelog.server.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
 
 GrantsType = TypeVar("GrantsType")
-"""Decoded grants, or grants as the file has them."""
+"""Grants, either decoded or as stored in the file."""
 KEY_PREFIX: Final = "olk_"
 """Distinguishes keys from tokens, and helps scanners find leaked keys."""
 FILE_VERSION: Final = 1
 FILE_VERSION_WITH_EXPIRY: Final = 2
-"""File version of a file that contains a key with an expiry time. Versions of Oncelog that do not support expiry read
+"""Version of a key file that contains a key with an expiry time. Versions of Oncelog that do not support expiry read
 only version 1."""
 # The last character carries only four bits. The pattern allows only canonical last characters, so that each secret has
 # exactly one spelling.
@@ -96,7 +96,7 @@ class _StoredKey(Struct, frozen=True):
 
 
 class _KeyEntry(_KeyFields[dict[str, list[str]]], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key in the file, which must say whether it is revoked."""
+    """A key as stored in the file. Its entry must state whether the key is revoked."""
 
     secret_sha256: str
     revoked_ms: int | None
@@ -108,7 +108,7 @@ class _KeyFileContent(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 KeysById = Mapping[str, _StoredKey]
-"""By id."""
+"""Keys by id."""
 
 
 _UNKNOWN_KEY_HASH: Final = secrets.token_bytes(32)
@@ -188,7 +188,7 @@ class ApiKeys(CredentialUser):
     def use(self, contents: Mapping[Path, LoadedKeys]) -> None:
         """Start using the keys of the file, and report keys that are no longer valid.
 
-        Logs a warning, once per key, if its client id looks like a different principal.
+        Logs a warning, once per key, if the key's client id looks like the name of a different principal.
         """
         for content in contents.values():
             self.report_expired()
@@ -291,7 +291,7 @@ def _to_principal(key: ApiKey) -> Principal:
 def _intersect_keys(stored: _StoredKey, new: _StoredKey) -> _StoredKey:
     """Return a key with the rights that both entries grant.
 
-    It is revoked if one of them is, and expires with the first of them.
+    It is revoked if either entry is, and expires when the first of them does.
     """
     key = msgspec.structs.replace(
         stored.key,

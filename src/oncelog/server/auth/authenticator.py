@@ -75,7 +75,7 @@ class Authenticator:
     def reload(self) -> None:
         """Load every credential file.
 
-        Raises SettingsError at the end if any file is invalid. An invalid file keeps its previous content.
+        Raises SettingsError at the end if any file is invalid. The previous content of an invalid file remains in use.
         """
         self.files.reload()
 
@@ -106,7 +106,7 @@ class DevelopmentAuthenticator(Authenticator):
         self.files = CredentialFiles()
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return a user of that name if the credential is a plain name, and the developer otherwise."""
+        """Return the user with that name if the credential is a plain name, and `DEVELOPER` otherwise."""
         if credential is None or _USER_NAME.fullmatch(credential) is None:
             return DEVELOPER
         return Principal(actor=f"user:{credential}", client_id=None, grants=EVERYTHING)

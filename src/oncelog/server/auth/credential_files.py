@@ -1,6 +1,6 @@
-"""Polls credential files. Each file is reloaded independently and keeps its last valid content (CO-28).
+"""Polls credential files. Each file is reloaded independently, and its last valid content remains in use (CO-28).
 
-A `CredentialUser` uses the keys of one or several files, and reports revoked, removed and expired keys.
+A `CredentialUser` uses the keys from one or more files, and reports revoked, removed and expired keys.
 
 `load_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` runs on the event loop's thread
 and puts the new content into use.
@@ -157,7 +157,7 @@ class FileRead(Struct, frozen=True, eq=False):
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other users may read or change the file. Such a file can only remove keys and rights."""
+        """Whether other users may read or change the file. Its content may remove keys and rights, but adds none."""
         return self.error is not None and self.content is not None
 
 
@@ -206,7 +206,7 @@ class CredentialFiles:
         return generation, reads
 
     def apply(self, changes: FileChanges) -> tuple[bool, list[str]]:
-        """Start using the contents of changed files. Returns whether any was used, and failures not yet reported."""
+        """Start using the contents of changed files. Returns whether any was used, and unreported failures."""
         generation, reads = changes
         if generation != self._generation:
             return False, []

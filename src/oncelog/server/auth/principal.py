@@ -18,7 +18,7 @@ from oncelog.server.errors import raise_first
 from oncelog.server.limits import GRANTS_MAX
 
 WILDCARD: Final = "*"
-"""Matches any string, including an empty one, at the end of a grant. Elsewhere it is an ordinary character."""
+"""Matches any string, including the empty one, at the end of a grant. Elsewhere it is an ordinary character."""
 
 
 class _PartitionSet(Struct, frozen=True):
@@ -109,7 +109,7 @@ def parse_grants(
 def decode_grants(value: JsonValue, path: str = "$.grants") -> Grants:
     """Decode the grants of a token or a file: `{"read": […], "write": […], "audit": […]}`; a missing list is empty.
 
-    Raises CanonicalError with the path of the fault, including for unknown members, which may be misspelt.
+    Raises CanonicalError with the path of the fault. An unknown member is a fault too, because it may be misspelt.
     """
     members = check_object(value, path)
     if not members.keys() <= {"read", "write", "audit"}:
@@ -160,7 +160,7 @@ class Principal(Struct, frozen=True, kw_only=True):
     actor: str
     """`user:{sub}` for a token, `client:{id}` for an API key."""
     client_id: str | None
-    """The only client id that the principal may use. With None the principal may choose one."""
+    """The only client id that the principal may use. If None, the principal may choose one."""
     grants: Grants
     expires_ms: int | None = None
     """Time at which the token (including the leeway) or the API key expires."""

@@ -31,9 +31,9 @@ class SecretCheck(enum.Enum):
     """How strictly the owner and mode of a secret file are checked (CO-26)."""
 
     SERVER = "server"
-    """Refuse files that belong to a user other than the server's or root, and files that more users may read."""
+    """Refuse files that belong to a user other than the server's or root, and files that other users may read."""
     COMMAND = "command"
-    """Like SERVER, but root may use files of any user, because root maintains the files of a service."""
+    """Like SERVER, but root may use any user's files, because root maintains the files of services."""
     WARN = "warn"
     """Log a warning and use the file, because a container runtime provided it."""
 
@@ -68,15 +68,15 @@ class FileContents(Struct, frozen=True):
         check_secret_file(self.path, self.owner, self.mode, description, check)
 
     def to_private(self) -> "FileContents":
-        """Return the same contents with safe permissions, for parsing a file that can only remove keys and rights."""
+        """Return the same contents with safe permissions, for parsing a file that may only remove keys and rights."""
         return replace_fields(self, mode=stat.S_IRUSR, owner=os.geteuid())
 
 
 def check_secret_file(path: str, owner: int, mode: int, description: str, check: SecretCheck) -> None:
     """Raise SettingsError for a secret file that other users own, or may read or change.
 
-    The rule is PostgreSQL's: the file belongs to the process's user and has at most mode 0600, or to root and has at
-    most mode 0640. Owner and mode are read from the opened descriptor, not from the path.
+    The rule is PostgreSQL's: the file must belong to the process's user and have at most mode 0600, or belong to root
+    and have at most mode 0640. Owner and mode are read from the opened descriptor, not from the path.
     """
     problem = _find_problem(path, owner, mode, check)
     if problem is None:
@@ -174,7 +174,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _write_file(path: Path, data: bytes, replaced: Path) -> None:
-    """Write a new file that has the owner of the file that it replaces."""
+    """Write a new file with the same owner as the file that it replaces."""
     descriptor = open_new(path, os.O_WRONLY)
     with os.fdopen(descriptor, "wb") as file:
         if replaced.exists():

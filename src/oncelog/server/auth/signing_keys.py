@@ -55,9 +55,9 @@ class KeyKind(enum.Enum):
     """Format of a key file."""
 
     SECRET = "secret"  # noqa: S105 - a word of the settings
-    """The bytes of a secret for HS256. A final newline is not part of it."""
+    """The bytes of a secret for HS256. A trailing newline is not part of the secret."""
     PEM = "pem"
-    """One public key, or a private key of which only the public part is used."""
+    """One public or private key. Only the public part of a private key is used."""
     JWKS = "jwks"
     """A JSON Web Key Set (RFC 7517)."""
 
@@ -155,7 +155,7 @@ def parse_key_file(
 def load_signing_key(path: str, algorithm: str, key_id: str | None, check: SecretCheck) -> SigningKey:
     """Return the key in a file, for signing tokens. Raises SettingsError if the file is invalid.
 
-    In a key set, the id selects the key. The key in a secret or PEM file is given the id, as in a server.
+    In a key set, the id selects the key. The key in a secret or PEM file is given this id, as it is in a server.
     """
     source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
     contents = secret_files.read_file(path, TOKEN_KEY_FILE_BYTES_MAX)

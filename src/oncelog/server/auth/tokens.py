@@ -56,7 +56,7 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     grants_claim: str = "grants"
     """Name of the claim that contains the grants."""
     token_characters_max: int = TOKEN_CHARACTERS_MAX
-    """The server refuses longer tokens. The default is also the highest possible value."""
+    """The server refuses longer tokens. The default is also the maximum."""
 
     def __post_init__(self) -> None:
         are_known = bool(self.algorithms) and set(self.algorithms) <= set(ALGORITHMS)

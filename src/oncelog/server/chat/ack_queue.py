@@ -1,7 +1,7 @@
 """Queue of acknowledgements, which submits one at a time for each user and chat.
 
-Clients acknowledge every message. Of the acknowledgements that arrive during a commit, the queue submits only the
-highest, because it covers the others.
+Clients acknowledge every message. Of the acknowledgements that arrive during a commit, the queue submits only the one
+with the highest sequence, because it covers the others.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,8 @@ class _AckBatch:
     def enqueue(self, pending: PendingAck) -> None:
         self.queued.append(pending)
         if len(self.queued) > PENDING_ACKS_MAX:
-            # Refuse the lowest. A higher one may cover it, but if none does, its sender could not be notified later.
+            # Refuse the acknowledgement with the lowest sequence now. A higher one may still cover it; but if none did,
+            # the queue could not notify the sender later.
             lowest = min(self.queued, key=lambda ack: ack.sequence)
             self.queued.remove(lowest)
             message = f"more than {PENDING_ACKS_MAX} acknowledgements for this chat are queued"
@@ -96,8 +97,8 @@ class _AckBatch:
     def apply_verdict(self, verdict: Verdict) -> None:
         """Settle the submitted acknowledgements.
 
-        Success is not answered. If the verdict is a refusal, acknowledgements beyond the end of the chat are refused
-        and the others are queued again.
+        A successful acknowledgement gets no reply. If the verdict is a refusal, acknowledgements beyond the end of the
+        chat are refused and the others are queued again.
         """
         submitted, self.in_flight = self.in_flight, []
         if not isinstance(verdict, Refused):

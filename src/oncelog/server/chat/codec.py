@@ -54,7 +54,7 @@ def get_code(error: ApiError) -> str:
 
 @lru_cache(maxsize=1024)
 def format_time(time_ms: int) -> str:
-    """Format a log time in ISO 8601, in UTC with milliseconds (CH-10). Cached, because messages of a commit share
+    """Format a log time in ISO 8601, in UTC with milliseconds (CH-10). Cached, because the messages in a commit share
     it."""
     seconds, ms = divmod(time_ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"

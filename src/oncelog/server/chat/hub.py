@@ -25,7 +25,7 @@ PAGE_CHATS: Final = 1000
 
 
 class ChatReader(SendQueueOwner, Protocol):
-    """The interface of a connection that the hub uses."""
+    """The interface through which the hub uses a connection."""
 
     @property
     def user_id(self) -> str:
@@ -47,11 +47,11 @@ class _User:
     joining_count: int = 0
     """Devices that are currently joining."""
     chats: set[str] = field(default_factory=set)
-    """All chats of the user, if there are at most `live_chats_max`. A user with more chats is in `ChatHub.lookups`, and
-    these are the most recently used chats that were looked up."""
+    """All chats of the user, if there are at most `live_chats_max`. For a user with more chats, only the most recently
+    used chats that were looked up (`ChatHub.lookups`)."""
     is_loaded: bool = False
     pending_changes: dict[str, bool] = field(default_factory=dict)
-    """Membership changes that arrived while the chats are being loaded."""
+    """Membership changes that have arrived while the chats are being loaded."""
     load_task: asyncio.Task[None] | None = None
 
 
@@ -323,5 +323,5 @@ class ChatHub:
 
 
 def _is_sent_by(record: Record, reader: ChatReader, body: bytes) -> bool:
-    """Return whether the reader sent this record. A different server may have committed other content under the id."""
+    """Return whether the reader sent this record. Another server may have committed different content under the id."""
     return record.actor == reader.user_id and record.body == body

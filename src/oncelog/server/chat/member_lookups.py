@@ -4,9 +4,9 @@ The hub keeps the chats of each user with at most `live_chats_max` of them. Othe
 chats, so the limit must not determine which chats are delivered. For users above the limit, the hub asks the store once
 per chat which of these users are members, and caches the answers for the most recently used chats.
 
-Until the answer arrives, the hub keeps only the range of the new messages. The messages themselves could exhaust memory
-or a limit that users share. The members in the answer then receive the range from the store and follow the chat from
-there. A user who connects is looked up separately, so the cached answers for other users remain valid.
+Until the answer arrives, the hub keeps only the range of the new messages. Keeping the messages themselves could
+exhaust memory or a limit that users share. The members in the answer then receive the range from the store and follow
+the chat from there. A user who connects is looked up separately, so the cached answers for other users remain valid.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from oncelog.server import logger
 from oncelog.server.api_service import ApiService
 
 QUERY_PAIRS_MAX: Final = 1000
-"""Pairs of chat and user in one store query. A single chat may have more pairs."""
+"""Chat and user pairs in one store query. A query for a single chat may have more."""
 PARALLEL_READS_MAX: Final = 8
 """How many chats' missed messages are read concurrently, one page each. The other chats wait for the next round."""
 PENDING_MAX: Final = 100_000
-"""Maximum number of chats, membership changes and senders that wait for answers, about 30 MB. A higher number means
-that the store hangs."""
+"""Maximum number of chats, membership changes and senders that wait for answers, about 30 MB. If more are waiting, the
+store has stopped responding."""
 UNFOLLOWED_FACTOR: Final = 10
 """How many chats without members among the users are cached, as a multiple of `live_chats_max`. Each is one dict
 entry."""
@@ -45,7 +45,7 @@ class LookupReceiver(Protocol):
         """
 
     def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
-        """Send membership changes, each given with its user, and make the named users follow the chat."""
+        """Send membership changes, each paired with its user, and make the named users follow the chat."""
 
     def unfollow_chat(self, scope: str) -> None:
         """Make all looked-up users leave the chat."""

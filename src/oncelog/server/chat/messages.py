@@ -1,6 +1,6 @@
 """Messages that the Chat API receives over WebSockets and HTTP, with their fields and decoders.
 
-A repeated member is an error, because a client and a server might use different ones.
+A repeated member is an error, because the client and the server might each use a different occurrence.
 """
 
 import re
@@ -352,7 +352,7 @@ class ChatMessages:
             raise field_error("$.type", f"must be {', '.join(others)} or {last}")
         is_send = kind == "send_message"
         if is_send:
-            get_text(members, "chat_id", "$")  # a frame without a string as its id is malformed; other faults follow
+            get_text(members, "chat_id", "$")  # a frame whose id is not a string is malformed; other faults follow
         with _refuse_invalid_message() if is_send else nullcontext():
             frame: Frame = message.decode(members, "$", request_id)
         return frame
@@ -411,4 +411,4 @@ class _FastSend(Struct, gc=False):
 
 _decode_fast_send: Final = msgspec.json.Decoder(_FastSend).decode
 _FAST_COLONS: Final = 4
-"""The colons after the names type, client_message_id, chat_id and content."""
+"""Colons in a plain message: one each after the names type, client_message_id, chat_id and content."""

@@ -185,7 +185,7 @@ class ChatService(ApiService):
         actor = principal.actor
         additions = [SetMember(scope, member, actor=actor) for member in dict.fromkeys(members) if member != actor]
         with translate_errors():
-            # Admitted as a whole, because a chat may have more members than a tenant's rate limit allows in one burst.
+            # Admitted together, because a chat may have more members than a tenant's rate limit allows in one burst.
             verdicts = await self.log.submit_many(
                 [OpenStream(scope, actor, self._new_chats_rate), *additions], Mode.ALL, is_admitted_whole=True
             )
@@ -246,7 +246,7 @@ def refusal_error(verdict: Verdict) -> ApiError:
     assert isinstance(verdict, Refused)  # noqa: S101 - no other verdict is possible here
     code = _ERROR_CODES.get(verdict.reason, error_codes.BAD_REQUEST)
     match verdict.reason:
-        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal owns the chat, the user is not a member
+        case Reason.NOT_A_MEMBER if verdict.field == "member":  # the principal owns the chat; the user is not a member
             return ApiError(code, "the user is not a member of the chat; add the user first", field="user_id")
         case Reason.NOT_A_MEMBER:
             return membership_error()

@@ -77,7 +77,8 @@ class DeltasService(ApiService):
     def __init__(self, log: Log, auth_gate: AuthGate) -> None:
         super().__init__(log, auth_gate)
         per_second = self.limits.new_events_per_second_max
-        # The log admits a push as a whole. With a burst smaller than a push, it would refuse large pushes forever.
+        # The log admits all deltas of a push or none. With a burst smaller than a push, it would refuse large pushes
+        # forever.
         self._rate = new_rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX))
         self._previous_epochs: tuple[str, ...] | None = None
         """Earlier epochs that this history continues, or None until they have been read."""
@@ -126,7 +127,7 @@ class DeltasService(ApiService):
                 return self._to_known_results(deltas, known)
         verdicts = await self.log.submit_many(submissions, Mode.ALL)
         if verdicts and isinstance(verdicts[0], Refused):
-            raise _refusal_error(verdicts, deltas, submissions)  # the log refuses the push as a whole
+            raise _refusal_error(verdicts, deltas, submissions)  # the log refuses the whole push
         return self._to_results(deltas, verdicts)
 
     def _to_submissions(
@@ -235,10 +236,10 @@ class DeltasService(ApiService):
         return await describe_outcome(self.log, outcome, "delta", codec.encode_delta)
 
     async def load_snapshot(self, scope: str, page_token: str, limit: int | None, field: str) -> bytes:
-        """Return a page of all rows, including deleted ones, and the cursor of the first page. Rows may be newer.
+        """Return a page of all rows, including deleted ones, and the cursor of the first page.
 
-        Raises ApiError if tombstones have been dropped since the first page: without the tombstone, an older delta
-        after the cursor would restore the row.
+        Rows may be newer than the cursor. Raises ApiError if tombstones have been dropped since the first page: without
+        the tombstone, an older delta after the cursor would restore the row.
         """
         state = self.log.state
         if page_token:
@@ -351,7 +352,7 @@ def _refusal_error(
         for index, verdict in enumerate(verdicts)
         if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
     )
-    if refused.field == "items":  # the log's limit of items per request is lower
+    if refused.field == "items":  # the log's limit on items per request is lower
         return field_error("deltas", refused.message.removeprefix("items "), error_codes.TOO_LARGE)
     if refused.reason is Reason.MALFORMED and refused.field == "body":  # a single delta is too long
         index = max(range(len(submissions)), key=lambda place: count_payload_bytes(submissions[place]))
@@ -372,7 +373,7 @@ def _refusal_error(
         ahead_ms = wall_ms(parse_hlc(deltas[index].hlc)) - refused.current
         details = {"server_time_ms": refused.current, "retry_after_ms": max(1, ahead_ms - CLOCK_DRIFT_MS_MAX)}
         return field_error(f"deltas[{index}].hlc", refused.message, code, index=index, **details)
-    separator = "." if reason is Reason.INVALID else ": "  # the message of a schema error begins with a member
+    separator = "." if reason is Reason.INVALID else ": "  # a schema error's message begins with the name of a member
     return ApiError(code, f"deltas[{index}]{separator}{refused.message}", field=f"deltas[{index}]", index=index)
 
 

@@ -83,7 +83,7 @@ def get_reason(result: ItemResult) -> str:
 def find_request_error(results: Iterable[ItemResult]) -> ApiError | None:
     """Return an error to send instead of results if the log left an item undecided, so that the client retries.
 
-    Clients treat `rejected` as final and would give up an event that the log can accept later.
+    Clients treat `rejected` as final and would give up on an event that the log can accept later.
     """
     for result in results:
         if type(result) is Refused and result.reason in RETRYABLE_CODES:

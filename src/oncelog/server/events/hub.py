@@ -23,7 +23,7 @@ from oncelog.server.send_queue import SendQueueOwner, WriteCoalescer
 
 
 class EventReader(SendQueueOwner, Protocol):
-    """The interface of a connection that the hub uses."""
+    """The interface through which the hub uses a connection."""
 
     partitions: tuple[str, ...]
     replies: ReplyQueue
@@ -197,7 +197,8 @@ class EventsHub:
                 continue
             reply.reader.add_own(record.position)
             if reply.frame is None:
-                # The verdict has not arrived yet. If a later record belongs to the reply too, the reply moves there.
+                # The verdict has not arrived yet. If a later record also belongs to the reply, the reply moves to that
+                # record's position.
                 reply.reader.place(record.position, reply)
             elif reply.position <= record.position:
                 reply.reader.place(record.position, reply)

@@ -1,7 +1,8 @@
 """The dialect of the npm package `insieme` 2.1.0 (EV-18), with names in camel case and one project per connection.
 
-`projects` maps projects, their partitions and their ids to the native dialect. In the native dialect, the `event` of
-such a record is {type, schemaVersion, payload, userId, meta}. This dialect does not show records of any other form.
+`projects` maps projects, their partitions and their ids to the native dialect. In the native dialect, the `event` of a
+record that was written in this dialect is {type, schemaVersion, payload, userId, meta}. This dialect does not show
+records of any other form.
 """
 
 import json

@@ -78,7 +78,7 @@ _FIELD_NAMES: Final = {
 
 
 class _Item(Struct, frozen=True, gc=False):
-    """An event of a request that has passed the checks which would refuse the whole request."""
+    """An event whose request has passed the checks that refuse whole requests."""
 
     id: tuple[str, bytes]
     """The id as it was sent, and its bytes."""

@@ -1,4 +1,4 @@
-"""What one connection reads: requested pages, then broadcasts, in the order of EV-12 to EV-15.
+"""What one connection reads: requested pages, then broadcasts, in the order that EV-12 to EV-15 define.
 
 A subscriber's scope is the partitions of its last `sync`. A subscriber is in one of these modes:
 
@@ -9,9 +9,9 @@ A subscriber's scope is the partitions of its last `sync`. A subscriber is in on
     ended     the connection is closed
 
 The subscriber has delivered all records of its scope up to `_delivered`. It never broadcasts an event to the connection
-that submitted it: the reply takes the event's place in the order. `OwnPositions` keeps the positions of these events as
-long as the connection lives, up to a limit. A catch-up that begins before the oldest position still kept closes the
-connection. The client syncs again on a new connection and loses nothing.
+that submitted it: the reply takes the event's place in the order. `OwnPositions` keeps the positions of these events
+for as long as the connection lives, up to a limit. A catch-up that begins before the oldest position still kept closes
+the connection. The client syncs again on a new connection and loses nothing.
 """
 
 import asyncio

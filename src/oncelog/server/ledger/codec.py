@@ -47,7 +47,7 @@ from oncelog.server.problems import ProblemDialect, to_error_member
 from oncelog.server.websocket_frames import encode_json_text
 
 _OPERATIONS_SLICE: Final = slice(len('{"operations":'), -1)
-"""Selects the array in a record's body."""
+"""Selects the array of operations in a record's body."""
 _ASSIGNED: Final = ("actor",)
 """Transaction members that the server assigns."""
 _UUID_CHARACTERS: Final = 36

@@ -30,7 +30,7 @@ def _to_write(
     message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation], *, is_batch: bool = False
 ) -> Write:
     try:
-        check_operation_count(len(operations))  # before decoding any of them
+        check_operation_count(len(operations))  # before any operation is decoded
         return Write(
             message.organization,
             message.vault,

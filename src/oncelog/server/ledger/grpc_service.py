@@ -63,7 +63,7 @@ CLOSE_TIMEOUT_S: Final = 1.0
 Context = Any
 """A `grpc.aio.ServicerContext`, whose type annotations are incomplete."""
 CallHandler = Callable[[Any, Principal], Awaitable[Message | bytes]]
-"""Answers a call, given its message and principal. Bytes are an already encoded message."""
+"""Answers a call, given its message and principal. If the answer is bytes, it is an already encoded message."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
 """Returns the current private key and certificate chain as PEM, or None without TLS."""
 AddressLookup = Callable[[str | None, str | None], str]
@@ -71,7 +71,7 @@ AddressLookup = Callable[[str | None, str | None], str]
 
 
 class LedgerGrpcService(OpenConnections[LiveStream]):
-    """The gRPC service, which authenticates every call. Its open connections are block streams."""
+    """The gRPC service, which authenticates every call. The open connections that it keeps are streams of blocks."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
         return call
 
     async def _serve_call(self, kind: type[Message], handle: CallHandler, context: Context) -> bytes:
-        """Serve a call. Not part of `call`, whose frame is kept with the error that it sends (see `end_call`)."""
+        """Serve a call. Not part of `call`, whose frame is kept alive by the error that it sends (see `end_call`)."""
         principal = self._authenticate(context)
         request = await self._read_message(kind, context)
         answer = await handle(request, self.auth_gate.recheck_principal(principal))

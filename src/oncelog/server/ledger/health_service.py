@@ -23,13 +23,13 @@ Context = Any
 MESSAGE_BYTES_MAX: Final = 1024
 """Enough for the name of a service or type."""
 READS_MAX: Final = 16
-"""Concurrent reads of health requests, for all addresses together."""
+"""Concurrent reads of health requests, across all addresses."""
 READS_PER_ADDRESS_MAX: Final = 4
 """Concurrent reads per address, so that slow callers do not delay other addresses."""
 READ_TIMEOUT_S: Final = 2
 """Timeout for a health call's message, which clients send together with the call."""
 READS_WAITING_MAX: Final = 400
-"""Health calls whose message has not fully arrived, for all addresses together. gRPC buffers up to 64 KiB for each."""
+"""Health calls whose message has not fully arrived yet, across all addresses. gRPC buffers up to 64 KiB for each."""
 READS_WAITING_PER_ADDRESS_MAX: Final = 100
 """The same limit per address, so that one address cannot use up the total."""
 HEALTH_WATCHES_MAX: Final = 1000

@@ -41,7 +41,7 @@ _ERROR_CODES: Final = {
     Reason.SEQUENCE_GAP: WriteErrorCode.SEQUENCE_GAP,
     Reason.SEQUENCE_REUSED: WriteErrorCode.SEQUENCE_REUSED,
 }
-"""Ledger API error code for each refusal reason. Refusals for other reasons are errors of the call."""
+"""Ledger API error code for each refusal reason. Refusals for other reasons make the call fail."""
 _CONDITION_REASONS: Final = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MISMATCH, Reason.VALUE_MISMATCH)
 _FIELD_NAMES: Final = {
     "client_sequence": "sequence",

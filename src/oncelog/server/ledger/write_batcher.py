@@ -1,6 +1,6 @@
 """Micro-batching of gRPC writes: under load, the batcher submits several writes to the log together.
 
-gRPC hands over calls one by one and does much work in between. A single write then finds cold processor caches and
+gRPC hands over calls one by one and does a lot of work in between. A single write then finds cold processor caches and
 takes several times as long as a write in a loop. gRPC also admits new calls only after it has answered earlier ones, so
 a commit of one or two writes leaves it no time to admit more. While many writes are waiting for their commit or have
 just been answered, the batcher therefore holds new writes briefly. Under light load it holds none.
