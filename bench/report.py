@@ -99,7 +99,7 @@ def page(name: str, command: str, report: Report) -> str:
 
 
 def verdict(is_met: bool) -> str:
-    """Return the cell of the column `result`."""
+    """Return the cell for the column `result`."""
     return "met" if is_met else "NOT MET"
 
 

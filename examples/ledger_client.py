@@ -26,7 +26,7 @@ def open_client(run: str) -> LedgerClient:
 
 
 async def pay(run: str) -> None:
-    """Pay all bills at once, each in a transaction of two operations, and kill the process after the first answer."""
+    """Pay all bills concurrently in transactions of two operations, and kill the process after the first answer."""
     async with open_client(run) as ledger:
         writes = []
         for number in range(BILLS):

@@ -46,7 +46,7 @@ EventCheck = Callable[[NewEvent], None]
 VALIDATORS_GROUP: Final = "oncelog.validators"
 """Entry point group in which the server looks up the name in the setting `validate`."""
 OBJECTION_CHARACTERS_MAX: Final = 2000
-"""Longest text of an objection. A longer one is truncated and ends with the number of omitted characters."""
+"""Maximum length of an objection. A longer one is truncated and ends with the number of omitted characters."""
 
 
 def load_validator(name: str) -> Validate:

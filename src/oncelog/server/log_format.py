@@ -17,7 +17,7 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 
 VALUE_CHARACTERS_MAX: Final = 8192
-"""Longest value. A longer one is truncated and ends with the number of omitted characters."""
+"""Maximum length of a value. A longer one is truncated and ends with the number of omitted characters."""
 EXCEPTION_CHARACTERS_MAX: Final = 65_536
 DEPTH_MAX: Final = 4
 """Maximum nesting of lists and objects in a value."""

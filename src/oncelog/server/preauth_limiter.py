@@ -17,7 +17,7 @@ from oncelog.server.send_queue import TRANSPORT_BYTES_HIGH
 HEAD_BYTES_MAX: Final = 128 * 1024
 """Largest HTTP request head: the longest request line (64 KiB) and the headers."""
 GRACE_S: Final = 0.2
-"""Time between a read above the limit and the close of the connection. A request in these bytes may authenticate it."""
+"""How long a connection above the limit stays open. A request in the received bytes may still authenticate it."""
 
 
 class PreauthLimiter(asyncio.Protocol):

@@ -88,7 +88,7 @@ class ChatHub:
                 if user.load_task is None or user.load_task.done():
                     user.load_task = asyncio.get_running_loop().create_task(self._load_chats(name, user))
                 await asyncio.shield(user.load_task)
-            # The reader misses no change, because this task has not awaited anything since it applied the last one.
+            # The reader cannot miss a change, because this task has not awaited anything since it applied the last one.
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
