@@ -264,6 +264,7 @@ __all__ = [
     "Verdict",
     "Work",
     "WorkError",
+    "__version__",
     "canonical",
     "canonical_args",
     "canonical_text",

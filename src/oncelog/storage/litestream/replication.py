@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from oncelog.core.rules.leaps import find_last_commit_ms
 from oncelog.errors import StoreError
+from oncelog.file_modes import open_or_create
 from oncelog.storage.litestream.program import BackupError, build_error, check_reachable, redact, start, write_config
 from oncelog.storage.litestream.recovery import check_same_log
 from oncelog.storage.litestream.target import BackupTarget
@@ -241,7 +242,7 @@ def _lock_state_directory(path: Path) -> Iterator[Path]:
     directory = path.with_name(f".{path.name}{_STATE_SUFFIX}")
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_or_create(directory / _LOCK_NAME, os.O_RDWR)
     except OSError as error:
         raise StoreError(f"{directory} cannot be written to: {error.strerror}") from error
     try:
