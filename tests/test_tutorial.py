@@ -29,7 +29,7 @@ def test_tutorial_works_as_printed(tmp_path: Path) -> None:
     assert "refused: " in output
     assert "3 new orders\n0 new orders\n" in output
     assert output.count('"committed_id":5') >= 2
-    assert "0 orders wait in till.db" in output
+    assert "0 orders waiting in till.db" in output
     assert "refused, as it should be" in output
 
 

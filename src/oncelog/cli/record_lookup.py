@@ -306,7 +306,7 @@ def _select_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[
 
 
 def describe_ambiguity(identities: Sequence[KeyIdentity]) -> str:
-    """Return the heading of a list of several writes with one key."""
+    """Return the heading for a list of writes that share a key."""
     count = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
     return f"ambiguous: {count} writes have this key. Choose one with these options:"
 

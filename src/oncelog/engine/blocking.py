@@ -188,7 +188,7 @@ class BlockingStateReader(BlockingObject):
     def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
         """Like `StateReader.members_among`.
 
-        Return those of the given (stream, name) pairs that are memberships, from one snapshot.
+        Return which of the given (stream, name) pairs are memberships, from one snapshot.
         """
         return self._portal.call(self._state_reader.members_among, identities)
 
@@ -218,7 +218,7 @@ class BlockingStateReader(BlockingObject):
 
         Return the attestation of a record if this process has its block in the cache.
 
-        If `now_ms` is given, also return None for a record older than `limits.cache_ttl_ms`, as for answers to retries.
+        If `now_ms` is given, also return None for a record older than `limits.cache_ttl_ms`, like a retry.
         """
         return self._portal.run(self._state_reader.find_attestation, receipt, now_ms)
 

@@ -141,7 +141,7 @@ class StateReader:
         return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0), role)
 
     async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
-        """Return those of the given (stream, name) pairs that are memberships, from one snapshot."""
+        """Return which of the given (stream, name) pairs are memberships, from one snapshot."""
         wanted = set(identities)
         read_set = ReadSet(lanes={self.lane(scope) for scope, _ in wanted}, members=wanted)
         return set((await self._load(read_set)).members)
@@ -167,7 +167,7 @@ class StateReader:
     def find_attestation(self, receipt: Receipt, now_ms: int | None = None) -> Attestation | None:
         """Return the attestation of a record if this process has its block in the cache.
 
-        If `now_ms` is given, also return None for a record older than `limits.cache_ttl_ms`, as for answers to retries.
+        If `now_ms` is given, also return None for a record older than `limits.cache_ttl_ms`, like a retry.
         """
         return self._cache.find_attestation(receipt, now_ms)
 

@@ -1,7 +1,7 @@
 """Edit rows, then kill this process: python deltas_client_worker.py URL FILE MOMENT COUNT
 
-The worker puts the rows `0` to COUNT - 1. It kills itself when its first push is at MOMENT: `unsent` (all edits are on
-disk, but not sent) or `unanswered` (the gateway has answered, but the client has not processed the answer).
+The worker puts the rows `0` to COUNT - 1. It kills itself when its first push reaches MOMENT: `unsent` (all edits are
+on disk, but not sent) or `unanswered` (the gateway has answered, but the client has not processed the answer).
 """
 
 import asyncio

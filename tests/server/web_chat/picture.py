@@ -1,6 +1,7 @@
 """Make the README's picture: python tests/server/web_chat/picture.py docs/images/chat.png
 
-It shows two windows of one server, one light and one dark. Bob is on a bad network and has a pending message.
+It shows two windows connected to one server, one light and one dark. Bob is on a bad network and has two pending
+messages.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Windows of the web chat in a real Chromium, as their users see and use them."""
+"""The web chat in real Chromium windows, driven the way a user would drive it."""
 
 import asyncio
 import json
