@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 logger: Final = logging.getLogger("oncelog.sqlite")
+"""Logger of SQLite files."""
 
 
 def get_file_id(path: str) -> tuple[int, int] | None:

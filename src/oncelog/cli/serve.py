@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import shlex
 import signal
@@ -41,7 +40,6 @@ CLOSED_CONNECTIONS_MAX: Final = 500
 """A full collection runs after this many closed connections. Each leaves about 20 KiB in cycles, which are in an old
 generation after a few seconds. Otherwise a client that keeps opening and closing connections would fill the memory
 within ten minutes."""
-logger: Final = logging.getLogger("oncelog.doors")
 
 
 def serve(  # noqa: PLR0913, PLR0917 - the options of a command

@@ -19,6 +19,7 @@ from oncelog.engine.held_lease import HeldLease
 from oncelog.storage.store import BatchResult, Store
 
 logger: Final = logging.getLogger("oncelog.work")
+"""Logger of leases."""
 
 ROUNDS_PER_LEASE: Final = 4
 """Renewal rounds per lease duration."""

@@ -46,7 +46,7 @@ from oncelog.engine.held_lease import (
     mark_active,
     to_work_error,
 )
-from oncelog.engine.lease_watchdog import LeaseGroup, LeaseWatchdog, build_renewal
+from oncelog.engine.lease_watchdog import LeaseGroup, LeaseWatchdog, build_renewal, logger
 from oncelog.errors import (
     ClockJumpedError,
     ClosedError,
@@ -58,8 +58,6 @@ from oncelog.errors import (
     WorkError,
 )
 from oncelog.storage.store import Query, Store
-
-logger: Final = logging.getLogger("oncelog.work")
 
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1

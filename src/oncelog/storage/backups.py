@@ -4,7 +4,6 @@ The newest commits of a log may still be in the write-ahead log rather than in t
 SQLite's backup API, in one read transaction, while other connections continue to write.
 """
 
-import logging
 import os
 import sqlite3
 from contextlib import closing
@@ -16,6 +15,7 @@ from msgspec import Struct
 from oncelog.core.rules.leaps import find_highest_number
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.file_modes import OWNER_ONLY, create_file, sync_path
+from oncelog.sqlite_files import logger
 from oncelog.storage.inspect.sqlite import checkpoint_and_close, renew_epoch
 from oncelog.storage.metadata import (
     NO_OPERATOR,
@@ -35,8 +35,6 @@ from oncelog.storage.sqlite.read_transaction import open_existing, open_read_tra
 from oncelog.storage.verify.findings import Inconsistency, InconsistencyError, ReportProgress, StepProgress
 from oncelog.storage.verify.sqlite import verify_quickly
 from oncelog.storage.verify.verification import verify_log
-
-logger: Final = logging.getLogger("oncelog.sqlite")
 
 SLICE_PAGES: Final = 1024
 """Pages per step of the copy, 4 MiB. The copy can be interrupted between steps."""

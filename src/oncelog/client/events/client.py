@@ -20,9 +20,10 @@ from uuid import UUID
 from oncelog.client.events.connector import Connector
 from oncelog.client.events.deliverer import Deliverer, EventHandler, EventHandlers, EventStream, get_handler_name
 from oncelog.client.events.outbox import Draft, EventsRuntime, Outbox, Pending
-from oncelog.client.events.protocol import EventsPhase, EventsProtocol, logger
+from oncelog.client.events.protocol import EventsPhase, EventsProtocol
 from oncelog.client.events.store import APPLY, Apply, ClientStore, Reset
 from oncelog.client.events.values import ClientLimits, Event, HistoryChange, RefusedEvent, SetAside, Status
+from oncelog.client.runtime import logger
 from oncelog.client.runtime.connector import ConnectedClient
 from oncelog.client.runtime.http import Transport, WebSocketTransport, normalize_url
 from oncelog.client.runtime.options import (

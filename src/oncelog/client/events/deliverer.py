@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from oncelog.client.events.outbox import EventsRuntime
-from oncelog.client.events.protocol import EventsPhase, logger
+from oncelog.client.events.protocol import EventsPhase
 from oncelog.client.events.store import APPLY, Apply, Reset
 from oncelog.client.events.values import Event, SetAside
+from oncelog.client.runtime import logger
 from oncelog.client.runtime.backoff import wait_for_store
 from oncelog.client.runtime.bounded_stream import BoundedStream
 from oncelog.client.runtime.client import describe_error, is_being_cancelled

@@ -19,7 +19,6 @@ earlier connection or another client may have sent the same ids, and the server 
 the request. In that case the server did not broadcast them to this connection.
 """
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
@@ -40,11 +39,10 @@ from oncelog.client.events.values import (
     Refused,
     SettledEntry,
 )
+from oncelog.client.runtime import logger
 from oncelog.client.runtime.http import CLOSE_TOO_LARGE
 from oncelog.client.runtime.protocol import BaseProtocol
 from oncelog.errors import ProtocolError, ServerRefusedError
-
-logger: Final = logging.getLogger("oncelog.client")
 
 PAGE_EVENTS: Final = 1000
 READY_EVENTS_MAX: Final = 5000

@@ -2,19 +2,17 @@
 
 import asyncio
 import inspect
-import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from oncelog.client.runtime import logger
 from oncelog.client.runtime.client import is_being_cancelled
 from oncelog.client.runtime.values import BaseLimits
 from oncelog.core.canonical import INTEGER_MAX, is_storable
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.errors import CanonicalError, LostError, SettingsError
-
-logger: Final = logging.getLogger("oncelog.client")
 
 Limits = TypeVar("Limits", bound=BaseLimits)
 

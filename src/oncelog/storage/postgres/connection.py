@@ -5,6 +5,7 @@ In this package, "the server" is the PostgreSQL server, and a "process" is one t
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -19,6 +20,9 @@ from oncelog.errors import SettingsError
 from oncelog.storage.address import BAD_ADDRESS, redact_address
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, find_errnos
 from oncelog.storage.postgres.statements import SQL
+
+logger: Final = logging.getLogger("oncelog.postgres")
+"""Logger of the PostgreSQL store."""
 
 WEAK_COMMIT_MODES: Final = ("off", "local", "remote_write")
 STATEMENTS_MAX: Final = 256

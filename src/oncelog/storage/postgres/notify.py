@@ -6,17 +6,14 @@ notification is being sent share the next one.
 """
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from oncelog.storage.postgres.connection import Connection, terminate_after
+from oncelog.storage.postgres.connection import Connection, logger, terminate_after
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS
 from oncelog.storage.postgres.statements import SQL
-
-logger: Final = logging.getLogger("oncelog.postgres")
 
 POLL_TIMEOUT_MS: Final = 5_000
 """Maximum wait for an answer on the listening session, before a new session replaces it."""

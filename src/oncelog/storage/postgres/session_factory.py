@@ -11,7 +11,6 @@ with the old server: they would read outdated data, or wait for answers that nev
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
@@ -22,6 +21,7 @@ from oncelog.storage.postgres.connection import (
     Connection,
     Timeouts,
     connect,
+    logger,
     pass_barrier,
     select_error,
     split_address,
@@ -30,8 +30,6 @@ from oncelog.storage.postgres.connection import (
 )
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, describe_error
 from oncelog.storage.postgres.statements import SQL
-
-logger: Final = logging.getLogger("oncelog.postgres")
 
 HEAD_START_S: Final = 0.25
 """How long the factory waits for a server before it connects to the next one in parallel."""

@@ -1,7 +1,6 @@
 """The PostgreSQL store: one session that writes, a few that read, and one that listens for notifications."""
 
 import asyncio
-import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -33,6 +32,7 @@ from oncelog.storage.postgres.connection import (
     Timeouts,
     connect_behind_barrier,
     is_refused,
+    logger,
     pass_barrier,
     terminate_after,
 )
@@ -50,8 +50,6 @@ from oncelog.storage.queries.sql_store import SqlStore, shared_query
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
-
-logger: Final = logging.getLogger("oncelog.postgres")
 
 READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000

@@ -7,7 +7,6 @@ outcome is known.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
@@ -19,14 +18,13 @@ from oncelog.storage.postgres.connection import (
     Connection,
     Timeouts,
     check_replicated,
+    logger,
     terminate_after,
     terminate_on_error,
 )
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, is_lost, is_transient, translate_error
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import build_begin
-
-logger: Final = logging.getLogger("oncelog.postgres")
 
 PAUSE_S_MIN: Final = 0.01
 PAUSE_S_MAX: Final = 0.5

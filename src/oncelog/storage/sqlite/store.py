@@ -5,7 +5,6 @@ separate thread moves committed pages from the write-ahead log into the file whi
 """
 
 import asyncio
-import logging
 import os
 import sqlite3
 import threading
@@ -27,6 +26,7 @@ from oncelog.core.values import (
 )
 from oncelog.error_translation import raise_translated
 from oncelog.errors import ClosedError
+from oncelog.sqlite_files import logger
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.metadata import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, LogMetadata, Operator
 from oncelog.storage.queries.sql_store import SqlStore
@@ -43,8 +43,6 @@ from oncelog.storage.sqlite.transaction import TransactionOptions
 from oncelog.storage.sqlite.worker_thread import WorkerThread
 from oncelog.storage.sqlite.writer import Writer
 from oncelog.storage.store import BatchResult, Draw, EncodeViews, KeyStatus, Query, RecordViewPage
-
-logger: Final = logging.getLogger("oncelog.sqlite")
 
 READERS: Final = 2
 PREPARED_ITEMS_MAX: Final = 1024
