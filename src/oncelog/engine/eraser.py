@@ -9,6 +9,7 @@ After a compaction, the eraser reads the gateway's rows and drops deleted rows t
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -51,23 +52,16 @@ _PAGE_BYTES_MAX: Final = 8 * 2**20
 Submit = Callable[[Item], Awaitable[Verdict]]
 
 
+@dataclass(slots=True, eq=False)
 class Eraser:
     """Erases bodies in the store of one log."""
 
-    def __init__(
-        self,
-        store: Store,
-        submit: Submit,
-        acts: ActQueue,
-        drop_buffered: Callable[[], None],
-        clear_caches: Callable[[], None],
-    ) -> None:
-        """`drop_buffered` is called after each transaction, because subscribers must not receive erased bodies."""
-        self._store = store
-        self._submit = submit
-        self._acts = acts
-        self._drop_buffered = drop_buffered
-        self._clear_caches = clear_caches
+    _store: Store
+    _submit: Submit
+    _acts: ActQueue
+    _drop_buffered: Callable[[], None]
+    """Called after each transaction, because subscribers must not receive erased bodies."""
+    _clear_caches: Callable[[], None]
 
     async def erase_identity(self, identity: KeyIdentity, actor: str) -> int:
         """Erase the bodies under an identity. Return how many were erased."""

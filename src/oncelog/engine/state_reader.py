@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from oncelog.core.identity import compute_lane
@@ -32,20 +33,18 @@ BLOCKS_PER_PAGE: Final = 100
 """Default number of blocks per read."""
 
 
+@dataclass(slots=True, eq=False)
 class StateReader:
     """The read methods of `Log.state`. Each read sees all commits, by this process and by others."""
 
-    def __init__(
-        self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, get_open_store: Callable[[], Store]
-    ) -> None:
-        """`get_open_store` raises ClosedError unless the log is open."""
-        self._store = store
-        self._cache = cache
-        self._tailers = tailers
-        self._limits = limits
-        self._get_open_store = get_open_store
-        self.ledger = LEDGER
-        """Ledger policy of this log. Its time to live may differ from that of `LEDGER`."""
+    _store: Store
+    _cache: AnswerCache
+    _tailers: Tailers
+    _limits: Limits
+    _get_open_store: Callable[[], Store]
+    """Raises ClosedError unless the log is open."""
+    ledger: Policy = LEDGER
+    """Ledger policy of this log. Its time to live may differ from that of `LEDGER`."""
 
     def lane(self, scope: str) -> int:
         """Return the lane of a scope's records and blocks."""

@@ -120,17 +120,15 @@ class Server:
         fast_routes = self.apis.ledger.list_fast_routes()
         self._http = HttpServer(settings, self._gate, self._certificate, fast_routes)
         self._tasks = BackgroundTasks()
-        self._loaders: list[Callable[[], None]] = [self._authenticator.reload, self._certificate.load]
-        """Functions that load one file each. A function that fails raises OncelogError and leaves the previous content
-        in use."""
+        loaders = [self._authenticator.reload, self._certificate.load]
         if self._schemas is not None:
-            self._loaders.append(self._schemas.reload)
+            loaders.append(self._schemas.reload)
         self._reloader = Reloader(
             settings,
             load_settings,
             self.apis,
             self._authenticator,
-            self._loaders,
+            loaders,
             self._tasks,
             run_checks=self.run_checks,
         )
@@ -175,8 +173,7 @@ class Server:
     async def start(self) -> None:
         """Open the log and start listening. Raises OncelogError if either fails."""
         self.subscribe_credentials(self._record_credential)
-        for load in self._loaders:
-            load()
+        self._reloader.load_files()
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self.log)
             self.apis.hub.position = await self.log.listen(self.apis.hub)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -51,37 +52,28 @@ _METRICS_RESPONSES: Final[Mapping[int, Schema]] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class OperatorEndpoints:
     """The operator endpoints of one server."""
 
-    def __init__(
-        self,
-        auth_gate: AuthGate,
-        metrics: Metrics,
-        *,
-        get_position: Callable[[], int],
-        get_settings: Callable[[], ServerSettings],
-        build_document: Callable[[], dict[str, Any]],
-    ) -> None:
-        self._auth_gate = auth_gate
-        self._metrics = metrics
-        self._get_position = get_position
-        """Returns the newest position of lane 0 that this server has delivered."""
-        self._get_settings = get_settings
-        self._build_document = build_document
-        self._document: tuple[bytes, str] | None = None
-        """The OpenAPI document and its hash, built on the first request."""
-        self.is_ready = False
-        self.metrics_port_handlers: Mapping[str, OperatorHandler] = {
-            "/metrics": self._serve_metrics,
-            "/healthz": self._serve_healthz,
-            "/readyz": self._serve_readyz,
-        }
+    _auth_gate: AuthGate
+    _metrics: Metrics
+    get_position: Callable[[], int]
+    """Returns the newest position of lane 0 that this server has delivered."""
+    get_settings: Callable[[], ServerSettings]
+    build_document: Callable[[], dict[str, Any]]
+    _document: tuple[bytes, str] | None = None
+    """The OpenAPI document and its hash, built on the first request."""
+    is_ready: bool = False
+
+    @property
+    def metrics_port_handlers(self) -> Mapping[str, OperatorHandler]:
         """Routes of the metrics port."""
+        return {"/metrics": self._serve_metrics, "/healthz": self._serve_healthz, "/readyz": self._serve_readyz}
 
     def list_endpoints(self) -> list[Endpoint]:
         """Return the endpoints of the server's main port."""
-        settings = self._get_settings()
+        settings = self.get_settings()
         hello = {200: schema_response("Hello", "Version of the protocol and paths of the APIs.")}
         health = {200: schema_response("Health", "The process is running.")}
         ready = {
@@ -144,7 +136,7 @@ class OperatorEndpoints:
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         """Answer with all metrics. If the store does not respond, its metrics keep their previous values."""
         metrics = self._metrics
-        if not self._get_settings().tenants:
+        if not self.get_settings().tenants:
             metrics.usage = ()
         else:
             with suppress(OncelogError):
@@ -152,13 +144,13 @@ class OperatorEndpoints:
         with suppress(OncelogError, TimeoutError):
             heads = await asyncio.wait_for(self._metrics.log.heads(), METRICS_TIMEOUT_S)
             metrics.positions = {lane: head.position for lane, head in heads.items()}
-        metrics.positions = {**metrics.positions, 0: self._get_position()}
+        metrics.positions = {**metrics.positions, 0: self.get_position()}
         return web.Response(body=metrics.render(), headers={"Content-Type": metrics.content_type})
 
     async def _serve_document(self, request: web.Request) -> web.Response:
         """Answer with the OpenAPI document, or 304 if the client has it (`If-None-Match`)."""
         if self._document is None:
-            encoded = orjson.dumps(self._build_document())
+            encoded = orjson.dumps(self.build_document())
             self._document = (encoded, sha256(encoded).hexdigest()[:32])
         document, etag = self._document
         known = {entry.value for entry in request.if_none_match or ()}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,38 +20,33 @@ CREDENTIALS_POLL_S: Final = 1.0
 """How often credential files are checked for changes."""
 
 
+@dataclass(slots=True, eq=False)
 class Reloader:
     """Holds the current settings of a server, and reloads them together with the files."""
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        load_settings: Callable[[], ServerSettings] | None,
-        apis: Apis,
-        authenticator: Authenticator,
-        loaders: list[Callable[[], None]],
-        tasks: BackgroundTasks,
-        *,
-        run_checks: Callable[[], None],
-    ) -> None:
-        self.settings = settings
-        self._load_settings = load_settings
-        self._apis = apis
-        self._authenticator = authenticator
-        self._loaders = loaders
-        """Functions that load one file each. A function that fails raises OncelogError and leaves the previous content
-        in use."""
-        self._run_checks = run_checks
-        """Checks the rights of open connections."""
-        self._tasks = tasks
-        self._tenants_task: asyncio.Task[None] | None = None
-        self._wanted_tenants: tuple[Tenant, ...] | None = None
-        """Quotas that have been requested but not set yet."""
+    settings: ServerSettings
+    _load_settings: Callable[[], ServerSettings] | None
+    _apis: Apis
+    _authenticator: Authenticator
+    _loaders: list[Callable[[], None]]
+    """Functions that load one file each. A function that fails raises OncelogError and leaves the previous content
+    in use."""
+    _tasks: BackgroundTasks
+    run_checks: Callable[[], None]
+    """Checks the rights of open connections."""
+    _tenants_task: asyncio.Task[None] | None = None
+    _wanted_tenants: tuple[Tenant, ...] | None = None
+    """Quotas that have been requested but not set yet."""
 
     def start(self) -> None:
         """Start polling the credential files for changes."""
         if self._authenticator.files:
             self._tasks.start(self._poll_credentials())
+
+    def load_files(self) -> None:
+        """Load all files. Raises OncelogError for the first one that cannot be loaded."""
+        for load in self._loaders:
+            load()
 
     def reload(self) -> None:
         """Reload all parts, independently of each other, and recheck open connections.
@@ -64,7 +60,7 @@ class Reloader:
             except OncelogError as error:
                 failures += 1
                 logger.error("not reloaded: %s", error)  # noqa: TRY400 - the message names the cause
-        self._run_checks()
+        self.run_checks()
         if not failures:
             logger.info("keys, grants and certificates were reloaded")
 
@@ -111,6 +107,6 @@ class Reloader:
                     logger.error("not reloaded; %s", failure)
                 self._authenticator.report_expired()
                 if has_changed:
-                    self._run_checks()
+                    self.run_checks()
             except Exception:
                 logger.exception("the credential files could not be polled")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from oncelog.client.chat.connector import ChatConnector
@@ -26,24 +27,18 @@ def _has_reached_all(watermarks: Mapping[str, int], user_id: str, sequence: int)
     return all(acked >= sequence for other, acked in watermarks.items() if other != user_id)
 
 
+@dataclass(slots=True, eq=False)
 class DeliveryCounts:
     """Watermarks of the members of all chats of one client."""
 
-    def __init__(
-        self,
-        runtime: ChatRuntime,
-        outbox: Outbox,
-        connector: ChatConnector,
-        http: ChatHttpClient,
-    ) -> None:
-        self._runtime = runtime
-        self._outbox = outbox
-        self._connector = connector
-        self._http = http
-        self._counted_connections: dict[str, int] = {}
-        """Number of the connection on which the watermarks of each chat were last requested."""
-        self._scheduled: set[str] = set()
-        """Chats whose watermarks a task is requesting."""
+    _runtime: ChatRuntime
+    _outbox: Outbox
+    _connector: ChatConnector
+    _http: ChatHttpClient
+    _counted_connections: dict[str, int] = field(default_factory=dict)
+    """Number of the connection on which the watermarks of each chat were last requested."""
+    _scheduled: set[str] = field(default_factory=set)
+    """Chats whose watermarks a task is requesting."""
 
     def schedule(self, chat_id: str) -> None:
         """Request the watermarks of a chat in a task if they are out of date. They arrive as updates."""
