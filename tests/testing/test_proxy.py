@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 
 from deadlines import soon, until
 from oncelog.testing.proxy import CALM, Faults, FaultyProxy, Incident
-from oncelog.testing.proxy_connection import CHUNK_BYTES
+from oncelog.testing.proxy_server import CHUNK_BYTES
 from oncelog.testing.proxy_faults import Break, Direction, FaultSampler
 from oncelog.testing.proxy_frames import Unit
 
@@ -411,7 +411,7 @@ async def test_faults_of_a_connection_do_not_depend_on_other_connections() -> No
         fates = []
         async with open_proxy(faults, seed=5) as setup:
             for number in range(0, 2000, 100):
-                setup.proxy._accepted = number
+                setup.proxy.accepted_count = number
                 watched = asyncio.create_task(fate(setup))
                 await until(lambda before=number: setup.proxy.accepted_count > before)  # type: ignore[misc]
                 await asyncio.gather(*(fate(setup) for _ in range(others)))

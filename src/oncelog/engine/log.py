@@ -9,7 +9,6 @@ async with oncelog.open("app.db") as log:
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 from uuid import UUID
 
@@ -130,9 +129,7 @@ class Log(LogReader):
         self._act_queue.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

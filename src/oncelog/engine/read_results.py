@@ -1,7 +1,6 @@
 """Results of reads: pages, followers, cursors and proofs."""
 
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
@@ -45,9 +44,7 @@ class Follower:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

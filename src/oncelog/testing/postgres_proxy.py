@@ -16,18 +16,16 @@ not offer TLS either.
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from oncelog.testing.proxy_connection import CHUNK_BYTES, close_writer
+from oncelog.testing.proxy_server import CHUNK_BYTES, HOST, ProxyServer, close_writer
 
-HOST: Final = "127.0.0.1"
 CANCEL_REQUEST: Final = 80877102
 _ENCRYPTION_REQUESTS: Final = (80877103, 80877104)
 _COMMIT: Final = b"COMMIT"
@@ -102,14 +100,13 @@ class HeldMessage:
         await self._released.wait()
 
 
-class PostgresProxy:
+class PostgresProxy(ProxyServer["_ProxiedSession", PostgresFaults]):
     """Asynchronous context manager that listens on a separate port. `target` is the address of a database."""
 
     def __init__(self, target: str, *, seed: int = 0, faults: PostgresFaults = NO_FAULTS) -> None:
+        super().__init__(seed, faults)
         self.target = target
         """Address for new connections. Only its first host is used."""
-        self.seed = seed
-        self.faults = faults
         self.commit_faults: deque[CommitFault] = deque()
         """Faults for the next COMMITs on any connection."""
         self.is_unreachable = False
@@ -117,41 +114,17 @@ class PostgresProxy:
         self.stalled_sessions = 0
         """How many of the next sessions get no answers after they start."""
         self.cancel_requests = 0
-        self.accepted_count = 0
-        self.done: Counter[str] = Counter()
         self.held: list[HeldMessage] = []
-        self._server: asyncio.Server | None = None
-        self._connections: set[_ProxiedSession] = set()
 
     def __repr__(self) -> str:
         return f"PostgresProxy(seed={self.seed}, faults={self.faults}, done={dict(self.done)})"
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, HOST, 0, limit=CHUNK_BYTES)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        server, self._server = self._server, None
-        if server is None:
-            return
-        server.close()
-        tasks = [link.task for link in self._connections]
-        self.cut_all()
-        if tasks:
-            await asyncio.wait(tasks)
-        await server.wait_closed()
-
     @property
     def address(self) -> str:
         """Return the address of the target through the proxy."""
-        if self._server is None:
-            raise RuntimeError("the proxy has an address only while it is open")
         parts = urlsplit(self.target)
         user, at, _ = parts.netloc.rpartition("@")
-        port = self._server.sockets[0].getsockname()[1]
-        return urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{port}"))
+        return urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{self.port}"))
 
     def hold(self, statement: str, *, is_query: bool = False) -> HeldMessage:
         """Hold the answer to the next simple query that starts with `statement`, or the query itself."""
@@ -170,11 +143,6 @@ class PostgresProxy:
         for link in self._connections:
             link.is_stalled = True
 
-    def cut_all(self) -> None:
-        """Reset all open connections at both ends."""
-        for link in list(self._connections):
-            link.cut()
-
     def calm(self) -> None:
         """Stop all faults. Connections that have lost bytes are cut."""
         self.faults = NO_FAULTS
@@ -182,11 +150,6 @@ class PostgresProxy:
         for link in list(self._connections):
             if link.is_stalled:
                 link.cut()
-
-    @property
-    def open_count(self) -> int:
-        """Return the number of open connections."""
-        return len(self._connections)
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.accepted_count += 1
@@ -196,8 +159,7 @@ class PostgresProxy:
             close_writer(writer, is_reset=False)
             return
         link = _ProxiedSession(self, chance, reader, writer)
-        self._connections.add(link)
-        link.task.add_done_callback(lambda _: self._connections.discard(link))
+        self._add(link)
 
 
 class _CutError(Exception):
@@ -225,8 +187,8 @@ class _ProxiedSession:
         proxy.stalled_sessions -= self._will_stall
         self.task = asyncio.get_running_loop().create_task(self._run())
 
-    def cut(self) -> None:
-        self._close_sockets(is_reset=True)
+    def cut(self, *, is_reset: bool = True) -> None:
+        self._close_sockets(is_reset=is_reset)
         self.task.cancel()
 
     async def _run(self) -> None:

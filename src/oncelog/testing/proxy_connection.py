@@ -1,20 +1,13 @@
 """A connection through `oncelog.testing.proxy`: two sockets, and a task for each direction."""
 
 import asyncio
-import socket
-import struct
 from asyncio import StreamReader, StreamWriter
 from contextlib import suppress
-from typing import Final
+from typing import Any
 
-from oncelog.testing.proxy_faults import NO_FAULT, Break, Direction, FaultSampler, FaultState, Incident
+from oncelog.testing.proxy_faults import NO_FAULT, Break, Direction, Faults, FaultSampler, Incident
 from oncelog.testing.proxy_frames import ANSWER, REQUEST, Piece, Splitter
-
-CHUNK_BYTES: Final = 65_536
-"""Maximum bytes per read. A stream buffers twice as much before its sender must wait."""
-
-_RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER value with a zero timeout: unsent bytes are dropped and the other end gets a RST."""
+from oncelog.testing.proxy_server import CHUNK_BYTES, ProxyServer, close_writer
 
 
 class _CutError(Exception):
@@ -44,9 +37,11 @@ class _Flow:
 class ProxiedConnection:
     """Connection between a client and the target. `cut` works at any time; `task` finishes with the connection."""
 
-    def __init__(self, number: int, fault_state: FaultState, reader: StreamReader, writer: StreamWriter) -> None:
+    def __init__(
+        self, number: int, proxy: ProxyServer[Any, Faults], reader: StreamReader, writer: StreamWriter
+    ) -> None:
         self._number = number
-        self._fault_state = fault_state
+        self._proxy = proxy
         self._reader = reader
         self._writers = [writer]
         self._flows: list[_Flow] = []
@@ -60,7 +55,7 @@ class ProxiedConnection:
         """Start the connection. Call this once, before any other method."""
         self.task = asyncio.get_running_loop().create_task(self._run(target))
 
-    def cut(self, *, is_reset: bool) -> None:
+    def cut(self, *, is_reset: bool = True) -> None:
         """Close the connection immediately, with a RST or a FIN at both ends."""
         # Close them here too, because a task that has not started does not.
         self._close_sockets(is_reset=is_reset)
@@ -87,7 +82,7 @@ class ProxiedConnection:
         try:
             server_reader, server_writer = await asyncio.open_connection(*target, limit=CHUNK_BYTES)
         except OSError:
-            self._fault_state.done[Incident.UNREACHABLE] += 1
+            self._proxy.done[Incident.UNREACHABLE] += 1
             return
         (client_writer,) = self._writers
         self._writers.append(server_writer)
@@ -106,7 +101,7 @@ class ProxiedConnection:
             self._close_sockets(is_reset=True)  # one end was reset, so reset the other too
 
     def _build_sampler(self, direction: Direction) -> FaultSampler:
-        return FaultSampler(self._fault_state.seed, self._number, direction)
+        return FaultSampler(self._proxy.seed, self._number, direction)
 
     # --- both directions --------------------------------------------------------------------------------
 
@@ -147,9 +142,9 @@ class ProxiedConnection:
         flow.decision = NO_FAULT
         if piece.unit is None:
             return
-        flow.decision = flow.sampler.decide(piece.unit, self._fault_state.faults)
+        flow.decision = flow.sampler.decide(piece.unit, self._proxy.faults)
         if flow.decision.delay_s:
-            self._fault_state.done[Incident.DELAYED] += 1
+            self._proxy.done[Incident.DELAYED] += 1
             await asyncio.sleep(now_s + flow.decision.delay_s - asyncio.get_running_loop().time())
 
     async def _forward_piece(self, flow: _Flow, piece: Piece) -> None:
@@ -160,7 +155,7 @@ class ProxiedConnection:
         if flow.decision.is_duplicated:
             flow.copy += piece.data
             if piece.unit is not None and piece.end == piece.unit.size:
-                self._fault_state.done[Incident.DUPLICATED] += 1
+                self._proxy.done[Incident.DUPLICATED] += 1
                 copy = bytes(flow.copy)
                 flow.copy.clear()
                 await self._write(flow, copy)
@@ -180,12 +175,12 @@ class ProxiedConnection:
             self._answer = asyncio.Event()
         await self._write(flow, last)
         if incident is Incident.STALLED:
-            self._fault_state.done[incident] += 1
+            self._proxy.done[incident] += 1
             await self._stall(flow, breaks)
             raise _CutError(is_reset=breaks.is_reset)
         if self._answer is not None and not await _wait_event(self._answer, breaks.wait_s):
             incident = Incident.CUT_AFTER_FRAME
-        self._fault_state.done[incident] += 1
+        self._proxy.done[incident] += 1
         # A RST can overtake unread bytes. If the frame must arrive, close the connection with a FIN.
         is_whole = incident in (Incident.CUT_AFTER_FRAME, Incident.CUT_AT_ANSWER)
         raise _CutError(is_reset=breaks.is_reset, fin_writer=flow.writer if is_whole else None)
@@ -203,18 +198,6 @@ class ProxiedConnection:
         """Close both sockets, unless they have been cut already."""
         for writer in self._writers:
             close_writer(writer, is_reset=is_reset and writer is not fin_writer)
-
-
-def close_writer(writer: StreamWriter, *, is_reset: bool) -> None:
-    """Close a connection immediately, with a RST or a FIN. Buffered bytes are not sent."""
-    if writer.transport.is_closing():
-        return
-    with suppress(OSError):  # the other end has closed
-        if is_reset:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        else:
-            writer.write_eof()  # closing alone would send a RST if received bytes were unread
-    writer.transport.abort()
 
 
 async def _wait_event(event: asyncio.Event, wait_s: float) -> bool:

@@ -1,7 +1,6 @@
 """Faults of connections through `oncelog.testing.proxy`: their kinds, their rates, and the random decisions."""
 
-from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
 from typing import Final
@@ -73,15 +72,6 @@ class Faults:
 
 CALM: Final = Faults(refuse_rate=0, cut_rate=0, stall_rate=0, delay_rate=0, duplicate_rate=0)
 """No faults."""
-
-
-@dataclass(slots=True)
-class FaultState:
-    """State that a proxy's connections share."""
-
-    seed: int
-    faults: Faults
-    done: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ async def test_number_of_health_watches_is_limited(tmp_path: Path, monkeypatch: 
         assert (await soon(stub.Check(asking(SERVICE)))).status == SERVING
         assert code(await server.ledger(credential=GOOD).write(1, put("a"))) == "OK"
         watching[0].cancel()
-        await until(lambda: health_in(server).watcher_count == 1)
+        await until(lambda: health_in(server).watchers.count == 1)
         again = stub.Watch(asking())
         assert (await soon(again.read())).status == SERVING
 
@@ -99,7 +99,7 @@ async def test_health_refuses_long_and_malformed_requests(tmp_path: Path, method
         long = asking("a" * health_service.MESSAGE_BYTES_MAX).SerializeToString()
         for bad in (long, b"\xff", b"\x0a\x01\xff"):
             assert await ended(call(bad)) is INVALID
-        await until(lambda: health_in(server).watcher_count == 0)
+        await until(lambda: health_in(server).watchers.count == 0)
         assert not health_in(server)._server_watchers  # no watcher remains
         nothing = channel.stream_unary(method)
         assert await ended(nothing(iter(()))) is INVALID

@@ -9,6 +9,7 @@ and calls `confirm`. Only then does the state change: if the file cannot be writ
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
@@ -191,18 +192,18 @@ _NO_PAGE: Final = RowPage((), 0, "", "")
 """Placeholder for the last page of a snapshot before its first page has arrived."""
 
 
+@dataclass(slots=True, eq=False)
 class PullProtocol:
     """How far one client has read its gateway."""
 
-    def __init__(self, cursor: int, epoch: str) -> None:
-        self.cursor = cursor
-        self.epoch = epoch
-        self.is_resetting = False
-        self.is_caught_up = False
-        self.is_authorized = True
-        self.last_error: str | None = None
-        self._snapshot: RowPage | None = None
-        """Last received page of the snapshot that is being read, or None if no snapshot is being read."""
+    cursor: int
+    epoch: str
+    is_resetting: bool = False
+    is_caught_up: bool = False
+    is_authorized: bool = True
+    last_error: str | None = None
+    _snapshot: RowPage | None = None
+    """Last received page of the snapshot that is being read, or None if no snapshot is being read."""
 
     def next_request(self, *, is_reset_wanted: bool) -> PullRequest:
         """Return the next request. `is_reset_wanted` is the flag in the file that requests replacing all rows."""

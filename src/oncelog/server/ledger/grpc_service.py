@@ -166,7 +166,7 @@ class LedgerGrpcService(OpenConnections[LiveStream]):
             await asyncio.wait(self._calls, timeout=grace_s)
         await self._wait_for_quiet()
         await self._server.stop(
-            CLOSE_TIMEOUT_S if self.connections else STOP_NOTICE_S if self._health.watcher_count else 0
+            CLOSE_TIMEOUT_S if self.connections else STOP_NOTICE_S if self._health.watchers.count else 0
         )
 
     async def _wait_for_quiet(self) -> None:

@@ -7,7 +7,7 @@ many messages gRPC buffers at a time. It therefore serves these calls as streams
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, NoReturn
 from weakref import WeakValueDictionary
 
@@ -40,12 +40,33 @@ REFLECTION_TIMEOUT_S: Final = 60
 """Idle timeout of a reflection stream."""
 
 
+class StreamLimit:
+    """Limits how many streams of one kind are open at a time."""
+
+    def __init__(self, name: str, count_max: int) -> None:
+        self.count = 0
+        self._name = name
+        self._count_max = count_max
+
+    @asynccontextmanager
+    async def admit(self, context: Context) -> AsyncIterator[None]:
+        """Count a stream while the block runs. Ends the call if too many are open."""
+        if self.count >= self._count_max:
+            message = f"too many {self._name}: at most {self._count_max} at a time"
+            await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
+
 class Health(health.aio.HealthServicer):
     """The health service, with limits on watchers and messages."""
 
     def __init__(self, find_address: Callable[[Context], str]) -> None:
         super().__init__()
-        self.watcher_count = 0
+        self.watchers = StreamLimit("health watches", HEALTH_WATCHES_MAX)
         self._find_address = find_address
         self._read_limit = asyncio.Semaphore(READS_MAX)
         self._read_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -65,14 +86,8 @@ class Health(health.aio.HealthServicer):
         return await self.Check(await self._read_request(context), context)
 
     async def _watch(self, _: object, context: Context) -> None:
-        if self.watcher_count >= HEALTH_WATCHES_MAX:
-            message = f"too many health watches: at most {HEALTH_WATCHES_MAX} at a time"
-            await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        self.watcher_count += 1
-        try:
+        async with self.watchers.admit(context):
             await self.Watch(await self._read_request(context), context)
-        finally:
-            self.watcher_count -= 1
 
     async def _read_request(self, context: Context) -> Any:
         address = self._find_address(context)
@@ -97,7 +112,7 @@ class Reflection:
 
     def __init__(self, services: Sequence[str]) -> None:
         self._servicer: Any = reflection.aio.ReflectionServicer(services)
-        self._stream_count = 0
+        self._streams = StreamLimit("reflection streams", REFLECTIONS_MAX)
 
     def new_handler(self) -> Any:
         """Return the handler to add to a server."""
@@ -106,20 +121,16 @@ class Reflection:
         return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": info})
 
     async def _serve_info(self, _: object, context: Context) -> None:
-        if self._stream_count >= REFLECTIONS_MAX:
-            message = f"too many reflection streams: at most {REFLECTIONS_MAX} at a time"
-            await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        self._stream_count += 1
-        try:
-            async with aclosing(self._servicer.ServerReflectionInfo(_iterate_requests(context), context)) as answers:
-                async for answer in answers:
-                    async with asyncio.timeout(REFLECTION_TIMEOUT_S):
-                        await context.write(answer)
-        except TimeoutError:
-            reason = f"the client did not read an answer within {REFLECTION_TIMEOUT_S} seconds"
-            await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, reason)
-        finally:
-            self._stream_count -= 1
+        async with self._streams.admit(context):
+            info = self._servicer.ServerReflectionInfo(_iterate_requests(context), context)
+            try:
+                async with aclosing(info) as answers:
+                    async for answer in answers:
+                        async with asyncio.timeout(REFLECTION_TIMEOUT_S):
+                            await context.write(answer)
+            except TimeoutError:
+                reason = f"the client did not read an answer within {REFLECTION_TIMEOUT_S} seconds"
+                await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, reason)
 
 
 async def end_call(context: Context, *details: Any) -> NoReturn:

@@ -55,8 +55,6 @@ READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
 """Time limit for opening a log, during which a migration may build indexes on large tables."""
 VACUUM_MS: Final = 3_600_000
-VIEW_FETCH_ROWS_MAX: Final = 1000
-"""A high number, because every statement of `read_views` needs a round trip."""
 
 T = TypeVar("T")
 
@@ -64,8 +62,8 @@ T = TypeVar("T")
 class PostgresStore(SqlStore):
     """A log in a database. See `storage.store.Store` for the contract of each method."""
 
-    _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
-
+    _view_fetch_rows_max = 1000
+    """A high number, because every statement of `read_views` needs a round trip."""
     _erase_values = staticmethod(erase_values)
 
     def __init__(

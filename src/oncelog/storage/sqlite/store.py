@@ -58,15 +58,14 @@ CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
 """After CHECKPOINT_RECORDS records, a checkpoint moves the write-ahead log into the file, followed by this pause. With
 large records, the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
-VIEW_FETCH_ROWS_MAX: Final = 200
-"""How many rows `read_views` reads and releases at a time."""
 T = TypeVar("T")
 
 
 class SqliteStore(SqlStore):
     """A log in a file. See `storage.store.Store` for the contract of each method."""
 
-    _view_fetch_rows_max = VIEW_FETCH_ROWS_MAX
+    _view_fetch_rows_max = 200
+    """How many rows `read_views` reads and releases at a time."""
     _erase_values = staticmethod(erase_values)
 
     def __init__(
