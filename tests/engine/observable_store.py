@@ -10,7 +10,7 @@ import pytest_asyncio
 from deadlines import turns, until
 from oncelog.core.plan import Validate
 from oncelog.core.policy import OnReuse, Order, Policy, kept_for
-from oncelog.core.proof import Block
+from oncelog.core.proof import Block, Evidence
 from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, RecordAct, Remembered, Request, Settings
@@ -22,7 +22,6 @@ from oncelog.storage.store import (
     Consumer,
     EncodeViews,
     EntityPage,
-    Evidence,
     KeyStatus,
     MemberChange,
     MemberCursor,

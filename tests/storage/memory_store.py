@@ -18,7 +18,7 @@ from oncelog.core.internal_records import is_internal
 from oncelog.core.merge import encode_row
 from oncelog.core.plan import Validate
 from oncelog.core.policy import RESTORE_POLICY, Policy
-from oncelog.core.proof import Block, hash_body
+from oncelog.core.proof import Block, Evidence, hash_body
 from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.members import get_effective_role
 from oncelog.core.stored_bytes import utf8_bytes
@@ -55,7 +55,6 @@ from oncelog.storage.store import (
     Draw,
     EncodeViews,
     EntityPage,
-    Evidence,
     KeyStatus,
     MemberChange,
     MemberCursor,

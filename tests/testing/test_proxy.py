@@ -16,9 +16,9 @@ from aiohttp import WSMsgType, web
 
 from deadlines import soon, until
 from oncelog.testing.proxy import CALM, Faults, FaultyProxy, Incident
-from oncelog.testing.proxy_server import CHUNK_BYTES
 from oncelog.testing.proxy_faults import Break, Direction, FaultSampler
 from oncelog.testing.proxy_frames import Unit
+from oncelog.testing.proxy_server import CHUNK_BYTES
 
 LONG_MS: Final = 10**7
 """Longer than any test runs."""

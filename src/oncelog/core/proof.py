@@ -70,15 +70,29 @@ class Proof(Struct, frozen=True):
     path: tuple[bytes, ...]
 
 
-class Proven(Struct, frozen=True):
-    """Proof of a record in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
+class Evidence(Struct, frozen=True):
+    """A record with everything that its hash covers."""
 
     record: Record
     salt: bytes
     """Empty for an erased record. Use `verify_header` with the body hash instead."""
     body_hash: bytes
+
+
+class Proven(Evidence, frozen=True):
+    """Proof of a record in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
+
     proof: Proof
     block: Block
+
+
+class Attestation(Struct, frozen=True):
+    """A record's block, inclusion proof, body salt and actor."""
+
+    block: Block
+    proof: Proof
+    salt: bytes
+    actor: str
 
 
 def encode_record_header(record: Record) -> bytes:

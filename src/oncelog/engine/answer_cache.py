@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.core.policy import FOREVER, Forget, Policy, Retention
-from oncelog.core.proof import Block, MerkleTree, Proof, prove_from_tree
+from oncelog.core.proof import Attestation, Block, MerkleTree, prove_from_tree
 from oncelog.core.values import KeyIdentity, Receipt, Remembered
 from oncelog.engine import logger
 from oncelog.errors import LogReplacedError
@@ -28,15 +28,6 @@ ERASURES_POLL_MS: Final = 1000
 """Interval between polls for erasures by other processes, while a cache has entries."""
 _RESULT_OVERHEAD_BYTES: Final = 600
 """Approximate memory use of a result without its body."""
-
-
-class Attestation(Struct, frozen=True):
-    """A record's block, inclusion proof, body salt and actor."""
-
-    block: Block
-    proof: Proof
-    salt: bytes
-    actor: str
 
 
 class _CachedBlock(Struct, frozen=True, gc=False):

@@ -14,6 +14,7 @@ from oncelog.blocking_base import BlockingObject
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.proof import Attestation
 from oncelog.core.rules.audit import APPLICATION_ACTOR
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
@@ -31,7 +32,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.deprecation import alias_property
-from oncelog.engine.answer_cache import Attestation, WorkResult
+from oncelog.engine.answer_cache import WorkResult
 from oncelog.engine.audit import AuditFilter, AuditPage
 from oncelog.engine.blocking_base import BlockingLeaseManagerBase, BlockingLogBase, wrap_opener
 from oncelog.engine.held_lease import HeldLease, mark_active

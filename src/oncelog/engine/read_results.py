@@ -5,10 +5,10 @@ from typing import Self
 
 from msgspec import Struct
 
-from oncelog.core.proof import Block, Proven, encode_record_header, hash_leaf, prove
+from oncelog.core.proof import Block, Evidence, Proven, encode_record_header, hash_leaf, prove
 from oncelog.core.values import Record
 from oncelog.cursor import Cursor
-from oncelog.storage.store import Consumer, Evidence
+from oncelog.storage.store import Consumer
 
 __all__ = ["Compacted", "Cursor", "Follower", "Proven", "Reading", "format_order"]
 

@@ -9,10 +9,11 @@ from oncelog.core.identity import compute_lane
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import LEDGER, Policy
+from oncelog.core.proof import Attestation
 from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.members import get_effective_role
 from oncelog.core.values import ClientEntry, MemberIdentity, Receipt, Record, Roster, Snapshot
-from oncelog.engine.answer_cache import AnswerCache, Attestation
+from oncelog.engine.answer_cache import AnswerCache
 from oncelog.engine.limits import Limits, clamp_limit
 from oncelog.engine.tailer import Tailers
 from oncelog.errors import ClosedError

@@ -5,9 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from oncelog.core.proof import hash_body
+from oncelog.core.proof import Evidence, hash_body
 from oncelog.core.values import Record
-from oncelog.storage.store import Evidence
 from oncelog.storage.tenants import decode_partitions
 
 DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)

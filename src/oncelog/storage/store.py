@@ -19,7 +19,7 @@ from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
-from oncelog.core.proof import SALT_BYTES, Block, SealedBatch, seal
+from oncelog.core.proof import SALT_BYTES, Block, Evidence, SealedBatch, seal
 from oncelog.core.read_set import ReadSet
 from oncelog.core.rules.audit import add_detail
 from oncelog.core.tenants import Tenant, Usage
@@ -228,15 +228,6 @@ class RecordViewPage(Struct, frozen=True):
     upto: int
     has_more: bool
     newest: int
-
-
-class Evidence(Struct, frozen=True):
-    """A record with everything that its hash covers."""
-
-    record: Record
-    salt: bytes
-    """Empty once the record is erased."""
-    body_hash: bytes
 
 
 class Consumer(Struct, frozen=True):

@@ -14,9 +14,9 @@ from oncelog.background_tasks import BackgroundTasks
 from oncelog.core.canonical import nfc
 from oncelog.core.limits import NAME_CHARACTERS_MAX, SEQUENCE_MAX
 from oncelog.core.policy import LEDGER
+from oncelog.core.proof import Attestation
 from oncelog.core.transactions import check_operations, format_tx_id, ledger_scope, transaction
 from oncelog.core.values import Committed, Reason, Receipt, Refused, Replayed, Submission, Verdict
-from oncelog.engine.answer_cache import Attestation
 from oncelog.engine.log import Log
 from oncelog.error_codes import FORBIDDEN
 from oncelog.errors import CanonicalError, OncelogError

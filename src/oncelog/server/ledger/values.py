@@ -6,9 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from oncelog.core.operations import Operation
-from oncelog.core.proof import Block
+from oncelog.core.proof import Attestation, Block
 from oncelog.core.values import Receipt
-from oncelog.engine.answer_cache import Attestation
 
 Members = dict[str, Any]
 """An answer or a part of one, by the names that JSON and gRPC messages share."""

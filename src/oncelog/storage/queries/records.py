@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oncelog.core.internal_records import Gap, count_missing_numbers
-from oncelog.core.proof import Block
+from oncelog.core.proof import Block, Evidence
 from oncelog.core.values import LaneHead, Record
 from oncelog.storage.metadata import PREVIOUS_EPOCHS_MAX, LaneGaps, decode_leaps, decode_previous_epochs
 from oncelog.storage.queries.statement import QuerySteps, Statement
 from oncelog.storage.record_rows import decode_evidence, decode_record
-from oncelog.storage.store import Consumer, Evidence
+from oncelog.storage.store import Consumer
 
 _HEAD_COLUMNS: Final = len(LaneHead.__struct_fields__)
 Rows = Sequence[Sequence[Any]]

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from oncelog.core.merge import decode_row
-from oncelog.core.proof import Block
+from oncelog.core.proof import Block, Evidence
 from oncelog.core.read_set import ReadSet
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import LaneHead, Record, RecordAct, Settings, Snapshot
@@ -30,7 +30,6 @@ from oncelog.storage.store import (
     Consumer,
     EncodeViews,
     EntityPage,
-    Evidence,
     MemberChange,
     MemberCursor,
     MemberPage,
