@@ -102,7 +102,7 @@ class ClassWriter:
         parts = [f'class {twin.name}({names}):\n    """{twin.docstring}"""\n']
         if "__init__" not in twin.inherits:
             is_client = bool(twin.client)
-            parts.append(self._write_client_init(source, node, blocking_bases) if is_client else self._write_init(node))
+            parts.append(self._write_client_init(blocking_bases) if is_client else self._write_init(node))
         for name, type_name in twin.attributes.items():
             parts.append(self._write_property(name, type_name, ""))
         parts += self._write_members(source, node)
@@ -125,15 +125,14 @@ class ClassWriter:
             f"def __init__({parameters}) -> None:", f"super().__init__({argument})", f"{self._source} = {twin.holds}"
         )
 
-    def _write_client_init(self, source: SourceModule, node: ast.ClassDef, bases: list[str]) -> str:
+    def _write_client_init(self, bases: list[str]) -> str:
         twin = self._twin
-        original = next(member for member in node.body if isinstance(member, Function) and member.name == "__init__")
-        self._module.add_imports(source, original.args)
-        self._module.add_import(twin.source)
-        return indent(
-            f"def __init__({ast.unparse(original.args)}) -> None:",
-            quote(ast.get_docstring(original) or "Store the configuration."),
-            f"{self._source} = {twin.source_name}({_pass_on(original)})",
+        self._module.add_import("typing:Any")
+        decorator = self._module.add_import("oncelog.client.runtime.blocking_base:takes_parameters_of")
+        source_type = self._module.add_import(twin.source)
+        return f"    @{decorator}({source_type})\n" + indent(
+            "def __init__(self, *arguments: Any, **options: Any) -> None:",
+            f"{self._source} = {source_type}(*arguments, **options)",
             *(f"{base}.__init__(self, {self._source}, None)" for base in bases),
             f'super().__init__({self._source}, "{twin.client}")',
         )

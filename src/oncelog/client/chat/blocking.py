@@ -8,20 +8,16 @@
 Any number of threads may share a client.
 """
 
-import os
-import random
-import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 from uuid import UUID
 
 from oncelog.blocking_base import BlockingObject
 from oncelog.client.chat.client import LINES_DEFAULT, ChatClient
-from oncelog.client.chat.http_client import ChatTransport
 from oncelog.client.chat.outbox import Pending
 from oncelog.client.chat.values import (
     TEXT_PLAIN,
     ChatDetails,
-    ChatLimits,
     ChatSummary,
     Line,
     Message,
@@ -30,8 +26,7 @@ from oncelog.client.chat.values import (
     Status,
     Update,
 )
-from oncelog.client.runtime.blocking_base import BlockingBaseClient
-from oncelog.client.runtime.options import Token
+from oncelog.client.runtime.blocking_base import BlockingBaseClient, takes_parameters_of
 from oncelog.deprecation import alias_method
 from oncelog.portal import Portal
 
@@ -107,38 +102,9 @@ class BlockingPending(BlockingObject):
 class BlockingChatClient(BlockingBaseClient):
     """A blocking chat client for one device of one user, with the methods of `ChatClient`."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        path: str | os.PathLike[str],
-        token: Token = None,
-        device_id: str | None = None,
-        limits: ChatLimits | None = None,
-        headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        chance: random.Random | None = None,
-        wall_ms: Callable[[], int] | None = None,
-        wire: ChatTransport | None = None,
-    ) -> None:
-        """Store the configuration; `async with` opens the file and connects.
-
-        `path` is the client's file, which is created if it is missing, or ":memory:" for messages that need not survive
-        a restart. The file belongs to one device of one user. It stores `device_id`; without one, the client generates
-        an id. `token` is a string, or a function that the client calls for each connection and request.
-        """
-        self._client = ChatClient(
-            url,
-            path=path,
-            token=token,
-            device_id=device_id,
-            limits=limits,
-            headers=headers,
-            tls=tls,
-            chance=chance,
-            wall_ms=wall_ms,
-            wire=wire,
-        )
+    @takes_parameters_of(ChatClient)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = ChatClient(*arguments, **options)
         super().__init__(self._client, "chat")
 
     def send(

@@ -8,26 +8,14 @@
 Any number of threads may share a client.
 """
 
-import os
-import random
-import ssl
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from oncelog.client.deltas.blocking_base import BlockingDeltasBase
 from oncelog.client.deltas.client import ROWS_PAGE, DeltasClient, T
 from oncelog.client.deltas.edits import Edits
-from oncelog.client.deltas.transport import DeltasTransport
-from oncelog.client.deltas.values import (
-    Change,
-    Deletion,
-    DeltasLimits,
-    HistoryChange,
-    LocalRow,
-    PendingDelta,
-    Refusal,
-    Status,
-)
-from oncelog.client.runtime.options import Token
+from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
+from oncelog.client.runtime.blocking_base import takes_parameters_of
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method
 
@@ -35,41 +23,9 @@ from oncelog.deprecation import alias_method
 class BlockingDeltasClient(BlockingDeltasBase):
     """A blocking client for one gateway, with the methods of `DeltasClient`."""
 
-    def __init__(
-        self,
-        url: str,
-        gateway: str,
-        *,
-        path: str | os.PathLike[str],
-        client_id: str,
-        token: Token = None,
-        limits: DeltasLimits | None = None,
-        headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        wall_ms: Callable[[], int] | None = None,
-        chance: random.Random | None = None,
-        wire: DeltasTransport | None = None,
-    ) -> None:
-        """Store the configuration; `async with` opens the client.
-
-        `path` is the client's file, which is created if it is missing; ":memory:" keeps the rows until the client is
-        closed. A file cannot be reused for a different client or gateway. `client_id` is the client id of the
-        credential. `token` is a string, or a function that returns one and is called for every request. `wall_ms`
-        returns the time; the default is the system clock.
-        """
-        self._client = DeltasClient(
-            url,
-            gateway,
-            path=path,
-            client_id=client_id,
-            token=token,
-            limits=limits,
-            headers=headers,
-            tls=tls,
-            wall_ms=wall_ms,
-            chance=chance,
-            wire=wire,
-        )
+    @takes_parameters_of(DeltasClient)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = DeltasClient(*arguments, **options)
         super().__init__(self._client, "deltas")
 
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:

@@ -8,10 +8,7 @@ Any number of threads may share a client. Handlers are called in threads, one ev
 in the store's thread and must not use the client: such a call would deadlock.
 """
 
-import os
-import random
-import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -19,10 +16,9 @@ from oncelog.blocking_base import BlockingObject
 from oncelog.client.events.blocking_base import BlockingEventsBase, wrap_handler
 from oncelog.client.events.client import Client
 from oncelog.client.events.outbox import Draft, Pending
-from oncelog.client.events.store import Apply, Reset
-from oncelog.client.events.values import ClientLimits, Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
-from oncelog.client.runtime.http import Transport
-from oncelog.client.runtime.options import Token
+from oncelog.client.events.store import Reset
+from oncelog.client.events.values import Event, HistoryChange, Outcome, RefusedEvent, SetAside, Status
+from oncelog.client.runtime.blocking_base import takes_parameters_of
 from oncelog.core.canonical import JsonValue
 from oncelog.deprecation import alias_method
 from oncelog.portal import Portal
@@ -80,46 +76,9 @@ class BlockingPending(BlockingObject):
 class BlockingClient(BlockingEventsBase):
     """A blocking events client for one server, with the methods of `Client`."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        partitions: Iterable[str],
-        client_id: str | None = None,
-        token: Token = None,
-        apply: Apply | None = None,
-        reset: Reset | None = None,
-        limits: ClientLimits | None = None,
-        headers: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-        chance: random.Random | None = None,
-        store: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Store the configuration; `async with` opens the file and connects.
-
-        `path` is an SQLite file, which is created if it is missing and may contain the application's tables, or
-        ":memory:" for an outbox that need not survive a restart. The client follows `partitions`; without any, it only
-        submits. The file stores `client_id`; without one, the client generates an id. The client calls
-        `apply(connection, events)` in the transaction that moves the cursor, and `reset(connection)` in the transaction
-        that restarts from a different cursor. `store` is the deprecated name of `path`.
-        """
-        self._client = Client(
-            url,
-            path=path,
-            partitions=partitions,
-            client_id=client_id,
-            token=token,
-            apply=apply,
-            reset=reset,
-            limits=limits,
-            headers=headers,
-            tls=tls,
-            transport=transport,
-            chance=chance,
-            store=store,
-        )
+    @takes_parameters_of(Client)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = Client(*arguments, **options)
         super().__init__(self._client, "events")
 
     @property

@@ -7,9 +7,8 @@
 Any number of threads may share a client.
 """
 
-import os
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 from uuid import UUID
 
 from oncelog.client.ledger.client import LedgerClient
@@ -18,7 +17,6 @@ from oncelog.client.ledger.values import (
     ClientState,
     LedgerBlock,
     LedgerEntity,
-    LedgerLimits,
     LedgerRelationship,
     LedgerTransaction,
     Outcome,
@@ -28,8 +26,7 @@ from oncelog.client.ledger.values import (
     TransactionProof,
 )
 from oncelog.client.runtime.blocking import BlockingStatusSource
-from oncelog.client.runtime.blocking_base import BlockingBaseClient
-from oncelog.client.runtime.options import Token
+from oncelog.client.runtime.blocking_base import BlockingBaseClient, takes_parameters_of
 from oncelog.core.operations import Operation
 from oncelog.portal import Portal
 
@@ -228,41 +225,9 @@ class BlockingLedgerScope(BlockingStatusSource):
 class BlockingLedgerClient(BlockingBaseClient, BlockingLedgerScope):
     """A blocking client for one ledger, with the methods of `LedgerClient`."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        path: str | os.PathLike[str],
-        organization: str,
-        vault: str = "",
-        client_id: str,
-        token: Token = None,
-        tls: bool | str | os.PathLike[str] | None = None,
-        verify: bool = True,
-        limits: LedgerLimits | None = None,
-        chance: random.Random | None = None,
-    ) -> None:
-        """Store the configuration; `async with` opens the client.
-
-        `address` is HOST:PORT of the server's gRPC port. `path` is the client's file, which is created if it is
-        missing, or ":memory:" for writes that need not survive a restart. `client_id` is the client id of the
-        credential; the file belongs to it permanently. `token` is a string, or a function that returns one and is
-        called before every call to the server. `tls` is True to use the machine's root certificates, or the path of a
-        PEM file with root certificates. `verify` checks the proof of every write. Raises SettingsError for an invalid
-        argument.
-        """
-        self._client = LedgerClient(
-            address,
-            path=path,
-            organization=organization,
-            vault=vault,
-            client_id=client_id,
-            token=token,
-            tls=tls,
-            verify=verify,
-            limits=limits,
-            chance=chance,
-        )
+    @takes_parameters_of(LedgerClient)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = LedgerClient(*arguments, **options)
         BlockingLedgerScope.__init__(self, self._client, None)
         super().__init__(self._client, "ledger")
 

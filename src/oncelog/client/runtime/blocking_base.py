@@ -1,10 +1,26 @@
 """Base of the blocking clients."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec
 
 from oncelog.blocking_base import BlockingResource
 from oncelog.client.runtime.blocking import BlockingStatusSource
 from oncelog.client.runtime.client import BaseClient, build_closed_error
+
+P = ParamSpec("P")
+
+
+def takes_parameters_of(
+    client: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator that gives a constructor the parameters, types and docstring of an async client's."""
+
+    def adapt(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        original = getattr(client, "__init__")  # noqa: B009 - mypy takes `client` for an instance
+        return update_wrapper(constructor, original, assigned=("__doc__", "__annotations__"))
+
+    return adapt
 
 
 class BlockingBaseClient(BlockingResource, BlockingStatusSource):
