@@ -96,11 +96,10 @@ class RunCounters(Struct, frozen=True):
     """Reused runs that would have been executed again under their key from before v2."""
 
 
-class Runs:
-    """The runs of a log. Create one object per process and keep it, because it counts calls."""
+class BaseRuns:
+    """Counts the outcomes of calls. The part of `Runs` that does not wait for the log."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self) -> None:
         self._counters = RunCounters()
         self._lock = threading.Lock()
 
@@ -108,6 +107,36 @@ class Runs:
     def counters(self) -> RunCounters:
         """The outcomes of calls so far."""
         return self._counters
+
+    def _count(self, **increments: int) -> None:
+        with self._lock:
+            old = self._counters
+            new = {name: getattr(old, name) + number for name, number in increments.items()}
+            self._counters = msgspec.structs.replace(old, **new)
+
+    @contextmanager
+    def _count_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._count(failed=1)
+            raise
+
+    def _finish(self, requested: RunEvent, result: WorkResult, *, reused: bool) -> Run:
+        event = decode_event(requested.key, result.receipt, result.body)
+        mismatch = reused and is_shadow_mismatch(requested, event)
+        if mismatch:
+            logger.info("run %s was reused; its key before v2 would have executed it again", event.key)
+        self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
+        return Run(event, reused)
+
+
+class Runs(BaseRuns):
+    """The runs of a log. Create one object per process and keep it, because it counts calls."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
 
     async def execute(  # noqa: PLR0913 - the six fields of the key, the tool and options
         self,
@@ -160,28 +189,6 @@ class Runs:
         with self._count_failures():
             result, _ = await self._log.leases.run(lease, call)
         return self._finish(event, result, reused=False)
-
-    def _count(self, **increments: int) -> None:
-        with self._lock:
-            old = self._counters
-            new = {name: getattr(old, name) + number for name, number in increments.items()}
-            self._counters = msgspec.structs.replace(old, **new)
-
-    @contextmanager
-    def _count_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            self._count(failed=1)
-            raise
-
-    def _finish(self, requested: RunEvent, result: WorkResult, *, reused: bool) -> Run:
-        event = decode_event(requested.key, result.receipt, result.body)
-        mismatch = reused and is_shadow_mismatch(requested, event)
-        if mismatch:
-            logger.info("run %s was reused; its key before v2 would have executed it again", event.key)
-        self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
-        return Run(event, reused)
 
 
 def prepare_tool(tool: Tool, leases: LeaseManager) -> tuple[Tool, Callable[[Coroutine[Any, Any, Run]], Awaitable[Run]]]:
