@@ -7,15 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from oncelog.client.deltas.codec import (
-    DeltaPage,
-    GatewayRefusedError,
-    OutboxEntry,
-    PushReply,
-    RowPage,
-    SnapshotPage,
-    describe_failure,
-)
+from oncelog.client.deltas.codec import DeltaPage, GatewayRefusedError, OutboxEntry, PushReply, RowPage, SnapshotPage
 from oncelog.client.deltas.protocol import (
     PullEffect,
     PullProtocol,
@@ -103,10 +95,11 @@ class Pusher(SyncTask):
         except (LostError, ProtocolError, GatewayRefusedError) as error:
             if protocol.discards != discards:
                 return None
-            if protocol.last_error is None:
-                runtime.logger.info("not pushed: %s", describe_failure(error))
             answer = error
+        had_error = protocol.last_error is not None
         pause = protocol.handle_answer(batch, answer)
+        if isinstance(answer, ClientError) and not had_error:
+            runtime.logger.info("not pushed: %s", protocol.last_error)
         if protocol.refusal is not None and protocol.refusal != refusal:
             runtime.logger.warning("the gateway refuses a delta: %s", protocol.refusal)
         return pause
