@@ -16,7 +16,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, RecordAct, Remembered, Request, Settings
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
-from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.metadata import EpochRenewal, Operator
 from oncelog.storage.store import (
     BatchResult,
     Consumer,
@@ -244,7 +244,7 @@ class WatchedStore:
     async def previous_epochs(self) -> tuple[str, ...]:
         return await self.inner.previous_epochs()
 
-    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    async def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         return await self.inner.renew_epoch(above, operator)
 
     def listen(self, wake: Callable[[], None]) -> None:

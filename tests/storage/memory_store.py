@@ -38,7 +38,6 @@ from oncelog.core.values import (
 from oncelog.errors import ClosedError
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.storage.metadata import (
-    NO_OPERATOR,
     PREVIOUS_EPOCHS_MAX,
     EpochRenewal,
     LogMetadata,
@@ -414,7 +413,7 @@ class MemoryStore:
         self._check_open()
         self._mark = ClockMark.read(self._clock)
 
-    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    async def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Store`."""
         log = self._check_open()
         now_ms = self._mark.get_latest_ms(ClockMark.read(self._clock))

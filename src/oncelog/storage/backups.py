@@ -17,15 +17,7 @@ from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.file_modes import OWNER_ONLY, create_file, sync_path
 from oncelog.sqlite_files import logger
 from oncelog.storage.inspect.sqlite import checkpoint_and_close, renew_epoch
-from oncelog.storage.metadata import (
-    NO_OPERATOR,
-    NO_REPLACED_LOG,
-    EpochRenewal,
-    LogMetadata,
-    Operator,
-    ReplacedLog,
-    count_records,
-)
+from oncelog.storage.metadata import EpochRenewal, LogMetadata, Operator, ReplacedLog, count_records
 from oncelog.storage.queries.records import load_gaps, load_heads
 from oncelog.storage.sqlite.database_file import SCHEMA_VERSION, is_foreign_database, load_metadata, migrate_schema
 from oncelog.storage.sqlite.moved_marker import save_marker
@@ -90,9 +82,9 @@ def restore(  # noqa: PLR0913 - the options of the command
     full: bool = False,
     above: int | None = None,
     file_mode: int = OWNER_ONLY,
-    operator: Operator = NO_OPERATOR,
+    operator: Operator = Operator(),
     name: str = "",
-    lost: ReplacedLog = NO_REPLACED_LOG,
+    lost: ReplacedLog = ReplacedLog(),
 ) -> RestoreResult:
     """Restore a log from a backup, under a new epoch so that readers of lost records notice the restore.
 
@@ -215,13 +207,13 @@ def _copy(
 def _read_replaced_log(target: Path) -> ReplacedLog:
     """Return the epoch and the highest number of the log to be replaced, or empty values if it is unreadable."""
     if not target.exists():
-        return NO_REPLACED_LOG
+        return ReplacedLog()
     try:
         with open_read_transaction(str(target), allow_older=True) as (connection, metadata):
             return ReplacedLog(metadata.epoch, find_highest_number(run_query(connection, load_heads).values()))
     except StoreError as error:
         logger.warning("the replaced log cannot be read, so its highest number is unknown: %s", error)
-        return NO_REPLACED_LOG
+        return ReplacedLog()
 
 
 def _combine(replaced: ReplacedLog, lost: ReplacedLog, epoch: str) -> ReplacedLog:

@@ -99,9 +99,6 @@ class ReplacedLog(Struct, frozen=True):
     that are unknown."""
 
 
-NO_REPLACED_LOG: Final = ReplacedLog()
-
-
 @lru_cache(maxsize=8)
 def decode_leaps(text: str | None) -> tuple[int, ...]:
     """Decode the numbers of all leaps, in ascending order. Raises CorruptError."""
@@ -125,9 +122,6 @@ class Operator(Struct, frozen=True):
     """Operating-system user. The name is not authenticated, so it is not the actor."""
 
 
-NO_OPERATOR: Final = Operator()
-
-
 class _RestoreBody(Struct):
     previous_epoch: str
     replaced_epoch: str = ""
@@ -149,8 +143,8 @@ def build_leap_request(
     above: int | None,
     now_ms: int,
     new_epoch: str,
-    replaced: ReplacedLog = NO_REPLACED_LOG,
-    operator: Operator = NO_OPERATOR,
+    replaced: ReplacedLog = ReplacedLog(),
+    operator: Operator = Operator(),
 ) -> tuple[Request, EpochRenewal]:
     """Return the batch that performs a leap. Raises SettingsError if `above` is too low or too high.
 

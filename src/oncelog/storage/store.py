@@ -41,7 +41,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import HistoryChangedError, PolicyError
-from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.metadata import EpochRenewal, Operator
 from oncelog.storage.side_state import MEMBERSHIP
 from oncelog.storage.tenants import encode_partitions
 
@@ -557,7 +557,7 @@ class Store(Protocol):
     async def confirm_clock(self) -> None:
         """Accept the current wall clock after a jump."""
 
-    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    async def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """Start a new history after a restore: a new epoch, and numbers that continue above the lost history's.
 
         Without `above` the store computes it from the time since the newest commit (`core.rules.leaps`). No other

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from oncelog.core.values import KeyIdentity
 from oncelog.storage.clock import ClockMark
-from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, LogMetadata, Operator
+from oncelog.storage.metadata import EpochRenewal, LogMetadata, Operator
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.store import KeyStatus
 
@@ -97,7 +97,7 @@ class Inspector(Protocol):
     def confirm_clock(self) -> None:
         """Accept the clock's current time."""
 
-    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """Start a new history with a new epoch. Its numbers continue above the lost history's (CO-12).
 
         Raises SettingsError if `above` is below a number that the log has assigned.

@@ -17,7 +17,7 @@ from oncelog.storage.address import redact_address
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
 from oncelog.storage.key_hash import hash_identities
-from oncelog.storage.metadata import NO_OPERATOR, EpochRenewal, Operator
+from oncelog.storage.metadata import EpochRenewal, Operator
 from oncelog.storage.postgres.connection import Connection, Timeouts, connect_behind_barrier
 from oncelog.storage.postgres.database import check_database, load_metadata
 from oncelog.storage.postgres.errors import POSTGRES_ERRORS, describe_error, translate_error
@@ -151,7 +151,7 @@ class DatabaseInspector:
             view.call(check_database, self._name)
         self._call_store(PostgresStore.confirm_clock, _TIMEOUTS)
 
-    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Inspector`.
 
         Running servers notice the renewal at their next commit or poll, and must then be restarted.

@@ -15,7 +15,7 @@ from oncelog.core.values import KeyIdentity
 from oncelog.errors import NotALogError, StoreError
 from oncelog.storage.clock import ClockMark, SystemClock
 from oncelog.storage.inspect.inspector import SCAN_PAGE_RECORDS, ClockStatus, LogView, RowTuple
-from oncelog.storage.metadata import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, LogMetadata, Operator, ReplacedLog
+from oncelog.storage.metadata import EpochRenewal, LogMetadata, Operator, ReplacedLog
 from oncelog.storage.queries.statement import SharedQuery
 from oncelog.storage.sqlite.database_file import connect
 from oncelog.storage.sqlite.key_index.index import KeyIndex, LaneIndexState
@@ -119,7 +119,7 @@ class FileInspector:
         with _open_writer(self._path) as writer:
             writer.confirm_clock()
 
-    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Inspector`. Raises StoreError if the log is open elsewhere, or MovedError."""
         # `renew_epoch` migrates an older schema itself, because no server may open the log before its numbers have
         # leapt.
@@ -132,7 +132,7 @@ class FileInspector:
 
 
 def renew_epoch(
-    path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+    path: str, above: int | None, replaced: ReplacedLog = ReplacedLog(), operator: Operator = Operator()
 ) -> EpochRenewal:
     """Start a new history of a log that no process has open (see `Store.renew_epoch` and `build_leap_request`)."""
     with _open_writer(path) as writer:

@@ -20,7 +20,7 @@ from oncelog.storage.backups import RestoreResult, check_destination_free, resto
 from oncelog.storage.clock import SystemClock
 from oncelog.storage.litestream.program import NoBackupError, run, write_config, write_file
 from oncelog.storage.litestream.target import BackupTarget
-from oncelog.storage.metadata import NO_OPERATOR, Operator, ReplacedLog
+from oncelog.storage.metadata import Operator, ReplacedLog
 from oncelog.storage.queries.records import load_heads, load_previous_epochs
 from oncelog.storage.sqlite.partial_copy import RECOVERED_NAMES, open_partial_copy
 from oncelog.storage.sqlite.query_driver import run_query
@@ -215,7 +215,7 @@ def restore_from_target(  # noqa: PLR0913 - the options of the command
     full: bool = False,
     above: int | None = None,
     file_mode: int = OWNER_ONLY,
-    operator: Operator = NO_OPERATOR,
+    operator: Operator = Operator(),
 ) -> tuple[RestoreResult, int]:
     """Restore a log from a target as `backups.restore` does. Also returns the time of the newest restored commit.
 

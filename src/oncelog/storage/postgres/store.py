@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import asyncpg
 from msgspec.structs import replace
@@ -17,15 +17,7 @@ from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Req
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.storage.address import redact_address
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark
-from oncelog.storage.metadata import (
-    DAMAGE_HINT,
-    NO_OPERATOR,
-    EpochRenewal,
-    LogMetadata,
-    Operator,
-    build_leap_request,
-    new_epoch,
-)
+from oncelog.storage.metadata import DAMAGE_HINT, EpochRenewal, LogMetadata, Operator, build_leap_request, new_epoch
 from oncelog.storage.postgres import notify
 from oncelog.storage.postgres.connection import (
     Connection,
@@ -46,7 +38,7 @@ from oncelog.storage.postgres.side_state_tables import erase_values
 from oncelog.storage.postgres.statements import SQL
 from oncelog.storage.postgres.transaction import StoreTransaction, declare_alone, load_key_status
 from oncelog.storage.postgres.writer import GetBlocks, RetryDeadline, Work, Writer
-from oncelog.storage.queries.sql_store import SqlStore, shared_query
+from oncelog.storage.queries.sql_store import SqlStore, T, shared_query
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.record_rows import DAMAGE_ERRORS
 from oncelog.storage.store import BatchResult, Draw, KeyStatus, plan_batch
@@ -55,8 +47,6 @@ READERS: Final = 4
 MIGRATE_MS: Final = 3_600_000
 """Time limit for opening a log, during which a migration may build indexes on large tables."""
 VACUUM_MS: Final = 3_600_000
-
-T = TypeVar("T")
 
 
 class PostgresStore(SqlStore):
@@ -235,7 +225,7 @@ class PostgresStore(SqlStore):
 
         await self._transact(work)
 
-    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    async def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Store`. Locks all lanes."""
         store_transaction = self._check_open()
         epoch = store_transaction.next_epoch = new_epoch()

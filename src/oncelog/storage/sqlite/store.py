@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
@@ -28,8 +28,8 @@ from oncelog.error_translation import raise_translated
 from oncelog.errors import ClosedError
 from oncelog.sqlite_files import logger
 from oncelog.storage.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
-from oncelog.storage.metadata import NO_OPERATOR, NO_REPLACED_LOG, EpochRenewal, LogMetadata, Operator
-from oncelog.storage.queries.sql_store import SqlStore
+from oncelog.storage.metadata import EpochRenewal, LogMetadata, Operator, ReplacedLog
+from oncelog.storage.queries.sql_store import SqlStore, T
 from oncelog.storage.queries.statement import QuerySteps, SharedQuery, Statement
 from oncelog.storage.queries.writes import declare_policies
 from oncelog.storage.record_rows import DAMAGE_ERRORS
@@ -58,7 +58,6 @@ CHECKPOINT_RECORDS: Final = 1024
 CHECKPOINT_PAUSE_S: Final = 0.1
 """After CHECKPOINT_RECORDS records, a checkpoint moves the write-ahead log into the file, followed by this pause. With
 large records, the log reaches CHECKPOINT_PAGES first, and a commit runs the checkpoint."""
-T = TypeVar("T")
 
 
 class SqliteStore(SqlStore):
@@ -202,9 +201,9 @@ class SqliteStore(SqlStore):
         """See `Store`."""
         await self._write(self._file_writer.confirm_clock)
 
-    async def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> EpochRenewal:
+    async def renew_epoch(self, above: int | None = None, operator: Operator = Operator()) -> EpochRenewal:
         """See `Store`."""
-        return await self._write(self._file_writer.renew_epoch, above, NO_REPLACED_LOG, operator)
+        return await self._write(self._file_writer.renew_epoch, above, ReplacedLog(), operator)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """See `Store`. SQLite sends no notifications."""

@@ -20,8 +20,6 @@ from oncelog.sqlite_files import roll_back, transaction
 from oncelog.storage.clock import ClockMark
 from oncelog.storage.metadata import (
     DAMAGE_HINT,
-    NO_OPERATOR,
-    NO_REPLACED_LOG,
     EpochRenewal,
     LogMetadata,
     Operator,
@@ -234,7 +232,7 @@ class Writer:
             connection.execute(SQL["save_state"], msgspec.structs.astuple(ClockMark.read(self._options.clock)))
 
     def renew_epoch(
-        self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+        self, above: int | None, replaced: ReplacedLog = ReplacedLog(), operator: Operator = Operator()
     ) -> EpochRenewal:
         """Start a new history in one transaction (see `Store`). For `replaced`, see `build_leap_request`."""
         with self._transaction() as connection:
