@@ -13,6 +13,8 @@ from oncelog.errors import OncelogError
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 64 * 1024
+CHUNKS_MAX: Final = 16
+"""Chunks that are read ahead, 1 MiB."""
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """Larger requests are divided, because servers accept 4 MiB by default. A single write is never divided."""
 
@@ -44,12 +46,13 @@ async def read_batches(
     A batch is yielded before it is full if no further input is available, because a user may be typing. Items before a
     malformed line are yielded before its error is raised.
     """
-    chunks = _start_reader(descriptor)
+    chunks, free_slots = _start_reader(descriptor)
     items: list[Item] = []
     error: OncelogError | None = None
     rest, number, chunk = b"", 0, b"first"
     while chunk and error is None:
         chunk = await chunks.get()
+        free_slots.release()
         *lines, rest = (rest + chunk).split(b"\n") if chunk else (rest, b"")
         if len(rest) > LINE_BYTES_MAX:
             lines.append(rest)
@@ -70,23 +73,28 @@ async def read_batches(
         raise error
 
 
-def _start_reader(descriptor: int) -> asyncio.Queue[bytes]:
-    """Read a file descriptor in a daemon thread, so that an interrupted command exits at once. b"" marks the end."""
+def _start_reader(descriptor: int) -> tuple[asyncio.Queue[bytes], threading.Semaphore]:
+    """Read a file descriptor in a daemon thread, so that an interrupted command exits at once. b"" marks the end.
+
+    The caller releases the semaphore for each chunk that it takes. Otherwise a fast input would fill the memory.
+    """
     loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=16)
+    chunks: asyncio.Queue[bytes] = asyncio.Queue()
+    free_slots = threading.Semaphore(CHUNKS_MAX)
 
     def read_all() -> None:
         chunk = b"first"
-        while chunk:
-            try:
-                chunk = os.read(descriptor, READ_BYTES)
-            except OSError:
-                chunk = b""
-            with suppress(RuntimeError):  # the command has ended
-                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+        with suppress(RuntimeError):  # the loop is closed: the command has ended
+            while chunk:
+                try:
+                    chunk = os.read(descriptor, READ_BYTES)
+                except OSError:
+                    chunk = b""
+                free_slots.acquire()
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
     threading.Thread(target=read_all, daemon=True).start()
-    return chunks
+    return chunks, free_slots
 
 
 def split_batches(items: Iterable[Item], items_max: int) -> Iterator[list[Item]]:

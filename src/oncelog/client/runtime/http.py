@@ -9,6 +9,7 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -40,6 +41,8 @@ CLOSE_TOO_LARGE: Final = 1009
 DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for malformed documents."""
 _CHUNK_BYTES: Final = 64 * 1024
+_WHOLE_BODY_BYTES_MAX: Final = 1024 * 1024
+"""aiohttp sends a body of bytes in one step. It warns above this size, because the step blocks the event loop."""
 _RETRY_AFTER_S_MAX: Final = 10**6
 
 
@@ -215,7 +218,7 @@ class HttpClient:
                     method,
                     self.url + path,
                     params=query,
-                    data=body,
+                    data=body if body is None or len(body) <= _WHOLE_BODY_BYTES_MAX else BytesIO(body),
                     headers=headers,
                     allow_redirects=False,
                     ssl=self._tls,
