@@ -37,7 +37,7 @@ async def refusal_of(server: ChatServer, chat: str, name: str, member: str, *, p
 
 
 @pytest.mark.rule("CH-19")
-async def test_guest_cannot_remove_the_creator_or_change_members(shared_server: SharedServer) -> None:
+async def test_member_cannot_remove_the_creator_or_change_members(shared_server: SharedServer) -> None:
     server, chat = shared_server.server, shared_server.chat()
     await server.create(chat, "ann", "eve", "bob")
     for member, present in (("ann", False), ("bob", False), ("mallory", True), ("bob", True), ("nobody", False)):
@@ -217,7 +217,7 @@ def _remove_roles(path: Path) -> None:
         "DELETE FROM oncelog_rosters",
     ],
 )
-async def test_verify_finds_a_roster_that_does_not_match(tmp_path: Path, statement: str) -> None:
+async def test_verify_reports_member_roles_that_contradict_the_records(tmp_path: Path, statement: str) -> None:
     async with run_server(tmp_path) as server:
         await server.create("c", "ann", "bob")
     await asyncio.to_thread(execute, tmp_path / "events.db", statement)

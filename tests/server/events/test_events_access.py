@@ -20,7 +20,7 @@ async def test_every_invalid_credential_gets_the_same_answer(tmp_path: Path) -> 
     async with serving(tmp_path, tokens=True, api_keys=True) as served:
         key = api_key(served, "billing", ["a"])
         good = token()
-        credentials = ["x", token(exp=1), token(key=auth_material.key_of("HS256", 1)), good[:-4] + "AAAA", "olk_x_y"]
+        credentials = ["x", token(exp=1), token(key=auth_material.make_key("HS256", 1)), good[:-4] + "AAAA", "olk_x_y"]
         headers = [{"Authorization": f"Bearer {one}"} for one in credentials]
         headers += [{}, {"Authorization": f"Basic {good}"}, {"Authorization": good}, {"Authorization": "Bearer"}]
         requests = [("GET", f"{PATH}?partition=orders/1"), ("POST", PATH), ("GET", f"{PATH}/stream?partition=a")]

@@ -233,7 +233,7 @@ async def test_forbidden_write_is_rejected_alike_for_known_and_unknown_ids() -> 
                 "errors": [{"field": "partitions", "message": "the credential has no write access to some of them"}],
             }
         ]
-        assert len(server.log.store.batches) == batches  # no event was looked up
+        assert len(server.log.store.batches) == batches  # No event was looked up.
         mixed = await eve.submit(item(8, "public", "secret"), item(9, "eve/1"), item(2, "public"))
         assert [one.get("reason", one["status"]) for one in mixed] == ["forbidden", "committed", "committed"]
 
