@@ -1,4 +1,4 @@
-"""Clock steps: the ledger client requests the client state before it resends a write of unknown age."""
+"""Clock steps: the ledger client requests the client state before it resends a write whose age is unknown."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_known_client_sends_pending_writes_despite_a_clock_set_back() -> None:
     assert driver.send() == [(1, 4)]
 
 
-def lost(now_ms: int) -> ProtocolDriver:
+def unanswered_write(now_ms: int) -> ProtocolDriver:
     """Return a driver whose first write got no answer."""
     driver = ProtocolDriver(now_ms=now_ms).receive_state(0)
     driver.submit()
@@ -40,7 +40,7 @@ def lost(now_ms: int) -> ProtocolDriver:
 
 @pytest.mark.parametrize("step_ms", [-CLOCK_CORRECTION_MS - 1, -RETENTION_MS, RETENTION_MS + 1])
 def test_clock_step_makes_a_retry_ask_for_the_client_state_first(step_ms: int) -> None:
-    driver = lost(NOON_MS)
+    driver = unanswered_write(NOON_MS)
     driver.now_ms += step_ms
     assert driver.send() == []
     assert driver.receive_state(0).protocol.forgotten == ForgottenClient(0, 0)
@@ -48,7 +48,7 @@ def test_clock_step_makes_a_retry_ask_for_the_client_state_first(step_ms: int) -
 
 @pytest.mark.parametrize("step_ms", [-CLOCK_CORRECTION_MS, -1, 0, STATE_VALID_MS + 1, RETENTION_MS])
 def test_small_clock_correction_does_not_delay_a_retry(step_ms: int) -> None:
-    driver = lost(NOON_MS)
+    driver = unanswered_write(NOON_MS)
     driver.now_ms += step_ms
     assert driver.send() == [(1, 1)]
 
