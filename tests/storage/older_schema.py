@@ -1,4 +1,4 @@
-"""Databases of older schema versions, made from current databases."""
+"""Downgrade a current database to an older schema version."""
 
 from databases import query
 

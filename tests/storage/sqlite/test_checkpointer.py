@@ -30,7 +30,7 @@ def batch(first: int, count: int) -> list[Request]:
 
 
 def records_in_file(path: Path) -> int:
-    """Return how many records are in the file itself, without its write-ahead log."""
+    """Return the number of records in the file itself, without its write-ahead log."""
     alone = path.with_suffix(".alone")
     # Runs in another process, because closing the file in this process would drop SQLite's locks.
     subprocess.run(["/bin/cp", path, alone], check=True)  # noqa: S603
@@ -64,12 +64,12 @@ async def test_commits_continue_during_a_checkpoint(
     begun, may_end = threading.Event(), threading.Event()
     moved = SqliteStore._checkpoint
 
-    def held(store: SqliteStore) -> None:
+    def wait_in_checkpoint(store: SqliteStore) -> None:
         begun.set()
         may_end.wait(WAIT_S)
         moved(store)
 
-    monkeypatch.setattr(SqliteStore, "_checkpoint", held)
+    monkeypatch.setattr(SqliteStore, "_checkpoint", wait_in_checkpoint)
     try:
         await store.commit(batch(1, CHECKPOINT_RECORDS))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
@@ -86,17 +86,17 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
     begun, may_end = threading.Event(), threading.Event()
     scrub = Writer.scrub
 
-    def held(_: SqliteStore) -> None:
+    def wait_in_checkpoint(_: SqliteStore) -> None:
         begun.set()
         may_end.wait(WAIT_S)
         order.append("moved")
 
-    def scrubbed(session: Writer) -> bool:
+    def record_scrub(session: Writer) -> bool:
         order.append("scrubbed")
         return scrub(session)
 
-    monkeypatch.setattr(SqliteStore, "_checkpoint", held)
-    monkeypatch.setattr(Writer, "scrub", scrubbed)
+    monkeypatch.setattr(SqliteStore, "_checkpoint", wait_in_checkpoint)
+    monkeypatch.setattr(Writer, "scrub", record_scrub)
     try:
         await store.commit(batch(1, CHECKPOINT_RECORDS))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
@@ -114,11 +114,11 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
 async def test_failed_checkpoint_is_logged_and_retried(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: SqliteStore, use: str = "reader") -> None:
+    def fail_once(_: SqliteStore, use: str = "reader") -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
-        patched.setattr(SqliteStore, "_reader_connection", broken)
+        patched.setattr(SqliteStore, "_reader_connection", fail_once)
         await store.commit(batch(1, CHECKPOINT_RECORDS))
         await wait_until_moved(store)
     assert "the checkpoint failed" in caplog.text
