@@ -16,7 +16,9 @@ IDENTITY: Final = ("clientId", "columns", "hlc", "rowId", "table")
 
 
 def id_of(members: dict[str, Any]) -> str:
-    """Compute the delta id with `json`, for values that `json` and JCS write alike: short floats and ASCII keys."""
+    """Compute the delta id with `json`, for values that `json` and JCS serialize identically: short floats and ASCII
+    keys.
+    """
     named = {name: members[name] for name in IDENTITY}
     text = json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()

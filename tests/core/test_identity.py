@@ -61,10 +61,10 @@ def test_frame_is_label_length_value() -> None:
 @pytest.mark.rule("RU-1", "RU-10", "LG-14")
 @given(st.lists(st.binary(max_size=12), max_size=4), st.lists(st.binary(max_size=12), max_size=4))
 def test_shifted_frame_boundaries_do_not_collide(left: list[bytes], right: list[bytes]) -> None:
-    def framed(values: list[bytes]) -> bytes:
+    def frame_all(values: list[bytes]) -> bytes:
         return b"".join(frame(b"v", value) for value in values)
 
-    assert (framed(left) == framed(right)) == (left == right)
+    assert (frame_all(left) == frame_all(right)) == (left == right)
 
 
 # --- events ------------------------------------------------------------------------------------------

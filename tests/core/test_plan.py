@@ -66,7 +66,7 @@ def test_equal_identities_in_one_group_commit_are_committed_once() -> None:
 
 
 @pytest.mark.rule("CH-4", "DE-4")
-def test_retry_with_other_content_reports_a_mismatch_where_the_first_wins() -> None:
+def test_retry_with_other_content_reports_a_mismatch_if_the_first_write_wins() -> None:
     log = Log()
     log(SetMember("chat/1", "user:ann"))
     receipt = assert_committed(log(message(1, "hello")))

@@ -410,7 +410,7 @@ def test_most_vectors_can_be_extracted() -> None:
         ),
     ],
 )
-def test_extracted_delta_example(
+def test_extracted_delta_matches_the_example(
     before: dict[str, Any] | None, after: dict[str, Any] | None, op: Op, columns: tuple[tuple[str, bytes], ...]
 ) -> None:
     delta = extract_delta(before, after)
