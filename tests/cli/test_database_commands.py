@@ -183,14 +183,14 @@ def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
 def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def without_asyncpg(name: str, *arguments: Any, **named: Any) -> Any:
+    def fail_import(name: str, *arguments: Any, **named: Any) -> Any:
         if name == "asyncpg":
             raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
         return real(name, *arguments, **named)
 
     for name in [one for one in sys.modules if one.startswith("oncelog.storage.") and "postgres" in one]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without_asyncpg)
+    monkeypatch.setattr(builtins, "__import__", fail_import)
     importlib.invalidate_caches()
     expect_refusal("postgresql://ann:secret@127.0.0.1/orders", "pip install 'oncelog[postgres]'")
 
