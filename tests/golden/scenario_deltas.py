@@ -1,4 +1,4 @@
-"""Scenarios of the deltas API: push, pull, rows, snapshot, live, compaction, errors."""
+"""Scenarios of the deltas API: push, pull, rows, snapshot, live delivery, compaction and errors."""
 
 import json
 from hashlib import sha256

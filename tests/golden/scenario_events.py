@@ -1,4 +1,4 @@
-"""Scenarios of the Events API: both WebSocket dialects, HTTP, server-sent events."""
+"""Scenarios of the Events API: both WebSocket dialects, HTTP and server-sent events."""
 
 from typing import Any, Final
 
@@ -119,7 +119,7 @@ NATIVE_FIRST_FRAMES: Final[tuple[Step, ...]] = (
     HangUp("own"),
 )
 
-# --- the dialect of insieme --------------------------------------------------------------------------------
+# --- the Insieme dialect ------------------------------------------------------------------------------------
 
 
 def insieme(kind: str, payload: Any, msg_id: Any = "m1") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scenarios of the ledger: every operation over HTTP and over gRPC, with the errors of each code."""
+"""Scenarios of the ledger: every operation over HTTP and over gRPC, with errors of every code."""
 
 from typing import Any, Final
 
