@@ -231,7 +231,7 @@ def test_make_passes_the_port(given: tuple[str, ...], option: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["state", "kill", "stop"])
-def test_command_without_a_cluster_reports_it(directory: Path, command: str) -> None:
+def test_command_without_a_cluster_reports_that_none_is_running(directory: Path, command: str) -> None:
     status, said = run_command(command, "--directory", str(directory))
     assert status == 2
     assert said.startswith(f"no cluster in {directory}")
