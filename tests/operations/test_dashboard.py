@@ -18,7 +18,7 @@ from oncelog.core.tenants import Tenant
 from oncelog.server.metrics import CONNECTION_REFUSALS
 from oncelog.server.settings import DISK_DEFAULTS
 from server.running_server import item, serving
-from server.test_write_refusals import measured, ways
+from server.test_write_refusals import measured, write_functions_of
 
 GRAFANA: Final = Path(__file__).parents[2] / "examples/grafana"
 DASHBOARD: Final = json.loads((GRAFANA / "oncelog.json").read_text(encoding="utf-8"))
@@ -38,7 +38,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     async def scrape() -> str:
         tenants = (Tenant("acme", bytes_max=10**9, records_max=10**6),)
         disk = replace(DISK_DEFAULTS, store_bytes_max=2**50)
-        async with serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served, ways(served) as doors:
+        async with (
+            serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served,
+            write_functions_of(served) as doors,
+        ):
             for _ in range(2):  # a new write and a retry
                 for number, write in enumerate(doors.values(), 1):
                     assert await write(number) is None

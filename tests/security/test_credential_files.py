@@ -62,7 +62,7 @@ def signing_keys(count: int) -> list[dict[str, Any]]:
 
 def verifies(known: Authenticator, number: int, key_id: str) -> bool:
     try:
-        known.authenticate(token("ES256", auth_material.key_of("ES256", number), header={"kid": key_id}))
+        known.authenticate(token("ES256", auth_material.make_key("ES256", number), header={"kid": key_id}))
     except AuthError:
         return False
     return True
@@ -330,7 +330,7 @@ async def test_hanging_file_does_not_delay_a_revocation_in_another(
             assert caplog.text.count("the file system does not respond") <= 2
             assert accepts(served, token())
         await until(lambda: not failed_files(served, "signing_keys"))
-        assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
+        assert accepts(served, token(key=auth_material.make_key("HS256", 1)))
 
 
 def raise_error(*_: object) -> NoReturn:

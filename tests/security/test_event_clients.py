@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client.events.event_clients import client_of, committed, counted, wait_until_live
+from client.events.event_clients import client_of, committed, numbered_draft, wait_until_live
 from databases import BOTH_STORES
 from deadlines import soon
 from oncelog.errors import CanonicalError
@@ -149,8 +149,8 @@ async def test_python_client_sees_the_actor_and_stored_client_id_of_own_and_fore
         iterators = [ada.events(), bob.events()]
         await wait_until_live(ada)
         await wait_until_live(bob)
-        await committed(ada, counted(1), partitions=["a"])
-        await committed(bob, counted(2), partitions=["a"])
+        await committed(ada, numbered_draft(1), partitions=["a"])
+        await committed(bob, numbered_draft(2), partitions=["a"])
         seen = [[await soon(anext(events)) for _ in range(2)] for events in iterators]
         assert seen[0] == seen[1]
         assert [(event.client_id, event.actor) for event in seen[0]] == [

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.rule("CO-28")
 
 ALL = parse_grants(["*"], ["*"])
 SECOND_SECRET = auth_material.SECRET + b"1"
-"""The key `material.key_of("HS256", 1)`."""
+"""The key `material.make_key("HS256", 1)`."""
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ async def test_replaced_signing_key_closes_connections_of_its_tokens(tmp_path: P
             write_file(path, SECOND_SECRET)
         await check_ended(client)
         assert not accepts(served, text)
-        assert accepts(served, token(key=auth_material.key_of("HS256", 1)))
+        assert accepts(served, token(key=auth_material.make_key("HS256", 1)))
 
 
 async def test_rewriting_an_unchanged_signing_key_keeps_connections_open(
@@ -300,7 +300,7 @@ def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> 
     known.reload()
     assert known.refresh_principal(found, auth_material.NOW_MS) is None
     (event,) = events
-    fingerprint = auth_material.key_of("ES256", 0).thumbprint()
+    fingerprint = auth_material.make_key("ES256", 0).thumbprint()
     assert (event.act, event.id, event.fingerprint) == ("signing_key_removed", "ES256/one", fingerprint)
 
 
@@ -319,7 +319,7 @@ def test_key_may_move_from_one_file_to_another(tmp_path: Path) -> None:
     assert known.files.apply(known.files.load_changes()) == (True, [])
     assert known.files.count_failed() == {"signing_keys": 0}
     for number, name in enumerate("123"):
-        known.authenticate(token("ES256", auth_material.key_of("ES256", number), header={"kid": name}))
+        known.authenticate(token("ES256", auth_material.make_key("ES256", number), header={"kid": name}))
 
 
 def test_poll_that_began_before_a_complete_reload_changes_nothing(tmp_path: Path) -> None:
@@ -347,4 +347,4 @@ def test_second_change_within_the_clock_resolution_is_detected(tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(credential_files, "_get_version", lambda _: version)
         assert known.files.apply(known.files.load_changes()) == (True, [])
-    known.authenticate(token(key=auth_material.key_of("HS256", 1)))
+    known.authenticate(token(key=auth_material.make_key("HS256", 1)))

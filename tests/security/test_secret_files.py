@@ -17,7 +17,7 @@ from oncelog.server.auth.signing_keys import ALGORITHMS, KeyFile, KeyKind
 from server.auth import auth_material
 from server.auth.auth_material import SetClock, load_keys, write_file
 from server.running_server import serving
-from server.test_server_app import make_certificate, name_served
+from server.test_server_app import certificate_subject, make_certificate
 
 pytestmark = pytest.mark.rule("CO-26")
 
@@ -113,7 +113,7 @@ async def test_setting_allows_a_tls_key_mounted_by_a_container_runtime(
     tls = make_certificate(tmp_path, "first")
     (tmp_path / "key.pem").chmod(0o444)
     async with serving(tmp_path, tls=tls, check_secret_files=False) as served:
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
     assert caplog.text.count("key.pem contains a private key, and other users may read or change it") == 1
 
 
@@ -123,7 +123,7 @@ async def test_tls_key_that_becomes_readable_is_not_reloaded(tmp_path: Path, cap
         (tmp_path / "key.pem").chmod(0o644)
         served.server.reload()
         assert "chmod 600" in caplog.text
-        assert await name_served(served) == "first"
+        assert await certificate_subject(served) == "first"
 
 
 # --- commands ---------------------------------------------------------------------------------------------

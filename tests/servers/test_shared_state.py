@@ -53,7 +53,7 @@ def test_one_process_takes_over_the_lease_of_a_killed_process(database: str, tmp
         assert first.line() == "holding"
         for worker in others:
             worker.go_on()
-        first.end(signal.SIGKILL)
+        first.end_with_signal(signal.SIGKILL)
         answers = [line for worker in others for line in worker.lines()]
     ran = runs(tmp_path)
     assert ran[0] == first.pid
@@ -69,7 +69,7 @@ def test_process_frozen_beyond_its_lease_cannot_complete(database: str, tmp_path
         first.stop()
         second.go_on()
         assert second.lines() == [f"got {second.pid}"] * CALLERS + ["done"]
-        first.end(signal.SIGCONT)
+        first.end_with_signal(signal.SIGCONT)
         first.go_on()
         assert set(first.lines()) <= {f"got {second.pid}", "raised LeaseLostError", "done"}
     assert runs(tmp_path) == [first.pid, second.pid]
