@@ -1,4 +1,4 @@
-"""Every API refuses forged tokens. tests/server/auth/test_tokens.py tests more forgeries on the verifier alone."""
+"""Every API refuses forged tokens. tests/server/auth/test_tokens.py tests further forgeries with the verifier alone."""
 
 import json
 from pathlib import Path

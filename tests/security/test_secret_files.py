@@ -34,7 +34,7 @@ SERVER, OTHER, ROOT = 1000, 1001, 0
         *((OTHER, mode, False) for mode in (0o600, 0o400, 0o640)),
     ],
 )
-def test_owned_file_allows_0600_and_file_of_root_allows_0640(
+def test_owner_file_may_have_mode_0600_and_root_file_0640(
     owner: int, mode: int, is_good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: SERVER)
@@ -75,7 +75,7 @@ def test_world_writable_secret_is_refused_even_if_loose_files_are_allowed() -> N
 
 
 def test_owner_of_the_opened_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that replaces the opened one under its name is neither checked nor used."""
+    """A file that later replaces the opened file under its name is neither checked nor used."""
     path = write_file(tmp_path / "secret", b"a" * 40)
     fake = write_file(tmp_path / "fake", b"b" * 40, 0o666)
     real = secret_files.check_secret_file
