@@ -29,7 +29,7 @@ def test_shows_it():
 
 PAGE = Path("pages/conformance.md")
 
-# The inner runs do not need these plugins. Importing Hypothesis again would take a second.
+# The inner runs do not need these plugins, and importing Hypothesis again would take a second.
 PLUGINS = ("-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "no:asyncio", "-p", "conformance")
 
 
@@ -418,7 +418,7 @@ class TestCheck:
         note = "Skipped here, and so not on the page: test_a.py::test_needs_a_store"
         assert note in text_of(result)
 
-    def test_failed_run_does_not_suggest_to_write_the_page(self, project: Project) -> None:
+    def test_failed_run_does_not_suggest_writing_the_page(self, project: Project) -> None:
         project.add("test_a.py", PASSING + "def test_b(): assert False\n")
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -1,4 +1,4 @@
-"""The phrase list matches prose but not code."""
+"""The phrase list finds phrases in prose but not in code."""
 
 from pathlib import Path
 
