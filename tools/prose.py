@@ -109,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="List sentences that read like a translation.")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="fail if there are more hits than recorded")
-    action.add_argument("--lower", action="store_true", help="record the present numbers if they are lower")
+    action.add_argument("--lower", action="store_true", help="record the current numbers if they are lower")
     options = parser.parse_args()
     limits = json.loads(LIMITS.read_text(encoding="utf-8"))
     status = 0

@@ -200,13 +200,13 @@ async def test_validation_error_is_the_refusal_and_known_ids_are_not_validated()
         asked.append(int.from_bytes(submission.key, "big"))
         if submission.body == b"raises":
             raise ValueError("the total is missing")
-        if submission.body == b"raises in silence":
+        if submission.body == b"raises without a message":
             raise KeyError
         return "too late for that" if is_strict else None
 
     async with WatchedLog(validate=validate, cache_entries_max=0) as log:
         receipt = assert_committed(await log.submit(event(1)))
-        tasks = log.submit_concurrently(event(2, "raises"), event(3), event(4, "raises in silence"))
+        tasks = log.submit_concurrently(event(2, "raises"), event(3), event(4, "raises without a message"))
         raised, fine, silent = await asyncio.gather(*tasks)
         assert assert_refused(raised, Reason.INVALID).message == "the total is missing"
         assert assert_refused(silent, Reason.INVALID).message == "KeyError"
@@ -253,7 +253,7 @@ async def test_callers_get_an_error_when_the_store_crashes_during_bisection(erro
 
         async def die_after_bisection(batch: Sequence[Request]) -> None:
             await log.gate(batch)
-            raise _BrokenError("so that the batch is divided") if len(batch) == 4 else error
+            raise _BrokenError("cause a bisection") if len(batch) == 4 else error
 
         log.gate.shut()
         log.store.before_commit = die_after_bisection

@@ -23,7 +23,7 @@ async def test_failed_page_read_is_retried_at_the_next_commit(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "oncelog.engine"):
 
         async def fail(_: object) -> None:
-            raise StoreUnavailableError("the disk is away")
+            raise StoreUnavailableError("the disk is unavailable")
 
         async with WatchedLog(poll_ms=NO_POLL_MS) as log:
             subscription = await log.subscribe()
@@ -47,7 +47,7 @@ async def test_failed_poll_is_retried(caplog: pytest.LogCaptureFixture) -> None:
             nonlocal failures
             failures += 1
             if failures <= 2:
-                raise StoreUnavailableError("the disk is away")
+                raise StoreUnavailableError("the disk is unavailable")
 
         async with WatchedLog(poll_ms=1) as log:
             subscription = await log.subscribe()
@@ -59,7 +59,7 @@ async def test_failed_poll_is_retried(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def fail_poll(*_: object) -> None:
-    raise StoreUnavailableError("the disk is away")
+    raise StoreUnavailableError("the disk is unavailable")
 
 
 @pytest.mark.rule("CO-13")
@@ -80,7 +80,7 @@ async def test_followers_fail_after_repeated_failed_polls(
             setattr(log.store, hook, fail_poll)
             await log.store.inner.commit([Request((event(2),))])  # as another process
             for one in waiting:
-                with pytest.raises(StoreUnavailableError, match="the disk is away"):
+                with pytest.raises(StoreUnavailableError, match="the disk is unavailable"):
                     await one
             assert not subscriptions(log)
             with pytest.raises(StopAsyncIteration):

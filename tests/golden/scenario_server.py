@@ -60,7 +60,7 @@ AUDIT: Final[tuple[Step, ...]] = (
 # --- a server with tokens and API keys -----------------------------------------------------------------------
 
 IDENTITY: Final[tuple[Step, ...]] = (
-    Note("no credential, and credentials that are not good"),
+    Note("missing and invalid credentials"),
     Http(f"GET {PATH}?partition=orders"),
     Http(f"GET {PATH}?partition=orders", by="not-a-token"),
     Http(f"GET {PATH}?partition=orders", by="{{expired}}"),

@@ -92,14 +92,14 @@ async def test_revoked_key_closes_its_grpc_stream_without_a_signal(tmp_path: Pat
         await watching.close()
 
 
-@pytest.mark.parametrize("how", ["written in place", "renamed over"])
+@pytest.mark.parametrize("how", ["written in place", "replaced by a rename"])
 async def test_replaced_signing_key_closes_connections_of_its_tokens(tmp_path: Path, how: str) -> None:
     path = tmp_path / "HS256-0.key"
     async with serving(tmp_path, tokens=True) as served:
         text = token(grants=ALL.to_claim())
         client = await served.connected("laptop", text)
         assert numbers(await client.submit(item(1))) == [1]
-        if how == "renamed over":
+        if how == "replaced by a rename":
             write_file(tmp_path / "new", SECOND_SECRET).replace(path)
         else:
             write_file(path, SECOND_SECRET)

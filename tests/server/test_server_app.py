@@ -245,7 +245,7 @@ async def test_server_does_not_start_with_a_bad_certificate(tmp_path: Path) -> N
     tls = TlsSettings(certificate=str(tmp_path / "none"), private_key=str(tmp_path / "none"))
     with pytest.raises(SettingsError, match=r"tls\.certificate"):
         async with serving(tmp_path, tls=tls):
-            pytest.fail("it started")
+            pytest.fail("the server started")
 
 
 # --- reload ----------------------------------------------------------------------------------------------
@@ -455,14 +455,14 @@ async def test_second_server_on_the_same_port_is_refused(tmp_path: Path) -> None
         port = served.port
         with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}: "):
             async with serving(tmp_path / "other", port=port):
-                pytest.fail("it started")
+                pytest.fail("the server started")
         assert await served.commit(item(1)) == [1]
 
 
 async def test_server_does_not_start_without_its_store(tmp_path: Path) -> None:
     with pytest.raises(OncelogError):
         async with serving(tmp_path, store=str(tmp_path / "none" / "events.db")):
-            pytest.fail("it started")
+            pytest.fail("the server started")
 
 
 @pytest.mark.parametrize(

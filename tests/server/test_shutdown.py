@@ -31,16 +31,16 @@ def get(path: str) -> bytes:
 EVENT: Final = post(json.dumps({"events": [item(1)]}).encode(), path="/v1/events")
 MESSAGE: Final = json.dumps({"client_message_id": "2d8e6b3a-52a5-4c70-9c2e-0a8b6f1d7e55", "content": "hi"}).encode()
 REQUESTS: Final = {
-    "ledger, quick": post(write(1)),
+    "ledger, fast path": post(write(1)),
     "ledger": post(write(1), "X-Forwarded-For: 10.0.0.1"),
-    "ledger, reading": get("/v1/ledger/client-state?organization=acme&client_id=c1"),
+    "ledger, read": get("/v1/ledger/client-state?organization=acme&client_id=c1"),
     "events": EVENT,
-    "events, reading": get("/v1/events?partition=a"),
+    "events, read": get("/v1/events?partition=a"),
     "events, stream": get("/v1/events/stream?partition=a"),
     "deltas": post(b'{"deltas": []}', path="/v1/sync/shop/push"),
-    "deltas, reading": get("/v1/sync/shop/rows/products"),
+    "deltas, read": get("/v1/sync/shop/rows/products"),
     "chat": post(MESSAGE, "Authorization: Bearer ann", path="/v1/chats/tea/messages"),
-    "chat, reading": get("/v1/chats/tea/messages"),
+    "chat, read": get("/v1/chats/tea/messages"),
 }
 
 
@@ -76,7 +76,7 @@ def run_server(tmp_path: Path, **settings: Any) -> Any:
     return serving(tmp_path, development=True, shutdown_ms=SHUTDOWN_MS, **settings)
 
 
-@pytest.mark.parametrize("first", [post(write(1, client="before")), get("/healthz")], ids=["quick", "aiohttp"])
+@pytest.mark.parametrize("first", [post(write(1, client="before")), get("/healthz")], ids=["fast-path", "aiohttp"])
 async def test_requests_during_a_pending_commit_are_refused_by_every_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:

@@ -263,7 +263,7 @@ async def test_wrong_delta_id_is_refused_with_the_expected_one(shared_server: Sh
 
 @pytest.mark.rule("DE-6", "DE-10")
 @pytest.mark.parametrize("index", [0, 100, 199])
-@pytest.mark.parametrize("fault", ["hlc as a number", "a column twice", "no deltaId"])
+@pytest.mark.parametrize("fault", ["hlc as a number", "a repeated column", "no deltaId"])
 async def test_one_invalid_delta_refuses_a_large_push(shared_server: SharedServer, index: int, fault: str) -> None:
     gateway = shared_server.gateway()
     texts = [json.dumps(change(number, f"r{number}", a=number)) for number in range(1, 201)]

@@ -361,7 +361,7 @@ async def test_store_failure_during_commit_closes_the_connection_with_server_err
         peer = await server.connect()
 
         async def fail(_: object) -> None:
-            raise StoreUnavailableError("the disk is away: /secret/path")
+            raise StoreUnavailableError("the disk is unavailable: /secret/path")
 
         server.log.store.before_commit = fail
         reply = await peer.request("submit_events", {"events": [item(1)]})
