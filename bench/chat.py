@@ -85,7 +85,7 @@ class Sizes:
     in_flight: int = 16
     chats: int = 1000
     members_of_many: int = 4
-    """Members of each of the many chats."""
+    """Number of members in each of the many chats."""
     rounds: int = 6
     slice_s: float = 3
     per_s: int = 1000
@@ -93,7 +93,7 @@ class Sizes:
     paced_s: float = 5
     held: int = 5000
     members: int = 10
-    """Members of each chat of the `held` users."""
+    """Number of members in each chat of the `held` users."""
 
 
 QUICK_SIZES: Final = Sizes(

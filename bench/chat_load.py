@@ -26,7 +26,7 @@ MESSAGE: Final = b'{"type":"message",'
 
 
 class Answer(msgspec.Struct):
-    """The fields that the client reads of a `send_message_ack`, a `message` and an `error`."""
+    """The fields that the client reads from a `send_message_ack`, a `message` or an `error`."""
 
     type: str
     client_message_id: str = ""

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Events of each measurement."""
+    """Number of events in each measurement."""
 
     committed: int
     one_by_one: int

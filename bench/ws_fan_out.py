@@ -43,7 +43,7 @@ class Subscriber:
         """A header that has not arrived completely."""
 
     def receive(self, buffer: bytearray, view: memoryview) -> int:
-        """Read once. Return how many texts are now complete."""
+        """Read once. Return the number of texts that are now complete."""
         at = len(self._begun)
         buffer[:at] = self._begun
         end = at + self.socket.recv_into(view[at:])
@@ -158,7 +158,9 @@ class FanOut:
             self._wait()
 
     def check_all(self) -> None:
-        """Check the counts of all subscribers, and the events of the sample in order. Raises ValueError if wrong."""
+        """Check the counts of all subscribers, and the events of the sample in order. Raises ValueError if they are
+        wrong.
+        """
         counts = {subscriber.frames for subscriber in self._subscribers}
         if counts != {len(self._submitted)}:
             raise ValueError(f"{len(self._submitted)} events were submitted, and subscribers received {counts}")

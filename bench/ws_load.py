@@ -40,7 +40,7 @@ class Result(msgspec.Struct):
 
 
 class AnswerPayload(msgspec.Struct):
-    """The fields that the client reads of a `submit_events_result` and of an `error`."""
+    """The fields that the client reads from a `submit_events_result` or an `error`."""
 
     results: list[Result] = []
     code: str = ""

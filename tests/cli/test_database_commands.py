@@ -196,7 +196,7 @@ def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("address", ["postgresql://ann:secret@host/orders", "postgresql://ann:se[secret@host/orders"])
-def test_backup_and_restore_of_a_database_name_the_tools_of_postgresql(address: str, tmp_path: Path) -> None:
+def test_backup_and_restore_of_a_database_refer_to_the_postgresql_tools(address: str, tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     for command in (["backup", address, str(path)], ["restore", str(path), address], ["restore", address, str(path)]):
         done = RUNNER.invoke(COMMAND, command)

@@ -1,4 +1,4 @@
-"""`oncelog verify` finds every change to a file, and passes an intact log."""
+"""`oncelog verify` finds every change to a file, and accepts an intact log."""
 
 import json
 import os
@@ -479,7 +479,7 @@ def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("LG-18")
-def test_flipped_bit_of_the_file_never_passes_with_changed_records(template: Path, tmp_path: Path) -> None:
+def test_flipped_bit_passes_only_if_it_changes_no_record(template: Path, tmp_path: Path) -> None:
     whole = template.read_bytes()
     truth = read_all(template)
     chance = random.Random(20261116)

@@ -1,4 +1,4 @@
-"""`oncelog verify postgresql://…` finds every change to a database, and passes an intact log."""
+"""`oncelog verify postgresql://…` finds every change to a database, and accepts an intact log."""
 
 import json
 import os

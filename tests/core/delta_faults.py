@@ -108,7 +108,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "a column is a string": Fault(_columns(_COLUMN, '"b"'), ".columns[1]", "Expected `object`, got `str`"),
     "a column without a name": Fault(_columns('{"value":1}'), ".columns[0].column", "is missing"),
     "a column without value": Fault(_columns(_COLUMN, '{"column":"b"}'), ".columns[1].value", "is missing"),
-    "a column with an unknown member": Fault(
+    "a column with another member": Fault(
         _columns('{"column":"a","value":1,"hlc":"1"}'), ".columns[0]", "unknown field `hlc`"
     ),
     "a column's name is a number": Fault(_columns('{"column":1,"value":1}'), ".columns[0].column", "Expected `str`"),

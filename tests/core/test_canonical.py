@@ -432,7 +432,7 @@ def test_run_arguments_have_the_expected_strict_form(value: Any, form: str) -> N
         ({"a": b""}, "$.a"),
     ],
 )
-def test_strict_form_refuses_with_the_path(value: Any, path: str) -> None:
+def test_value_without_a_strict_form_is_refused_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         canonical_args(value)
     assert refused.value.path == path

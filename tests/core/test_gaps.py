@@ -30,7 +30,7 @@ def history(runs: list[tuple[int, int]], rest: int) -> tuple[list[int], list[Gap
 
 @pytest.mark.rule("CO-12")
 @given(RUNS, st.integers(0, 5), st.integers(0, 150), st.integers(0, 150))
-def test_missing_numbers_are_those_without_a_record(
+def test_gaps_contain_exactly_the_numbers_without_a_record(
     runs: list[tuple[int, int]], rest: int, after: int, upto: int
 ) -> None:
     numbers, gaps = history(runs, rest)
@@ -71,7 +71,7 @@ def history_of(records: list[Record], log: Log) -> History:
 
 
 @pytest.mark.rule("CO-12")
-def test_invariants_accept_a_gap_at_a_restore_record_only() -> None:
+def test_invariants_accept_a_gap_only_at_a_restore_record() -> None:
     log = log_with_a_leap()
     assert find_violations(history_of(list(log.records), log)) == []
     without = [record for record in log.records if record.position != 1001]

@@ -305,7 +305,7 @@ def test_known_delta_changes_nothing() -> None:
 
 
 @pytest.mark.rule("DE-4", "DE-8", "CO-18")
-def test_drift_is_checked_against_log_time_for_new_deltas_only() -> None:
+def test_drift_of_new_deltas_is_checked_against_log_time() -> None:
     log = Log()
     exactly = (log.now_ms + 5000) << 16
     assert_committed(log(delta(1, exactly + 65_535, a="1")))

@@ -79,7 +79,7 @@ def test_stored_record_decides_the_answer_to_an_evicted_client_sequence() -> Non
 
 
 @pytest.mark.rule("LG-15")
-def test_eviction_is_strict_and_runs_at_its_interval_only() -> None:
+def test_eviction_is_strict_and_runs_only_at_its_interval() -> None:
     def last_sequence_after(eviction_interval: int, later_ms: int) -> int:
         """Return the last sequence in the refusal of a gap, after another client has written."""
         log = Log(eviction_interval=eviction_interval)

@@ -98,7 +98,7 @@ def test_different_operations_have_different_hashes(one: list[Operation], other:
 
 
 @pytest.mark.rule("LG-14")
-def test_request_hash_is_over_length_prefixed_frames() -> None:
+def test_request_hash_covers_length_prefixed_frames() -> None:
     """The vectors of test_identity follow the same rule. Here, the bytes of an entity with all fields are assembled by
     hand.
     """

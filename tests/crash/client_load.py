@@ -47,7 +47,7 @@ def plan_submission(seed: int, name: str, counter: int) -> Planned:
 
 
 def count_races(events: int) -> int:
-    """Return the number of races for clients each of which submits this many other events."""
+    """Return the number of races if each client submits this many other events."""
     return events // 4
 
 

@@ -326,7 +326,7 @@ def test_limit_out_of_range_is_refused(name: str) -> None:
 
 
 @pytest.mark.rule("CO-18", "CO-19")
-async def test_expected_position_is_checked_for_new_writes_only(open_log: Open) -> None:
+async def test_expected_position_is_checked_only_for_new_writes(open_log: Open) -> None:
     async with open_log() as log:
         first = assert_committed(await log.submit(event(1, expected_position=0)))
         stale = assert_refused(await log.submit(event(2, expected_position=0)), Reason.UNEXPECTED_POSITION)

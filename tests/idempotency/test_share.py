@@ -413,7 +413,7 @@ class TestConnections:
         with pytest.raises(StoreUnavailableError, match="removed or replaced"):
             transfer("a", 30)
 
-    def test_replaced_file_does_not_use_the_key_index_of_the_old_one(self, tmp_path: Path) -> None:
+    def test_key_index_of_a_replaced_file_is_not_used(self, tmp_path: Path) -> None:
         """A template copied over the file keeps name, inode and epoch, as in users' test suites."""
         template, path = tmp_path / "template.db", tmp_path / "copy.db"
         with oncelog.open_blocking(template):

@@ -15,7 +15,7 @@ from server.running_server import Serving, serving
 
 
 def fast_connections(served: Serving) -> int:
-    """Return how many connections are on the fast path."""
+    """Return the number of connections on the fast path."""
     return len(served.server._http.fast_path.connections)
 
 

@@ -45,7 +45,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_every_counter_is_exported_under_its_own_name() -> None:
-    """Each counter is increased by a different amount, so that a mixed-up name changes a value."""
+    """Each counter is increased by a different amount, so that a counter exported under a wrong name is found."""
     shown_as = {
         "frames_received": ("oncelog_frames_received_total",),
         "events_committed": ("oncelog_events_total", "committed"),

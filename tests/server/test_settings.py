@@ -360,7 +360,7 @@ def test_api_request_limit_must_not_exceed_the_log_limit() -> None:
     assert load_flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
 
 
-def test_settings_built_in_code_are_validated_too() -> None:
+def test_settings_built_in_code_are_also_validated() -> None:
     for wrong in ({"port": -1}, {"origins": ("*",)}, {"host": "0.0.0.0"}, {"development": False}):  # noqa: S104
         with pytest.raises(SettingsError):
             ServerSettings(**{"development": True, **wrong})  # type: ignore[arg-type]

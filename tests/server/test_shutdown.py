@@ -177,7 +177,7 @@ async def test_connections_in_the_accept_queue_are_answered(tmp_path: Path, monk
     monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         clients = []
-        for _ in range(50):  # without an event-loop iteration, in which the server would accept them
+        for _ in range(50):  # The event loop does not iterate in between, so the server has not accepted them.
             client = socket.create_connection(("127.0.0.1", served.port))
             client.sendall(EVENT)
             client.setblocking(False)

@@ -54,7 +54,7 @@ def test_start_and_end_of_a_failure_are_logged_once(failures: StoreFailures, cap
     assert lines(caplog) == [BEGIN, end_record(4), BEGIN]
 
 
-def test_different_failure_reason_is_logged_too(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_failure_reason_is_also_logged(failures: StoreFailures, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         to_api_error(DiskFullError("no room"))
         to_api_error(StoreUnavailableError("an I/O error"))

@@ -102,7 +102,7 @@ class ModelGateway:
         return json_bytes({**answer, "serverTime": self.now_ms})
 
     def _merge(self, delta: Delta) -> Delta:
-        """Store a new delta unless it is older than the horizon. Return what readers receive."""
+        """Store a new delta unless it is older than the horizon. Return the delta that readers receive."""
         name = (delta["table"], delta["rowId"])
         deltas = self.deltas.get(name) or ([] if self.horizon is None else [horizon_delete(self.horizon, name)])
         deletes = [one for one in deltas if one["op"] == "DELETE"]

@@ -57,7 +57,7 @@ async def test_edit_of_a_cancelled_caller_is_reported_and_pushed() -> None:
         assert gateway.rows() == {("products", "1"): {"a": 1}}
 
 
-async def test_synced_waits_for_the_deltas_of_the_gateway_at_the_call() -> None:
+async def test_synced_waits_for_the_deltas_that_the_gateway_has_at_the_call() -> None:
     gateway, wire = client_of_model()
     async with client_of(UNREACHABLE_URL, wire=wire, client_id="ann") as ann:
         await soon(ann.synced())

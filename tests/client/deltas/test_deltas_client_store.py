@@ -100,7 +100,7 @@ def test_hybrid_clock_advances_even_if_the_wall_clock_goes_back(tmp_path: Path) 
 
 
 @pytest.mark.rule("DE-8")
-def test_hybrid_clock_passes_the_newest_seen_stamp(tmp_path: Path) -> None:
+def test_hybrid_clock_advances_beyond_the_newest_seen_stamp(tmp_path: Path) -> None:
     store = open_store(tmp_path / "ann.db")
     far = (NOW_MS + 10**9) << 16
     store.apply([delta(far, a="theirs")], 1, "e")

@@ -84,7 +84,7 @@ def test_refused_request_size_is_tried_again_only_after_several_requests(monkeyp
         sent_entries = entries[number : number + len(items)]
         answer(protocol, request, *(result(one, number + at) for at, one in enumerate(sent_entries, 1)))
         number += len(items)
-    assert refused == 5  # requests of 59, 29 and 14 events, and then one in every third request
+    assert refused == 5  # The requests of 59, 29 and 14 events are refused, and then one in every three.
     assert len(take_outcomes(protocol)) == 59
 
 

@@ -394,7 +394,7 @@ def test_start_over_is_one_transaction(open_store: Opened, path: Path) -> None:
     assert rows(path, CURSOR) == [(2, "e2")]
 
 
-def test_newer_schema_is_refused_unchanged(open_store: Opened, path: Path) -> None:
+def test_newer_schema_is_refused_and_left_unchanged(open_store: Opened, path: Path) -> None:
     store, _ = open_store("laptop")
     store.close()
     connection = sqlite3.connect(path)
@@ -406,7 +406,7 @@ def test_newer_schema_is_refused_unchanged(open_store: Opened, path: Path) -> No
     assert rows(path, "SELECT client_id FROM oncelog_client_state") == [("laptop",)]
 
 
-def test_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused_and_left_unchanged(path: Path) -> None:
     path.write_bytes(b"a letter to my aunt, which is longer than a header of SQLite's" * 100)
     before = path.read_bytes()
     with pytest.raises(NotALogError, match="not an SQLite database"):

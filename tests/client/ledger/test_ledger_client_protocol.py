@@ -270,7 +270,7 @@ def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize("server", [0, 3])
-def test_server_with_a_lower_last_sequence_is_reported_as_forgotten(server: int) -> None:
+def test_server_with_a_lower_last_sequence_has_forgotten_the_client(server: int) -> None:
     driver = ProtocolDriver(last=4, pending=(5, 6)).receive_state(server)
     assert driver.protocol.forgotten == ForgottenClient(4, server)
     assert driver.send() == []
@@ -297,7 +297,7 @@ def test_first_write_older_than_the_retention_is_reported_as_forgotten() -> None
     )
 
 
-def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
+def test_retry_after_the_retention_requests_the_client_state_first() -> None:
     driver = ProtocolDriver().receive_state(0)
     driver.submit()
     driver.send()
@@ -308,7 +308,7 @@ def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
     assert driver.receive_state(0).protocol.forgotten == ForgottenClient(0, 0)
 
 
-def test_unexpected_gap_asks_for_the_client_state() -> None:
+def test_unexpected_gap_makes_the_client_request_its_state() -> None:
     driver = ProtocolDriver().receive_state(4)
     driver.submit(2)
     driver.send()

@@ -82,7 +82,7 @@ def test_store_of_a_different_client_id_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE mine (a)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"])
-def test_database_of_a_different_application_is_refused_unchanged(tmp_path: Path, statement: str) -> None:
+def test_database_of_a_different_application_is_refused_and_left_unchanged(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "mine.db"
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
@@ -128,7 +128,7 @@ PRAGMA user_version = 1;
 
 
 @pytest.mark.rule("LG-19")
-def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -> None:
+def test_store_of_schema_1_is_migrated_with_safe_assumptions_about_sequences(tmp_path: Path) -> None:
     path, made = tmp_path / "client.db", entry(1, 9)
     connection = sqlite3.connect(path)
     connection.executescript(VERSION_1)

@@ -297,7 +297,7 @@ def test_grants_edited_in_the_file_apply_after_a_reload(path: Path, keys: ApiKey
 
 
 @pytest.mark.rule("CO-21")
-def test_key_and_lock_files_are_readable_by_their_owner_only(path: Path, keys: ApiKeys) -> None:
+def test_only_the_owner_can_read_key_and_lock_files(path: Path, keys: ApiKeys) -> None:
     old = os.umask(0)
     try:
         keys.create("a", "a", GRANTS)

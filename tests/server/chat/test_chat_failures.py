@@ -53,7 +53,7 @@ process_pool = pool_fixture(server_process)
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shared_process(process_pool: ServerPool[ServerProcess], store_kind: str) -> AsyncIterator[ServerProcess]:
-    """A server process shared with other tests. A test that stops it causes a restart."""
+    """A server process shared with other tests. It is restarted after a test has stopped it."""
     server = await process_pool.get(store_kind)
     yield server
     if server.process.poll() is not None:

@@ -88,9 +88,7 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
 async def test_calls_during_shutdown_fail_as_unavailable(
     tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC answers a call that arrives after it has stopped with CANCELLED, so the server first waits until no calls
-    arrive.
-    """
+    """Once stopped, gRPC answers calls with CANCELLED. The server therefore first waits until no calls arrive."""
     async with run_server(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as server:
         began = asyncio.Event()
         service: Any = server.server.grpc_service

@@ -38,24 +38,24 @@ def records_in_file(path: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0])
 
 
-def is_moving(store: SqliteStore) -> bool:
+def is_checkpointing(store: SqliteStore) -> bool:
     return store._checkpoint_task is not None and not store._checkpoint_task.done()
 
 
-async def wait_until_moved(store: SqliteStore) -> None:
+async def wait_for_checkpoint(store: SqliteStore) -> None:
     if store._checkpoint_task is not None:
         await asyncio.wait([store._checkpoint_task])
 
 
 async def test_checkpoint_starts_after_a_number_of_records(store: SqliteStore, tmp_path: Path) -> None:
     await store.commit(batch(1, CHECKPOINT_RECORDS - 1))
-    assert not is_moving(store)
+    assert not is_checkpointing(store)
     assert records_in_file(tmp_path / "log.db") == 0
     await store.commit(batch(CHECKPOINT_RECORDS, 1))
-    await wait_until_moved(store)
+    await wait_for_checkpoint(store)
     assert records_in_file(tmp_path / "log.db") == CHECKPOINT_RECORDS
     await store.commit(batch(CHECKPOINT_RECORDS + 1, 1))
-    assert not is_moving(store)
+    assert not is_checkpointing(store)
 
 
 async def test_commits_continue_during_a_checkpoint(
@@ -75,7 +75,7 @@ async def test_commits_continue_during_a_checkpoint(
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         await store.commit(batch(CHECKPOINT_RECORDS + 1, 10))
         may_end.set()
-        await wait_until_moved(store)
+        await wait_for_checkpoint(store)
         assert records_in_file(tmp_path / "log.db") == CHECKPOINT_RECORDS + 10
     finally:
         may_end.set()
@@ -102,7 +102,7 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         scrubbing = asyncio.ensure_future(store.scrub())
         await asyncio.sleep(0)
-        await store.find_keys([])  # the writer thread has run an earlier call
+        await store.find_keys([])  # Returns only after the writer thread has run an earlier call.
         assert order == []
         may_end.set()
         assert await scrubbing
@@ -120,11 +120,11 @@ async def test_failed_checkpoint_is_logged_and_retried(
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
         patched.setattr(SqliteStore, "_reader_connection", fail_once)
         await store.commit(batch(1, CHECKPOINT_RECORDS))
-        await wait_until_moved(store)
+        await wait_for_checkpoint(store)
     assert "the checkpoint failed" in caplog.text
     assert "disk I/O error" in caplog.text
     await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-    await wait_until_moved(store)
+    await wait_for_checkpoint(store)
     assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
 
 
@@ -138,7 +138,7 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
     await store.open()
     try:
         await store.commit(batch(CHECKPOINT_RECORDS + 1, CHECKPOINT_RECORDS))
-        await wait_until_moved(store)  # a second checkpoint, although the first never started
+        await wait_for_checkpoint(store)  # a second checkpoint, because the first never started
         assert records_in_file(tmp_path / "log.db") == 2 * CHECKPOINT_RECORDS
     finally:
         await store.close()
