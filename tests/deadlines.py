@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 WAIT_S: Final = 300
-"""Timeout against hangs. No single wait in a test takes this long, even on a busy machine."""
+"""Timeout that guards against hangs. No single wait in a test takes this long, even on a busy machine."""
 POLL_S_MIN: Final = 0.001
 POLL_S_MAX: Final = 0.02
 

@@ -149,7 +149,7 @@ class TestPage:
             ("tests/[odd]/a.py::test_a[x]", "tests/[odd]/a.py::test_a"),
         ],
     )
-    def test_cases_collapse_to_their_function(self, node_id: str, function: str) -> None:
+    def test_cases_are_combined_into_their_function(self, node_id: str, function: str) -> None:
         assert conformance.function_of(node_id) == function
 
     @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ class TestMarker:
         expected = [("rule", "CO-1"), ("rule", "CO-2"), ("rule", "EV-1")]
         assert [report.user_properties for report in reports] == [expected] * 3
 
-    def test_marker_and_option_have_help(self, project: Project) -> None:
+    def test_marker_and_option_have_a_help_text(self, project: Project) -> None:
         assert "@pytest.mark.rule(*ids): the rules" in text_of(project.run("--markers"))
         assert "--conformance={off,check,write}" in text_of(project.run("--help"))
 

@@ -85,7 +85,7 @@ async def test_dangling_symlink_creates_its_target(tmp_path: Path, no_umask: Non
     assert modes(tmp_path)["real.db"] == "0600"
 
 
-async def test_log_removed_while_open_is_not_recreated_with_loose_modes(tmp_path: Path, no_umask: None) -> None:
+async def test_log_removed_while_open_is_not_recreated_with_loose_permissions(tmp_path: Path, no_umask: None) -> None:
     path = tmp_path / "log.db"
     async with oncelog.open(path) as log:
         for one in tmp_path.iterdir():
@@ -155,7 +155,7 @@ async def test_server_creates_its_log_with_the_configured_mode(tmp_path: Path, u
         assert modes(tmp_path)["log.db"] == modes(tmp_path)["log.db-wal"] == "0660"
 
 
-def test_backup_and_restored_log_do_not_inherit_loose_modes(tmp_path: Path, no_umask: None) -> None:
+def test_backup_and_restored_log_do_not_inherit_loose_permissions(tmp_path: Path, no_umask: None) -> None:
     log = tmp_path / "log.db"
     sample_log.make_log(log, rounds=2)
     log.chmod(0o666)

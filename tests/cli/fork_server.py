@@ -128,7 +128,7 @@ def run_program(program: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the test process stops this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # On Ctrl-C, the test process stops this process.
     for name in PRELOADED:
         import_module(name)
     shorten_pauses()

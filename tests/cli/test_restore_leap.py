@@ -44,7 +44,7 @@ def submit(log: str, items: Sequence[Item]) -> list[Receipt]:
 
 
 def history(first: int, count: int) -> list[Item]:
-    """Return `count` events, messages and transactions each, numbered from `first`."""
+    """Return `count` events, `count` messages and `count` transactions, numbered from `first`."""
     numbers = range(first, first + count)
     return [
         *(event(number, f"e{number}", partitions=("orders",), body=b'{"type":"tick"}') for number in numbers),
@@ -140,7 +140,7 @@ def test_second_restore_continues_above_the_log_that_it_replaces(tmp_path: Path)
 
 @pytest.mark.rule("CO-12")
 @BOTH_STORES
-def test_counts_exclude_skipped_positions(tmp_path: Path) -> None:
+def test_record_counts_exclude_skipped_positions(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     sample_log.make_log(log if is_postgres() else Path(log), rounds=3)
     before = json.loads(run("stats", log, "--json"))

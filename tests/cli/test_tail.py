@@ -78,7 +78,7 @@ def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
         with start_command(
             "tail", "--url", served.url, "--partition", "now", "--since", "now", "--limit", "1"
         ) as process:
-            wait_until(lambda: metric(served.url, "oncelog_frames_received_total") >= 2)  # its connect and its sync
+            wait_until(lambda: metric(served.url, "oncelog_frames_received_total") >= 2)  # its `connect` and its `sync`
             submit(served.url, "now", 3)
             status, output, errors = wait_for_exit(process)
     assert (status, numbers_of(output), errors) == (0, [3], "")

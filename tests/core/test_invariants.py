@@ -337,7 +337,7 @@ def test_wrong_refusal_before_the_commit_is_found() -> None:
 def test_retention_limits_equal_those_of_plan(
     make: Callable[[int], Submission], ttl_ms: int, is_free_at_ttl: bool
 ) -> None:
-    """Build two records of one key by hand, and check at which time distances the second one is allowed."""
+    """Build two records of one key by hand, and check for which time differences the second one is allowed."""
     for distance_ms, is_free in ((ttl_ms - 1, False), (ttl_ms, is_free_at_ttl), (ttl_ms + 1, True)):
         log = Log(eviction_interval=2)
         run([make(1)], log)

@@ -172,7 +172,7 @@ def test_items_of_a_request_are_independent_by_default() -> None:
 
 
 @pytest.mark.rule("DE-6", "DE-8")
-def test_refused_all_request_changes_nothing() -> None:
+def test_refused_request_in_mode_all_changes_nothing() -> None:
     log = Log(eviction_interval=1)
     log(delta(1, op=Op.INSERT, a="1"))
     before = [dict(getattr(log.snapshot, name)) for name in ("heads", "keys", "streams", "rows")]
@@ -210,7 +210,7 @@ def test_refused_request_does_not_affect_others_in_its_group_commit() -> None:
 
 
 @pytest.mark.rule("EV-18")
-def test_until_refused_commits_the_items_before_the_refusal() -> None:
+def test_mode_until_refused_commits_the_items_before_the_refusal() -> None:
     log = Log()
     log(event(1))
     verdicts = log.submit_request(event(2), event(1, "other"), event(3), event(4), mode=Mode.UNTIL_REFUSED)

@@ -93,7 +93,7 @@ async def reopen_and_resubmit(
 ) -> int:
     """Check the content of the file, then resubmit the whole round as clients would.
 
-    Return how many writes were committed without an answer.
+    Return the number of writes that were committed without an answer.
     """
     store = SqliteStore(path, seal_keys=seal_keys) if seal_keys else SqliteStore(path)
     async with Log(store) as log:

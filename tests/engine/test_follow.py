@@ -1,4 +1,4 @@
-"""Followers receive stored records, then live ones, without gaps or repeats."""
+"""Followers receive stored records, then new ones, without gaps or repetitions."""
 
 import asyncio
 from collections.abc import Callable, Iterator

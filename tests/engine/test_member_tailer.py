@@ -207,7 +207,7 @@ async def test_records_are_withheld_while_member_changes_cannot_be_read(
 
 
 @pytest.mark.rule("CO-40")
-async def test_member_tailer_reports_a_history_that_went_back_and_continues_in_it(
+async def test_member_tailer_reports_a_rolled_back_history_and_continues_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only members changed, so no record cursor is ahead of the remaining history."""

@@ -209,7 +209,7 @@ class TestErrorsAndCancellation:
                     await work(number) == number
                 )  # This call would never return while a lease is held, because the clock does not advance.
 
-    async def test_in_flight_raise_and_wait_s_raise_in_flight_error(self, place: str) -> None:
+    async def test_option_in_flight_raise_and_wait_s_raise_in_flight_error(self, place: str) -> None:
         log, gate = oncelog.open(place, clock=ManualClock()), Gate()
 
         async def work() -> int:

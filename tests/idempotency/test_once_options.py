@@ -66,7 +66,7 @@ class TestDecorating:
         with pytest.raises(TypeError, match="is not async"):
             once(oncelog.open(":memory:"))(sync_int)
 
-    def test_arguments_that_are_no_function_or_log_are_refused(self) -> None:
+    def test_objects_other_than_functions_and_logs_are_refused(self) -> None:
         log = oncelog.open_blocking(":memory:")
         with pytest.raises(TypeError, match="functions"):
             once(log, name="work")(functools.partial(sync_int))

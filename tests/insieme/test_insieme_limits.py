@@ -84,7 +84,7 @@ async def test_drafts_above_the_rate_limit_are_committed_later(tmp_path: Path) -
         requests = served.server.counts.requests
         await ada.submit(15)  # above the burst, but admitted because the rate is unused
         await ada.wait_for_events(15)
-        await ada.submit(70, "more ")  # the batches contain all drafts
+        await ada.submit(70, "more ")  # sent as two batches
         for known, count in ((15, 65), (65, 85)):
             requests["events", "websocket", "rate_limited"] = 0
             await until(lambda: requests["events", "websocket", "rate_limited"])

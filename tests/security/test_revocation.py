@@ -244,7 +244,7 @@ def fail(_: CredentialEvent) -> NoReturn:
 # --- listeners -----------------------------------------------------------------------------------------------
 
 
-async def test_listeners_get_the_keys_that_have_ended(tmp_path: Path) -> None:
+async def test_listeners_are_notified_of_keys_that_have_ended(tmp_path: Path) -> None:
     clock = ManualClock(auth_material.NOW_MS)
     keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
     early, revoked, expiring, removed = (keys.create(name, name, ALL) for name in ("early", "a", "b", "c"))

@@ -25,7 +25,9 @@ ASKING: Final = {
 
 
 def allowed(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the CORS headers without their prefix. Check that credentials are never allowed: there are no cookies."""
+    """Return the CORS headers without their prefix. Assert that credentials are never allowed, because there are no
+    cookies.
+    """
     found = {
         name.removeprefix("Access-Control-"): value
         for name, value in headers.items()

@@ -51,7 +51,7 @@ def test_flush_reports_the_suppressed_rest_of_a_burst_once(caplog: pytest.LogCap
     assert total(written(caplog, "refused")) == 5
 
 
-async def test_garbage_connections_write_a_few_lines_with_their_address(
+async def test_connections_that_send_garbage_write_a_few_lines_with_their_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()

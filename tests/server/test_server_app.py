@@ -37,7 +37,7 @@ SHUTDOWN_S: Final = 60.0
 
 
 @BOTH_STORES
-async def test_root_health_and_readiness_are_served(tmp_path: Path) -> None:
+async def test_root_page_health_and_readiness_are_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         assert (await served.get("/")).json == {
             "oncelog": "1.0",
@@ -226,7 +226,7 @@ async def test_reload_of_a_bad_certificate_reports_the_file_and_keeps_the_old_on
 
 
 async def test_certificate_and_key_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replacing the files while OpenSSL loads them cannot mix two certificates."""
+    """Files that are replaced while OpenSSL loads them cannot mix two certificates."""
     tls = make_certificate(tmp_path, "first")
     pem = (tmp_path / "key.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes()
     new_context = tls_module._new_context
@@ -336,7 +336,7 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
 async def test_stopping_server_waits_until_accepted_submits_have_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result is written only after earlier broadcasts, so possibly some time after the commit."""
+    """A result is written only after earlier broadcasts, and therefore possibly some time after the commit."""
     async with serving(tmp_path) as served:
         client = await served.connected()
         gate = served.hold_commits(monkeypatch)

@@ -62,7 +62,7 @@ def refusal(
 # --- sources -------------------------------------------------------------------------------------------------
 
 
-def test_default_settings() -> None:
+def test_settings_have_the_documented_defaults() -> None:
     assert load(None, {}, OPEN) == ServerSettings(development=True)
     settings = ServerSettings(development=True)
     assert (settings.store, settings.host, settings.port) == ("oncelog.db", "127.0.0.1", 7171)

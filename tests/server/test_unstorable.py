@@ -122,7 +122,7 @@ async def test_event_that_the_store_rejects_is_rejected_over_http_and_websocket(
 
 @BOTH_STORES
 @pytest.mark.rule("CO-34", "DE-6")
-async def test_rejected_push_of_several_deltas_blames_no_single_delta(tmp_path: Path) -> None:
+async def test_rejected_push_of_several_deltas_blames_no_particular_delta(tmp_path: Path) -> None:
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
     async with serving(tmp_path) as served:
         gateway = Gateway(served.session, served.url, "shop")

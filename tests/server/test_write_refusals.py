@@ -176,7 +176,7 @@ def tenant_of(way: str) -> str:
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
 @pytest.mark.parametrize("limit", ["records_max", "bytes_max", "new_writes_per_second_max"])
 async def test_every_api_reports_tenant_limit_and_usage_for_an_exceeded_quota(tmp_path: Path, limit: str) -> None:
-    # The clock stands still, so the rate allows no further write as time passes.
+    # The clock is stopped, so the rate allows no further write as time passes.
     async with (
         serving(tmp_path, clock=ManualClock(), cache_entries_max=0) as served,
         write_functions_of(served) as write_functions,

@@ -35,7 +35,7 @@ async def write_events(log: Log) -> None:
 
 
 @pytest.mark.rule("CO-41")
-async def test_scrub_reports_content_visible_to_an_old_snapshot_as_not_gone(database: str) -> None:
+async def test_scrub_reports_that_content_visible_to_an_old_snapshot_is_not_gone(database: str) -> None:
     async with open_log(database) as log:
         await write_events(log)
         async with snapshot_of(database) as old:

@@ -75,7 +75,7 @@ async def run_transaction(server: DistantServer, timeouts: Timeouts, monkeypatch
         monkeypatch.undo()
 
 
-async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
+async def test_preparing_statements_on_a_distant_server_may_take_longer_than_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts = Timeouts()

@@ -1,4 +1,4 @@
-"""A move stops if a COMMIT's wait for the target's standby is cancelled."""
+"""A move stops if the wait of a COMMIT for the target's standby is cancelled."""
 
 import asyncio
 from pathlib import Path

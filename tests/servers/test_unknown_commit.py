@@ -211,7 +211,7 @@ async def test_close_during_a_commit_waits_for_it(database: str) -> None:
 
 
 @pytest.mark.rule("CO-16")
-async def test_lane_locked_for_too_long_raises_until_it_is_free(database: str) -> None:
+async def test_write_to_a_locked_lane_raises_until_the_lane_is_free(database: str) -> None:
     async with open_proxied_log(database, postgres_lane_ms=200) as (_, log):
         async with lock_lane(database):
             for number in (1, 2):

@@ -396,7 +396,7 @@ async def test_plans_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> N
                     await connection.execute("DEALLOCATE looking")
                     lines = "\n".join(row[0] for row in plan)
                     if table in ("streams", "usage"):
-                        continue  # these tables have complete primary keys
+                        continue  # These tables have complete primary keys.
                     assert re.search(r"Index Cond: .*(scope = n\.|digest = n\.|\"left\"\(scope, 64\) = )", lines), (
                         statement,
                         lines,
@@ -410,7 +410,7 @@ async def prepare_statement(connection: Any) -> str:
     return "listing"
 
 
-def test_digest_is_stored_for_keys_that_exceed_the_limit_together() -> None:
+def test_digest_is_stored_for_keys_that_together_exceed_the_limit() -> None:
     assert compute_digest(("a" * 1000, "b" * 1000)) is None
     assert compute_digest(("a" * 1000, "b" * 1001)) == compute_digest(["a" * 1000, "b" * 1001])
     assert compute_digest(("ä" * 500, "b" * 1000)) is None

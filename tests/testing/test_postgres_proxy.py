@@ -133,7 +133,7 @@ async def test_incidents_are_determined_by_the_seed(database: str) -> None:
     assert len(first[-1]) > 3
 
 
-def test_messages_are_split_for_any_chunks() -> None:
+def test_messages_are_split_regardless_of_chunk_boundaries() -> None:
     one, other = b"Q\0\0\0\x0bCOMMIT\0", b"X\0\0\0\x04"
     stream = one + other + one
     for size in range(1, len(stream) + 1):

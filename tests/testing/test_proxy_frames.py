@@ -57,7 +57,7 @@ def joined(pieces: list[Piece]) -> bytes:
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[list[bytes], list[bool]]:
-    """Draw the frames of some messages, and whether each frame is a whole text message."""
+    """Draw the frames of some messages, and a flag for each frame that is true for a whole text message."""
     frames: list[bytes] = []
     whole: list[bool] = []
 
@@ -160,7 +160,7 @@ def test_head_is_buffered_until_complete() -> None:
     assert splitter.feed(UPGRADE_REQUEST[-1:]) == [Piece(UPGRADE_REQUEST, Unit(len(UPGRADE_REQUEST), is_head=True))]
 
 
-def test_refused_upgrade_makes_the_stream_plain() -> None:
+def test_stream_with_a_refused_upgrade_is_treated_as_plain() -> None:
     splitter = Splitter(REQUEST)
     splitter.feed(UPGRADE_REQUEST)
     assert not splitter.is_plain

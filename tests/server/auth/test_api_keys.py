@@ -189,7 +189,7 @@ def test_only_one_spelling_of_a_secret_is_accepted(keys: ApiKeys) -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_unknown_id_costs_a_hash_comparison_like_a_known_id(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_id_is_compared_with_a_hash_like_a_known_id(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     good = keys.create("a", "a", GRANTS).text
     compared: list[tuple[int, int]] = []
     compare = hmac.compare_digest

@@ -1,4 +1,4 @@
-"""A server that dies in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
+"""A server that kills itself in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
 
 It prints its URL. After it has written messages with the content `the end` to WRITTEN connections, it kills itself
 before the next write.

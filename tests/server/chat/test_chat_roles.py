@@ -142,7 +142,7 @@ async def test_role_is_set_only_if_the_user_is_a_member(shared_server: SharedSer
 
 @pytest.mark.rule("CH-19")
 @pytest.mark.parametrize("role", ["admin", "", 1, ["owner"], {"owner": True}, True])
-async def test_unknown_role_is_refused_with_the_known_ones(shared_server: SharedServer, role: object) -> None:
+async def test_unknown_role_is_refused_with_a_list_of_the_known_ones(shared_server: SharedServer, role: object) -> None:
     server, chat = shared_server.server, shared_server.chat()
     answer = await server.http("PUT", f"/v1/chats/{chat}/members/user:bob", "ann", {"role": role})
     error = answer.json["error"]

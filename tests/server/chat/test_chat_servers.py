@@ -1,4 +1,4 @@
-"""The Chat API on two servers that share a log behaves the same, whichever server a user is connected to."""
+"""The Chat API on two servers that share a log behaves the same, regardless of the server of a user."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -99,7 +99,7 @@ async def test_unauthorized_push_does_not_reveal_known_deltas(shared_server: Sha
         assert {refusal(answer) for answer in answers} == {(403, "FORBIDDEN")}
     elsewhere = shared_server.gateway("-nowhere", token(**ADA))
     assert (await elsewhere.push(own_delta(1))).body == known.body
-    # A client with a write grant must not learn which deltas another client has pushed, either.
+    # Even a client with a write grant must not learn which deltas another client has pushed.
     other = shared_server.gateway(credential=token(write=[scope], client_id="till-2"))
     known, unknown = await other.push(own_delta(1)), await other.push(own_delta(99))
     assert known.body == unknown.body

@@ -111,7 +111,7 @@ async def test_known_delta_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("DE-2", "DE-4")
-async def test_delta_with_another_op_is_a_duplicate_and_counted(tmp_path: Path) -> None:
+async def test_delta_with_another_op_is_a_duplicate_and_is_counted(tmp_path: Path) -> None:
     first = change(1, a=1)
     other = {**first, "op": "DELETE"}
     async with run_server(tmp_path) as server:
@@ -152,7 +152,8 @@ async def test_known_delta_is_acknowledged_while_the_queue_is_full(
         if is_in_memory:
             body = b'{"deltas":[%b]}' % b",".join(canonical(delta) for delta in known)
             assert (await gateway.push_body(body)).json["duplicates"] == 2  # the pushed deltas in canonical form
-        # Only one lookup may wait for the held commit. With a cache it is this push's, without one the retry's.
+        # Only one lookup may wait for the held commit. With a cache, it is the lookup of this push; without one, it is
+        # the retry's.
         busy = asyncio.ensure_future(gateway.push(known[0], change(99, a=99)))
         await until(lambda: len(inquiries) == 1 if is_in_memory else busy.done())
         await soon(gate.reached.wait())

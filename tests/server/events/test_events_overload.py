@@ -133,7 +133,7 @@ async def test_store_failure_during_commit_is_answered_with_server_error(
 async def test_store_failure_during_a_read_is_answered_with_a_retry_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The outcome of a failed read is not uncertain, so the client can repeat the read."""
+    """A failed read has no uncertain outcome, so the client can repeat it."""
     async with serving(tmp_path) as served:
         assert await served.commit(item(1)) == [1]
         store: Any = served.server.log._store

@@ -540,7 +540,7 @@ def code(answer: Json) -> str:
 
 
 async def expect_refusal(call: Any) -> CallError:
-    """Await a call that must fail and return its error."""
+    """Await a call, assert that it fails, and return its error."""
     try:
         answer = await call
     except CallError as error:

@@ -171,7 +171,7 @@ async def test_only_entries_older_than_the_time_to_live_are_evicted(
 
 
 @pytest.mark.rule("LG-15")
-async def test_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
+async def test_passing_of_time_without_writes_evicts_nothing(server: EvictingServer) -> None:
     """Eviction happens at log positions, so a log without writes evicts nothing."""
     (first,) = await write_transactions(server.ledger, 1)
     server.clock.advance(10 * TTL_MS)

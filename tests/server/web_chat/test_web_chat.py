@@ -105,14 +105,14 @@ async def test_bad_network_neither_loses_nor_duplicates_messages(tmp_path: Path,
             assert mine == [f"{name} {number}" for number in range(MESSAGES)]
         assert "dropped 0" not in await ann.text_of("#harm")
         assert "The network dropped" in await ann.text_of("#harm")
-        # Delivery marks arrive too, although the network also drops frames that carry them.
+        # Delivery marks also arrive, although the network drops some of the frames that carry them.
         await ann.wait_for_marks(*["delivered"] * MESSAGES)
         await bob.wait_for_marks(*["delivered"] * MESSAGES)
 
 
 @pytest.mark.rule("CH-8")
 @pytest.mark.rule("CH-9")
-async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chromium: Chromium) -> None:
+async def test_delivery_marks_private_chats_and_invitations_are_shown(tmp_path: Path, chromium: Chromium) -> None:
     async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, bob):
         # A welcome bot greets the first user.
         await ann.open_and_wait("ann")

@@ -83,7 +83,7 @@ def test_moved_log_has_the_same_rows(log: Path, database: str) -> None:
         assert other.store.epoch == one.store.epoch
 
 
-def test_moved_log_decides_like_the_file(log: Path, database: str) -> None:
+def test_moved_log_reaches_the_same_verdicts_as_the_file(log: Path, database: str) -> None:
     """The verdicts cover retries, leases, client sequences, rates and expired keys."""
     move_with_copy(log, database)
     with open_copy_and_database(log, database) as (clock, one, other):
@@ -360,9 +360,9 @@ def test_open_log_refuses_writes_after_a_move(log: Path, database: str) -> None:
             lambda: mine.submit(full_event(880_000, ["orders"])),
             lambda: mine.submit(
                 full_event(2, ["orders"])
-            ),  # known writes too, because the database now has the answers
+            ),  # Known writes are refused too, because the database now has the answers.
             lambda: mine.erase(partition="orders"),
-            lambda: mine.submit(note(1, "new")),  # under a policy that this process has not declared yet
+            lambda: mine.submit(note(1, "new")),  # The policy of this write has not been declared in this process yet.
             mine.confirm_clock,
             lambda: done(1),
             lambda: done(2),

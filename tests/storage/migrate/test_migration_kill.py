@@ -84,7 +84,7 @@ def test_rows_lost_by_the_database_after_the_mark_are_copied_again(log: Path, da
 
 
 @pytest.mark.parametrize("point", ["source.save_marker.after", "target.finish.before"])
-def test_move_killed_after_the_mark_leaves_both_sides_closed_for_writes(log: Path, database: str, point: str) -> None:
+def test_move_killed_after_the_mark_leaves_neither_side_writable(log: Path, database: str, point: str) -> None:
     move_and_kill(log, database, point)
     assert not can_be_opened(PostgresStore(database))
     assert not can_be_opened(SqliteStore(log))
@@ -104,7 +104,7 @@ def test_repeated_move_after_the_end_changes_nothing(log: Path, database: str) -
     assert not migrate_log(str(log), database, ignore_progress).is_new
 
 
-def test_older_copy_is_marked_as_moved_only_if_nothing_changed_since(log: Path, database: str) -> None:
+def test_older_copy_is_marked_as_moved_only_if_nothing_has_changed_since(log: Path, database: str) -> None:
     move_with_copy(log, database)
     copy = log.with_name("twin.db")
     assert migrate_log(str(copy), database, ignore_progress).is_new  # the copy has no mark and equal content

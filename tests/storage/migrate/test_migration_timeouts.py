@@ -1,6 +1,7 @@
 """A move whose session hangs or is lost stops, releases the file, and can be continued.
 
-The limits are far above what a slow machine needs. When a session hangs, the test advances the event loop's time.
+The limits are far above the time that a slow machine needs. When a session hangs, the test advances the event loop's
+time.
 """
 
 import asyncio
@@ -160,7 +161,7 @@ async def test_cancelled_move_drops_its_session_without_a_cancel_request(
         moving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await moving
-        connection = await asyncpg.connect(proxy.address)  # earlier connections are accepted before this one
+        connection = await asyncpg.connect(proxy.address)  # Earlier connections are accepted before this one.
         await connection.close()
         assert proxy.accepted_count == accepted + 1
     monkeypatch.undo()
@@ -226,7 +227,7 @@ async def test_blocked_copy_ends_with_its_session(
     loop_clock: LoopClock,
     is_cut: bool,
 ) -> None:
-    """asyncpg alone would wait forever for a socket that accepts no more bytes."""
+    """asyncpg alone would wait forever for a socket that accepts no further bytes."""
     gc.collect()  # ignores errors logged by earlier tests
     caplog.clear()
     path, pause = tmp_path / "log.db", Protocol.pause_writing

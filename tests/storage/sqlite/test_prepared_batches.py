@@ -90,7 +90,7 @@ async def test_loop_does_not_wait_for_the_lock_of_another_process(
     assert writer_calls.seen == [("no prepare", True), ("commit", False)]
 
 
-async def test_commits_queue_behind_running_work_of_the_writer_thread(
+async def test_commits_wait_for_running_work_of_the_writer_thread(
     store: SqliteStore, writer_calls: WriterCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, go_on = threading.Event(), threading.Event()
@@ -137,7 +137,7 @@ async def test_cancelled_commit_leaves_no_transaction_open(
     assert read_positions(path) == 2
 
 
-async def test_failed_commit_raises_and_the_next_one_works(
+async def test_failed_commit_raises_and_the_next_commit_succeeds(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log.db"

@@ -130,7 +130,7 @@ async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) ->
     path.write_bytes(copy)
     await commit_alone(write(2, DeleteEntity("b")))
     connection = connect(SqliteDriver(), str(path))
-    assert writing.load_state(connection).commits == commits  # opening it counts as a commit
+    assert writing.load_state(connection).commits == commits  # opening the file counts as a commit
     gap = commit_shared(writing, connection, write(4, DeleteEntity("a")))
     assert isinstance(gap, Refused), gap
     assert gap.current == 2
