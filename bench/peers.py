@@ -130,7 +130,7 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
                 partial(contender.first, first),
                 partial(peer.first, firsts),
                 name,
-                agree=partial(_describe, first, firsts),
+                agree=partial(_counts_match, first, firsts),
                 count=first,
                 baseline_count=firsts,
                 target_ratio=5,
@@ -141,12 +141,12 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
                 partial(contender.replay, replays),
                 partial(peer.replay, again),
                 name,
-                agree=partial(_describe, replays, again),
+                agree=partial(_counts_match, replays, again),
                 count=replays,
                 baseline_count=again,
                 rounds=12,
             )
 
 
-def _describe(mine: int, theirs: int, did_mine: object, did_theirs: object) -> bool:
+def _counts_match(mine: int, theirs: int, did_mine: object, did_theirs: object) -> bool:
     return (did_mine, did_theirs) == (mine, theirs)

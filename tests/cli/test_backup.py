@@ -78,7 +78,7 @@ def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: 
     assert found == verify(log)
     assert done.stdout.startswith(f"{found.records} records, {copy.stat().st_size} bytes in ")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging is enabled when the file is next opened
+    assert copy.read_bytes()[18:20] == b"\x02\x02"  # the file uses write-ahead logging when it is opened
     sample_log.append(copy, sample_log.full_event(5000, ["orders"]))
     assert verify(copy).records == found.records + 1
 

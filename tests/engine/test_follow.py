@@ -416,11 +416,11 @@ async def test_batch_is_iterated_once_for_all_followed_lanes(monkeypatch: pytest
 
         hand_on = log._tailers.notify_commit
 
-        def count_changes(changes: Changes) -> None:
+        def count_iterations(changes: Changes) -> None:
             batches.append(CountingList(changes.records))
             hand_on(replace(changes, records=batches[-1]))
 
-        monkeypatch.setattr(log._tailers, "notify_commit", count_changes)
+        monkeypatch.setattr(log._tailers, "notify_commit", count_iterations)
         await log.submit_many([message(1, scope=scope) for scope in scopes])
         arrived = [record.scope for one in followed for record in await one.next()]
         assert sorted(arrived) == sorted(scopes)

@@ -174,15 +174,15 @@ class TestAsyncFunctions:
         async with oncelog.open(place) as log:
 
             @once(log, name="look")
-            async def count(value: Any) -> str:
+            async def describe(value: Any) -> str:
                 return repr(value)
 
             id_ = UUID(int=1)
             day = dt.date(2026, 1, 1)
             values: list[Any] = [b"abc", "YWJj", Decimal("1.0"), "1.0", 1, id_, str(id_), day, day.isoformat()]
             values += [{1, 2}, [1, 2], frozenset({1, 2}), 2**60, str(2**60), 2**70, True, "True", None]
-            assert [await count(value) for value in values] == [repr(value) for value in values]
-            assert await count((1, 2)) == "[1, 2]"  # a tuple equals a list, because JSON has no tuples
+            assert [await describe(value) for value in values] == [repr(value) for value in values]
+            assert await describe((1, 2)) == "[1, 2]"  # a tuple equals a list, because JSON has no tuples
 
     async def test_recursive_call_with_the_same_key_raises_work_error(self, place: str) -> None:
         async with oncelog.open(place) as log:

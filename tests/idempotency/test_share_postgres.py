@@ -127,12 +127,12 @@ class TestOneTransaction:
 
     async def test_failed_statement_rolls_back_the_others(self, accounts: str, connection: Any) -> None:
         @once(share(connection), name="odd")
-        async def violate_constraint() -> None:
+        async def divide_by_zero() -> None:
             await connection.execute("DELETE FROM accounts")
             await connection.execute("SELECT 1 / 0")
 
         with pytest.raises(asyncpg.DivisionByZeroError):
-            await violate_constraint()
+            await divide_by_zero()
         assert await balances(accounts) == {"ada": 100, "bob": 0}
         assert not connection.is_in_transaction()
 

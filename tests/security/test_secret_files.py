@@ -34,7 +34,7 @@ SERVER, OTHER, ROOT = 1000, 1001, 0
         *((OTHER, mode, False) for mode in (0o600, 0o400, 0o640)),
     ],
 )
-def test_owner_file_may_have_mode_0600_and_root_file_0640(
+def test_own_file_may_have_mode_0600_and_file_of_root_0640(
     owner: int, mode: int, is_good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: SERVER)

@@ -91,7 +91,7 @@ async def long_wait(session_loop: None, standby_server: str) -> AsyncIterator[Lo
         yield LongWait(address, operator, pid)
 
 
-class TestAnotherSessionHasWaitedForLong:
+class TestLongWaitOfAnotherSession:
     @pytest.mark.rule("CO-11")
     @pytest.mark.parametrize("use", [open_a_log, inspect_a_log, check_move])
     async def test_no_session_is_left_waiting(

@@ -166,7 +166,7 @@ def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: b
     assert kept[-1] < 50000
 
 
-def test_torn_writes_end_at_a_sector_boundary() -> None:
+def test_writes_are_torn_at_sector_boundaries() -> None:
     write = FileWrite(offset=300, data=bytes(range(256)) * 8)
     torn = {write.tear(Random(seed)) for seed in range(50)}
     for part in torn:

@@ -100,7 +100,7 @@ async def test_two_clients_lose_no_events_when_the_server_is_killed_repeatedly(t
     seen: dict[str, list[tuple[int, str]]] = {"ada": [], "bob": []}
     ids: list[str] = []
 
-    def take_names(name: str) -> Any:
+    def recorder_of(name: str) -> Any:
         return lambda event: seen[name].append((event.committed_id, event.id))
 
     with processes.serving(tmp_path) as served:
@@ -108,8 +108,8 @@ async def test_two_clients_lose_no_events_when_the_server_is_killed_repeatedly(t
             client_of(served.url, tmp_path / "ada.db", client_id="ada") as ada,
             client_of(served.url, tmp_path / "bob.db", ("a", "b"), client_id="bob") as bob,
         ):
-            ada.on_event(take_names("ada"), name="takes")
-            bob.on_event(take_names("bob"), name="takes")
+            ada.on_event(recorder_of("ada"), name="takes")
+            bob.on_event(recorder_of("bob"), name="takes")
             for enough in (1, 30, 0):
                 for number in range(20):
                     ids.append((await ada.submit(numbered_draft(number))).id)

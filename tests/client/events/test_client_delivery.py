@@ -108,12 +108,12 @@ async def test_failing_handler_stops_neither_other_handlers_nor_later_events(
 async def test_cancellation_inside_a_handler_sets_the_event_aside(served: Serving, client: Client) -> None:
     await commit(served, 1, 2)
 
-    async def wait_forever(event: Event) -> None:
+    async def cancel_while_waiting(event: Event) -> None:
         task = asyncio.ensure_future(asyncio.sleep(WAIT_S))
         task.cancel()
         await task
 
-    client.on_event(wait_forever, name="waits")
+    client.on_event(cancel_while_waiting, name="waits")
     await wait_until_delivered(client, 2)
     assert [one.error.partition(":")[0] for one in await client.set_aside()] == ["CancelledError"] * 2
 

@@ -60,7 +60,7 @@ def test_unsent_write_is_sent_even_if_the_clock_is_set_back() -> None:
     assert driver.send() == [(1, 1)]
 
 
-def test_client_state_is_requested_only_once_after_the_clock_is_set_back() -> None:
+def test_recent_client_state_is_not_requested_again_after_the_clock_is_set_back() -> None:
     driver = ProtocolDriver(last=3, pending=(4,), now_ms=-RETENTION_MS).receive_state(3)
     assert driver.send() == [(1, 4)]
     driver.answer(1, LostError("lost"))

@@ -217,7 +217,7 @@ def _remove_roles(path: Path) -> None:
         "DELETE FROM oncelog_rosters",
     ],
 )
-async def test_verify_reports_member_roles_that_contradict_the_records(tmp_path: Path, statement: str) -> None:
+async def test_verify_finds_members_and_rosters_that_contradict_the_records(tmp_path: Path, statement: str) -> None:
     async with run_server(tmp_path) as server:
         await server.create("c", "ann", "bob")
     await asyncio.to_thread(execute, tmp_path / "events.db", statement)

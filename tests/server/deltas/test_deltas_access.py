@@ -187,13 +187,13 @@ async def test_push_is_refused_if_its_key_is_revoked_while_the_body_is_read(
     server = shared_server.server
     made = api_key(server.served, "till-1", read=[shared_server.scope], write=[shared_server.scope])
 
-    async def slow_push(request: web.Request) -> bytes:
+    async def revoke_and_read(request: web.Request) -> bytes:
         assert server.served.api_keys is not None
         server.served.api_keys.revoke(made.key.id)
         server.server.reload()
         return await read_body(request)
 
-    monkeypatch.setattr("oncelog.server.endpoint.read_body", slow_push)
+    monkeypatch.setattr("oncelog.server.endpoint.read_body", revoke_and_read)
     answer = await shared_server.gateway(credential=made.text).push(own_delta(1))
     assert refusal(answer) == (401, "AUTH_FAILED")
     assert await server.log.state.newest(shared_server.scope) == 0

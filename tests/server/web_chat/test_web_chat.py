@@ -188,7 +188,7 @@ async def test_messages_are_shown_as_text_and_scripts_are_blocked(tmp_path: Path
         for one in (ann, bob):
             assert await one.tab.run("document.querySelectorAll('#messages :is(script, img, h1, a)').length") == 0
             assert "taken" not in await one.tab.run("document.title")
-        # Even if the page assigned text to innerHTML, the content security policy would block its scripts.
+        # Even if the page assigned text to innerHTML, the content security policy would reject the assignment.
         script = "try { document.body.innerHTML = '<p>'; 'was taken' } catch (error) { error.name }"
         assert await bob.tab.run(script) == "TypeError"
         loaded = "performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)"

@@ -241,11 +241,11 @@ async def test_blocked_copy_ends_with_its_session(
     async with PostgresProxy(database) as proxy:
         held, is_paused = proxy.hold("COPY", is_query=True), asyncio.Event()
 
-        def stop_writing(protocol: Any) -> None:
+        def record_pause(protocol: Any) -> None:
             pause(protocol)
             is_paused.set()
 
-        monkeypatch.setattr(Protocol, "pause_writing", stop_writing)
+        monkeypatch.setattr(Protocol, "pause_writing", record_pause)
         moving = moving_to(proxy.address, path)
         await held.wait_reached()
         await is_paused.wait()

@@ -114,11 +114,11 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
 async def test_failed_checkpoint_is_logged_and_retried(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail_once(_: SqliteStore, use: str = "reader") -> None:
+    def fail_checkpoint(_: SqliteStore, use: str = "reader") -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
-        patched.setattr(SqliteStore, "_reader_connection", fail_once)
+        patched.setattr(SqliteStore, "_reader_connection", fail_checkpoint)
         await store.commit(batch(1, CHECKPOINT_RECORDS))
         await wait_for_checkpoint(store)
     assert "the checkpoint failed" in caplog.text

@@ -144,10 +144,10 @@ async def test_failed_commit_raises_and_the_next_commit_succeeds(
     await store.commit(batch(1))
     with monkeypatch.context() as patched:
 
-        def fail_once(*_: Any) -> None:
+        def fail_batch(*_: Any) -> None:
             raise ZeroDivisionError
 
-        patched.setattr("oncelog.storage.sqlite.transaction.StoreTransaction._save", fail_once)
+        patched.setattr("oncelog.storage.sqlite.transaction.StoreTransaction._save", fail_batch)
         with pytest.raises(ZeroDivisionError):
             await store.commit(batch(2))
     assert are_committed(await store.commit(batch(1, 2, 3))) == 2
