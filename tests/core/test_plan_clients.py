@@ -123,7 +123,7 @@ def test_batch_across_an_eviction_decides_like_single_writes() -> None:
 
 
 @pytest.mark.rule("LG-16")
-def test_evicted_client_is_unknown_and_a_clock_going_back_evicts_nothing() -> None:
+def test_evicted_client_is_unknown_and_setting_the_clock_back_evicts_nothing() -> None:
     log = Log(eviction_interval=1)
     log(transaction(1, 1))
     log(transaction(2, 2))

@@ -247,7 +247,7 @@ def served(tmp_path: Path) -> Iterator[processes.ServerProcess]:
 
 
 @pytest.mark.rule("EV-14", "EV-15", "EV-17", "CO-13")
-async def test_clients_in_a_storm_receive_the_same_events_once_each(
+async def test_every_client_in_a_storm_receives_each_event_once(
     tmp_path: Path, served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     began = time.perf_counter()

@@ -61,7 +61,7 @@ def expiring_log(path: Path) -> Iterator[ExpiringLog]:
 
 
 @pytest.mark.rule("CO-17")
-def test_ended_leases_are_removed_when_they_are_forgotten(tmp_path: Path) -> None:
+def test_ended_leases_are_removed_once_they_are_no_longer_remembered(tmp_path: Path) -> None:
     with expiring_log(tmp_path / "log.db") as log:
         assert log.commit(*[claim(number, "holder") for number in range(ROWS)]) == {Granted}
         log.advance(LEASE_MS_DEFAULT + LEASE_MEMORY_MS)

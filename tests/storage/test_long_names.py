@@ -396,7 +396,7 @@ async def test_plans_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> N
                     await connection.execute("DEALLOCATE looking")
                     lines = "\n".join(row[0] for row in plan)
                     if table in ("streams", "usage"):
-                        continue  # These tables have complete primary keys.
+                        continue  # The primary keys of these tables contain the complete names.
                     assert re.search(r"Index Cond: .*(scope = n\.|digest = n\.|\"left\"\(scope, 64\) = )", lines), (
                         statement,
                         lines,

@@ -87,7 +87,7 @@ async def test_failing_handler_stops_neither_other_handlers_nor_later_events(
             assert [one.event.committed_id for one in await client.hand_over_set_aside()] == [2, 3]
 
         async with client_of(served.url, store) as client:
-            assert client.status().set_aside == 2, "also after a restart"
+            assert client.status().set_aside == 2, "the events remain set aside after a restart"
             left = await client.hand_over_set_aside()
             assert all("does not exist" in one.error for one in left)
 

@@ -51,7 +51,7 @@ def prefixes(tenants: Sequence[Tenant]) -> list[str]:
 def test_tenant_covers_its_name_and_all_names_below(stream: str, partitions: tuple[str, ...], found: list[str]) -> None:
     tenants = Tenants([Tenant(name) for name in ("ledger", "ledger/acme", "orders/1", "orders/1/2")])
     assert prefixes(tenants.list_for(stream, partitions)) == found
-    assert prefixes(tenants.list_for(stream, partitions)) == found, "also when cached"
+    assert prefixes(tenants.list_for(stream, partitions)) == found, "the cached answer is the same"
 
 
 @given(st.lists(st.sampled_from(NAMES[:5] + NAMES[6:]), unique=True), st.lists(st.sampled_from(NAMES)))

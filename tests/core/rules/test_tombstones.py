@@ -202,7 +202,7 @@ def test_validation_gets_the_client_delta_that_loses_to_the_horizon(gateway: Gat
     assert (verdict.reason, verdict.message) == (Reason.INVALID, "a must not be 1")
     assert seen == [late.body]
     assert isinstance(gateway(late), Committed)
-    assert gateway.delivered[-1] == build_horizon_delete(6, "t", "r"), "stored as before"
+    assert gateway.delivered[-1] == build_horizon_delete(6, "t", "r"), "readers get the DELETE, as without validation"
 
 
 @pytest.mark.rule("DE-13", "DE-7", "DE-4")

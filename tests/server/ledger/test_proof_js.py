@@ -211,7 +211,7 @@ def test_proof_with_a_changed_byte_is_refused(tmp_path: Path, is_soak: bool) -> 
 
 
 def tampered_documents(document: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return one change for each kind of error, with a description."""
+    """Return a tampered document for each kind of error, with a description."""
     record, block = document["record"], document["block"]
     changes: list[tuple[str, Any]] = [
         ("salt of 15 bytes", {"salt": document["salt"][2:]}),
